@@ -1,0 +1,292 @@
+"""Results: what was measured, one typed and versioned JSON file a run, written atomically.
+
+Raw numbers only, in base units (seconds, bytes). Whatever can be derived from them is derived in
+``harness.report``. Nothing here imports torch: a report can be made on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import types
+import typing
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from harness.spec import Spec
+
+__all__ = [
+    "SCHEMA",
+    "BadResult",
+    "Check",
+    "Categories",
+    "LaunchRecord",
+    "Peak",
+    "Rank",
+    "Result",
+    "Status",
+    "load",
+    "load_all",
+    "write_json",
+]
+
+SCHEMA = 1
+
+
+class Status(str, Enum):
+    """How a planned run ended."""
+
+    OK = "ok"
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    UNSUPPORTED = "unsupported"
+    FAILED = "failed"
+    VOID = "void"
+    INTERRUPTED = "interrupted"
+
+
+class BadResult(ValueError):
+    """A file that is not a result of this schema; the message names the file and the fault."""
+
+
+@dataclass(kw_only=True)
+class Check:
+    """One line of the audit: what was asked, what was read back."""
+
+    name: str
+    asked: Any
+    found: Any
+    ok: bool
+
+
+@dataclass(kw_only=True)
+class Peak:
+    """Peak bytes of one phase on one rank.
+
+    ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
+    resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
+    allocator's and None without a GPU. ``process`` is the device's own view of the process (NVML)
+    on a GPU, and the plain resident high-water mark of the process without one.
+    """
+
+    allocated: int
+    reserved: int | None = None
+    active: int | None = None
+    process: int | None = None
+
+
+@dataclass(kw_only=True)
+class Categories:
+    """What was alive at the traced peak instant of one step, in bytes of tensors.
+
+    ``workspace`` is everything not named: temporaries of backward and the optimizer,
+    communication buckets, kernel scratch. ``phase`` and ``where`` say when and at which op the
+    peak was.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    ema: int
+    activations: int
+    workspace: int
+    phase: str
+    where: str
+
+    @property
+    def total(self) -> int:
+        """Bytes alive at the traced peak."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer_state
+            + self.ema
+            + self.activations
+            + self.workspace
+        )
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """What one process measured.
+
+    ``phases`` has the peaks of: load, prepare, first_step, steady (the timed steps), and of one
+    extra untimed step: forward, backward, optimizer. ``phase_seconds`` has: import, start, load,
+    prepare, warmup, measure, anatomy. ``host_peak_bytes`` is the process's resident high-water
+    mark; ``nvme_bytes`` what it had swapped to files at the end.
+    """
+
+    rank: int
+    device: str
+    baseline_bytes: int
+    phases: dict[str, Peak]
+    categories: Categories | None
+    host_peak_bytes: int
+    pinned_bytes: int
+    nvme_bytes: int
+    warmup_seconds: list[float]
+    step_seconds: list[float]
+    phase_seconds: dict[str, float]
+    host_categories: Categories | None = None
+
+
+@dataclass(kw_only=True)
+class LaunchRecord:
+    """What the launching process saw: nothing of it is needed to read the measurements."""
+
+    exit_code: int | None
+    wall_seconds: float
+    tree_peak_bytes: int | None
+    tree_processes: int | None = None
+    killed: bool = False
+    port: int | None = None
+
+
+@dataclass(kw_only=True)
+class Result:
+    """One row to be. ``reason`` and ``way_out`` are sentences; the rest is raw.
+
+    ``losses`` and ``grad_norms`` have one global mean a step, warm-up first. ``evidence`` maps a
+    strategy's name to the facts read back. ``configs`` holds the launch file and, under
+    DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
+    "resident" (no GPU). ``parity`` is "exact" or "by design".
+    """
+
+    status: Status
+    spec: Spec
+    schema: int = SCHEMA
+    reason: str | None = None
+    way_out: str | None = None
+    parity: str = "exact"
+    phase: str | None = None
+    step: int | None = None
+    peak_so_far_bytes: int | None = None
+    command: str = ""
+    identity: str = ""
+    started: str = ""
+    meter: str = "resident"
+    meter_notes: list[str] = field(default_factory=list)
+    flops_per_step: float = 0.0
+    parameters: int = 0
+    micro_batch: int = 0
+    accumulation: int = 1
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+    audit: list[Check] = field(default_factory=list)
+    evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
+    configs: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    launch: LaunchRecord | None = None
+    log_tail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for ``json.dump``."""
+        return dataclasses.asdict(self)
+
+    def write(self, path: Path) -> None:
+        """Write atomically: a reader sees the old file or the new one, never half of one."""
+        write_json(path, self.to_json())
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` as JSON beside ``path``, flush it to disk, then move it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(data, stream, indent=1, default=_plain)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of array libraries and the like, as plain data."""
+    if hasattr(value, "item"):
+        return value.item()
+    return str(value)
+
+
+def load(path: Path) -> Result:
+    """Read one result.
+
+    Raises:
+        BadResult: not JSON, another schema, or a field of the wrong shape; names the file.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadResult(f"{path}: unreadable as JSON ({error})") from None
+    if not isinstance(data, dict) or "schema" not in data or "spec" not in data:
+        raise BadResult(f"{path}: not a result file (no schema or spec)")
+    if data["schema"] != SCHEMA:
+        raise BadResult(f"{path}: schema {data['schema']}, this version reads {SCHEMA}")
+    try:
+        return _build(Result, data, "result")
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadResult(f"{path}: {error}") from None
+
+
+def load_all(folder: Path) -> tuple[list[Result], list[str]]:
+    """Every ``runs/*/result.json`` below ``folder``, and one line for each file skipped."""
+    results, skipped = [], []
+    for path in sorted(Path(folder).glob("runs/*/result.json")):
+        try:
+            results.append(load(path))
+        except BadResult as error:
+            skipped.append(str(error))
+    return results, skipped
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    """``data`` as ``kind``: dataclasses, enums, lists, dicts and optional values, checked."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in arguments:
+            return None
+        return _build(next(a for a in arguments if a is not type(None)), data, where)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, data, where)
+    if kind is Any:
+        return data
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(data)
+    if origin is list or origin is tuple:
+        _expect(isinstance(data, (list, tuple)), where, "a list", data)
+        return origin(_build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if origin is dict:
+        _expect(isinstance(data, dict), where, "a mapping", data)
+        return {key: _build(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+    if kind is float and isinstance(data, int):
+        return float(data)
+    _expect(isinstance(data, kind) and (kind is bool or not isinstance(data, bool)), where, kind, data)
+    return data
+
+
+def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
+    _expect(isinstance(data, dict), where, "a mapping", data)
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ValueError(f"{where}: unknown field {unknown[0]!r}")
+    try:
+        return kind(**{key: _build(hints[key], item, f"{where}.{key}") for key, item in data.items()})
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _expect(fact: bool, where: str, wanted: Any, data: Any) -> None:
+    if not fact:
+        name = getattr(wanted, "__name__", wanted)
+        raise ValueError(f"{where} should be {name}, not {data!r:.60}")

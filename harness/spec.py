@@ -1,0 +1,128 @@
+"""A spec: one run asked for. Everything that decides what is computed, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Spec", "SpecError", "add_arguments", "from_arguments"]
+
+INITS = ("awake", "adaln_zero")
+OBJECTIVES = ("epsilon", "flow")
+DEVICES = ("cpu", "cuda")
+
+
+class SpecError(ValueError):
+    """A spec that cannot be run: names the field, its value and the way out."""
+
+
+def _option(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One run. Rows of a suite differ in ``recipe`` (and ``processes`` for ``single``) alone."""
+
+    recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
+    model: str = _option("DiT-S/4", "model preset")
+    data: str = _option("digits", "digits, synthetic, or latents:FOLDER")
+    objective: str = _option("epsilon", "epsilon (DiT) or flow (SiT)")
+    init: str = _option("awake", "awake, or adaln_zero as the reference trains")
+    global_batch: int = _option(16, "samples an optimizer step, over all processes")
+    steps: int = _option(8, "timed optimizer steps")
+    warmup: int = _option(2, "optimizer steps before them, not timed")
+    seed: int = _option(0, "weights, data order, noise")
+    processes: int = _option(1, "data-parallel processes")
+    device: str = _option("cpu", "cpu or cuda")
+    learning_rate: float = _option(1e-4, "AdamW's")
+    weight_decay: float = _option(0.0, "AdamW's")
+    beta2: float = _option(0.999, "AdamW's second beta")
+    grad_clip: float = _option(0.0, "gradient norm limit; 0 clips nothing")
+    ema: float = _option(0.9999, "decay of the weight average; 0 keeps none")
+    class_dropout: float = _option(0.1, "share of labels dropped for guidance")
+    repeat: int = _option(0, "index of this repetition")
+
+    def check(self) -> None:
+        """Refuse values that no run could honour.
+
+        Raises:
+            SpecError: names the field, its value and the way out.
+        """
+        for name, low in {"global_batch": 1, "steps": 1, "warmup": 1, "processes": 1}.items():
+            if getattr(self, name) < low:
+                flag = name.replace("_", "-")
+                raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
+        for name in ("grad_clip", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        if not 0 <= self.ema < 1:
+            raise SpecError(f"ema is {self.ema}; a decay lies in [0, 1), 0 keeps no average")
+        if self.learning_rate <= 0:
+            raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
+        known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
+
+    def micro_batch(self, accumulation: int) -> int:
+        """Samples a process feeds at once: global batch / processes / accumulation.
+
+        Raises:
+            SpecError: it does not divide; names the nearest batch that does.
+        """
+        parts = self.processes * accumulation
+        if self.global_batch % parts:
+            below = self.global_batch // parts * parts
+            near = f"{below} or {below + parts}" if below else str(parts)
+            raise SpecError(
+                f"global_batch {self.global_batch} does not divide by {self.processes} processes x "
+                f"{accumulation} accumulation steps; use {near}"
+            )
+        return self.global_batch // parts
+
+    @property
+    def key(self) -> str:
+        """A stable short hash of every field: equal specs, equal key."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def arguments(self) -> list[str]:
+        """The worker's command line for this spec: the recipe, and what differs from a default."""
+        words = ["--recipe", self.recipe]
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name != "recipe" and value != f.default:
+                words += [f"--{f.name.replace('_', '-')}", str(value)]
+        return words
+
+    def __str__(self) -> str:
+        return shlex.join(self.arguments())
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...] = ()) -> None:
+    """One option a spec field, with its help; None where not given."""
+    for f in dataclasses.fields(Spec):
+        if f.name in leave_out:
+            continue
+        kind = str if f.name == "recipe" else type(f.default)
+        parser.add_argument(
+            f"--{f.name.replace('_', '-')}",
+            type=kind,
+            default=None,
+            required=f.name == "recipe",
+            metavar=kind.__name__.upper() if kind is not str else f.name.upper(),
+            help=f.metadata["help"],
+        )
+
+
+def from_arguments(arguments: argparse.Namespace, **given: Any) -> Spec:
+    """The spec that parsed options name; ``given`` are defaults for options left out."""
+    names = {f.name for f in dataclasses.fields(Spec)}
+    chosen = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
+    return Spec(**{**given, **chosen})

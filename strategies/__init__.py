@@ -1,0 +1,36 @@
+"""What a recipe is made of. CATALOG is the table of contents; nothing here imports harness."""
+
+from __future__ import annotations
+
+from strategies import recipe
+from strategies.accumulate import Accumulate
+from strategies.average import Ema
+from strategies.base import Slot, Strategy
+from strategies.optimizers import AdamW
+from strategies.precision import Bf16, Fp32
+from strategies.recipe import Recipe
+from strategies.recompute import Checkpoint
+from strategies.sharding import sharding_kinds
+
+__all__ = ["CATALOG", "parse"]
+
+CATALOG: dict[str, type[Strategy]] = {
+    **sharding_kinds(),
+    "fp32": Fp32,
+    "bf16": Bf16,
+    "checkpoint": Checkpoint,
+    "adamw": AdamW,
+    "accumulate": Accumulate,
+    "ema": Ema,
+}
+
+
+def parse(text: str, *, ema: bool = True) -> Recipe:
+    """The recipe that ``text`` names; open places get fp32, adamw and (if ``ema``) the average.
+
+    Raises:
+        recipe.RecipeError: an unknown strategy or parameter, or a bad value.
+        base.Conflict: two strategies for one place, or no sharding strategy.
+    """
+    average = Ema() if ema else Ema(place="none")
+    return recipe.parse(text, CATALOG, defaults=(Fp32(), AdamW(), average))

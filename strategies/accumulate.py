@@ -1,0 +1,40 @@
+"""Gradient accumulation: several small micro batches for one optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Slot, Strategy, Trained, demand
+
+__all__ = ["Accumulate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulate(Strategy):
+    """Splits each process's share of the global batch into ``steps`` micro batches."""
+
+    name: ClassVar[str] = "accumulate"
+    slot: ClassVar[Slot] = Slot.ACCUMULATE
+    source: ClassVar[str] = "accelerate, Accelerator.accumulate; Goyal et al. 2017 (arXiv:1706.02677)"
+
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 2:
+            raise ValueError(f"steps is {self.steps!r}; a whole number from 2")
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        return {"gradient_accumulation_steps": self.steps}
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        known = trained.accelerator.gradient_state.num_steps
+        demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
+        engine, ratio = trained.engine, trained.micro_steps / trained.optimizer_steps
+        if engine is not None:
+            told = engine.gradient_accumulation_steps()
+            demand(told == self.steps, f"the engine accumulates {told} steps, not {self.steps}")
+            # The engine counts its own: micro steps seen against optimizer steps taken.
+            ratio = engine.micro_steps / engine.global_steps
+        demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")
+        return {"steps": known, "micro_steps_per_optimizer_step": ratio}

@@ -1,0 +1,151 @@
+"""The exponential moving average (EMA) of the weights, from which a DiT samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import zero
+from strategies.base import Slot, Strategy, Trained, demand
+
+__all__ = ["Average", "Ema"]
+
+WITNESS = 16
+
+
+class Average:
+    """float32 averages of this rank's master weights, laid out as the engine shards them.
+
+    Under ZeRO each rank averages the shard it owns: nothing is gathered, and the average is of
+    the float32 master even where the model itself is bfloat16 (whose 8 bits of mantissa cannot
+    take steps of 1 - 0.9999). ``witness`` follows a few elements in float64 on a path of its own.
+    """
+
+    def __init__(self, trained: Trained, decay: float, place: str) -> None:
+        self.trained, self.decay = trained, decay
+        device = trained.accelerator.device if place == "device" else "cpu"
+        self.shards = [m.detach().float().clone().to(device) for _, m in self._masters()]
+        self.witness = self.shards[0].flatten()[:WITNESS].double()
+        self.updates = 0
+
+    def _masters(self) -> Iterator[tuple[int, Any]]:
+        if self.trained.engine is not None:
+            return zero.masters(self.trained)
+        return enumerate(p for p in self.trained.module.parameters() if p.requires_grad)
+
+    def after_step(self) -> None:
+        """average += (1 - decay) * (weights - average)."""
+        import torch
+
+        weight = 1 - self.decay
+        with torch.no_grad():
+            here, there = [], []
+            for index, master in self._masters():
+                if index == 0:
+                    followed = master.detach().flatten()[:WITNESS].double()
+                    self.witness.lerp_(followed.to(self.witness.device), weight)
+                if master.device == self.shards[index].device and master.numel():
+                    here.append(self.shards[index])
+                    there.append(master.detach())
+                    if self.trained.launch.offload_optimizer != "nvme":
+                        continue
+                    # A swapped shard is only in memory until the next one is read.
+                    here.pop().lerp_(there.pop(), weight)
+                else:
+                    self.shards[index].lerp_(master.detach().to(self.shards[index].device), weight)
+            if here:
+                torch._foreach_lerp_(here, there, weight)
+        self.updates += 1
+
+    def tensors(self) -> Iterable[Any]:
+        """The averaged shards."""
+        return self.shards
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's shards."""
+        return {"shards": self.shards, "witness": self.witness, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take shards saved on the same rank of as many."""
+        for mine, saved in zip(self.shards, state["shards"], strict=True):
+            mine.copy_(saved)
+        self.witness.copy_(state["witness"])
+        self.updates = state["updates"]
+
+    def full_state(self) -> dict[str, Any]:
+        """The averaged trainable parameters, whole, on rank 0 (empty elsewhere); all ranks call it.
+
+        One parameter at a time is put together, so no rank ever holds more than the largest one
+        beside its shards.
+        """
+        import torch
+
+        device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
+        pieces = {piece.name: piece for piece in self._fragments()}
+        state = {}
+        for name, p in self.trained.module.named_parameters():
+            if not p.requires_grad:
+                continue
+            shape = getattr(p, "ds_shape", p.shape)
+            whole = torch.zeros(shape.numel(), device=device)
+            if name in pieces:
+                f = pieces[name]
+                part = self.shards[f.shard].flatten()[f.start : f.start + f.numel]
+                whole[f.offset : f.offset + f.numel] = part.to(device)
+            if self.trained.launch.processes > 1:
+                torch.distributed.reduce(whole, dst=0)
+            if first:
+                state[name] = whole.view(shape).cpu()
+        return state
+
+    def _fragments(self) -> Iterator[zero.Fragment]:
+        if self.trained.engine is not None:
+            yield from zero.fragments(self.trained)
+            return
+        if not self.trained.accelerator.is_main_process:
+            return
+        trainable = [(n, p) for n, p in self.trained.module.named_parameters() if p.requires_grad]
+        for index, (name, p) in enumerate(trainable):
+            yield zero.Fragment(name, index, 0, p.numel(), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ema(Strategy):
+    """Averages the weights after every step. ``place`` is where the average lives: on the training
+    device, in host memory (``cpu``), or nowhere (``none``: no average is kept).
+    """
+
+    name: ClassVar[str] = "ema"
+    slot: ClassVar[Slot] = Slot.AVERAGE
+    source: ClassVar[str] = "Polyak and Juditsky 1992; facebookresearch/DiT train.py (decay 0.9999)"
+
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        if self.place not in ("device", "cpu", "none"):
+            raise ValueError(f"place is {self.place!r}; one of device, cpu, none")
+
+    def attach(self, trained: Trained) -> Average | None:
+        if self.place == "none":
+            return None
+        return Average(trained, trained.settings.ema_decay, self.place)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        average = trained.attached.get(self.name)
+        if self.place == "none":
+            demand(average is None, "an average is kept")
+            return {"place": "none", "bytes": 0}
+        demand(isinstance(average, Average), "no average is kept")
+        steps = trained.optimizer_steps
+        demand(average.updates == steps, f"averaged {average.updates} times in {steps} steps")
+        kept = average.shards[0].flatten()[:WITNESS].double()
+        off = float((kept - average.witness.to(kept.device)).abs().max())
+        demand(off < 1e-5, f"the average is {off:.2g} away from its float64 witness")
+        weights = next(average._masters())[1].detach().flatten()[:WITNESS].double()
+        demand(not weights.to(kept.device).equal(kept), "the average equals the weights")
+        devices = {s.device.type for s in average.shards}
+        wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
+        demand(devices == {wanted}, f"the average lives on {devices}, not {wanted}")
+        size = sum(s.numel() * s.element_size() for s in average.shards)
+        return {"place": self.place, "device": wanted, "bytes": size, "updates": steps}

@@ -1,0 +1,206 @@
+"""The contract of a strategy: one technique, the place it fills, and how it proves itself.
+
+A strategy imports torch only inside the methods that touch tensors, so that a recipe can be
+parsed, refused and listed in milliseconds and on a machine without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = [
+    "Attachment",
+    "Conflict",
+    "Launch",
+    "NotInForce",
+        "Parity",
+    "Settings",
+    "Slot",
+    "Strategy",
+    "Trained",
+    "demand",
+]
+
+
+class Slot(IntEnum):
+    """The places a training step leaves open, in the order in which they are filled."""
+
+    SHARD = 0
+    PRECISION = 1
+    ADAPT = 2
+    SPARSIFY = 3
+    ATTEND = 4
+    RECOMPUTE = 5
+    OFFLOAD = 6
+    COMPILE = 7
+    OPTIMIZE = 8
+    ACCUMULATE = 9
+    COMPRESS = 10
+    AVERAGE = 11
+
+
+class Parity(Enum):
+    """How a recipe's losses relate to the reference row's.
+
+    EXACT: the same computation, so equal losses within float rounding.
+    BY_DESIGN: another computation on purpose (lower precision, fewer weights): the distance is
+    measured and shown, and never held against the row.
+    """
+
+    EXACT = "exact"
+    BY_DESIGN = "by design"
+
+
+class Conflict(ValueError):
+    """A recipe that cannot be: two strategies for one place, or one that refuses its launch."""
+
+
+class NotInForce(AssertionError):
+    """A strategy was asked for and its effect could not be read back."""
+
+
+def demand(fact: bool, message: str) -> None:
+    """Raise NotInForce(message) unless ``fact`` holds: the one way evidence fails."""
+    if not fact:
+        raise NotInForce(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a strategy may know of how its processes start; read from the launch file and spec.
+
+    ``offload_optimizer`` and ``offload_param`` are "none", "cpu" or "nvme"; ``zero_stage`` is 0
+    outside DeepSpeed; ``engine`` is accelerate's distributed type as the launch file spells it.
+    """
+
+    sharding: str
+    engine: str
+    device: str
+    processes: int
+    zero_stage: int = 0
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Numbers of the training itself, alike for every engine; the reference's are the defaults.
+
+    ``grad_clip`` 0 clips nothing; ``ema_decay`` 0 keeps no average of the weights.
+    """
+
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    ema_decay: float = 0.9999
+
+
+class Attachment(Protocol):
+    """What a strategy keeps alive beside the trained model (the weight average, masks, hooks)."""
+
+    def after_step(self) -> None:
+        """Called once after every optimizer step."""
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Every tensor held, so that the meter can name the bytes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, saved beside the engine's checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave on a rank of the same number."""
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """What evidence is read from: the objects of a run after its last step.
+
+    ``model`` and ``optimizer`` are what ``Accelerator.prepare`` returned, ``module`` is the bare
+    DiT inside. Counts are the loop's own; ``checks`` and evidence compare the engine's with them.
+    """
+
+    accelerator: Any
+    model: Any
+    module: nn.Module
+    optimizer: Any
+    launch: Launch
+    settings: Settings
+    attached: dict[str, Attachment]
+    optimizer_steps: int = 0
+    micro_steps: int = 0
+
+    @property
+    def engine(self) -> Any | None:
+        """The DeepSpeed engine, or None under plain torch."""
+        return self.model if hasattr(self.model, "zero_optimization_stage") else None
+
+    @property
+    def inner_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that owns the state, below accelerate's and DeepSpeed's wrappers."""
+        optimizer = self.optimizer
+        while hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        return optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One technique. Fields are its parameters; the text form is ``name:field=value,...``."""
+
+    name: ClassVar[str]
+    slot: ClassVar[Slot]
+    parity: ClassVar[Parity] = Parity.EXACT
+    source: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def refuses(self, launch: Launch) -> str | None:
+        """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
+        return None
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        """Keyword arguments for ``Accelerator``; a key that two strategies set is a Conflict."""
+        return {}
+
+    def configure(self, accelerator: Any, module: nn.Module) -> None:
+        """Settle what the engine's config left open, after Accelerator exists, before prepare."""
+
+    def edit_model(self, module: nn.Module) -> None:
+        """Change the bare model in place, before prepare."""
+
+    def make_optimizer(
+        self, params: list[nn.Parameter], settings: Settings, launch: Launch
+    ) -> torch.optim.Optimizer | None:
+        """The optimizer, from the one strategy whose place it is."""
+        return None
+
+    def attach(self, trained: Trained) -> Attachment | None:
+        """State to keep beside the model, made after prepare."""
+        return None
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        """Facts read back that show the effect; raise NotInForce where it is missing."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Text form, defaults left out, so that equal strategies have equal text."""
+        given = [
+            f"{f.name}={_text(getattr(self, f.name))}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(given) if given else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

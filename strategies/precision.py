@@ -1,0 +1,119 @@
+"""Precision: the types in which a step computes and keeps its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+
+__all__ = ["Bf16", "Fp32"]
+
+
+def _compute_dtype(trained: Trained) -> str:
+    """The type in which the model's matrix products really ran, seen in one more forward.
+
+    A hook on the first block's qkv projection sees its output; every rank takes part, because
+    ZeRO-3 gathers parameters on the way.
+    """
+    import torch
+
+    seen: list[str] = []
+    qkv = trained.module.blocks[0].attn.qkv
+    handle = qkv.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
+    shape = (1, trained.module.in_channels, *trained.module.input_shape)
+    x_BCHW = torch.zeros(shape, device=trained.accelerator.device)
+    index_B = torch.zeros(1, dtype=torch.long, device=x_BCHW.device)
+    try:
+        with torch.no_grad():
+            trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
+    finally:
+        handle.remove()
+    return seen[-1].removeprefix("torch.") if seen else "none"
+
+
+def dtypes(trained: Trained) -> dict[str, str]:
+    """Types of computation, stored parameters and the optimizer's weights and moments."""
+    state = trained.inner_optimizer.state
+    moments = {str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")}
+    weights = {str(p.dtype) for g in trained.inner_optimizer.param_groups for p in g["params"]}
+    stored = {str(p.dtype) for p in trained.module.parameters()}
+    found = {"parameters": stored, "master": weights, "moments": moments}
+    return {
+        "compute_dtype": _compute_dtype(trained),
+        **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in found.items()},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp32(Strategy):
+    """Everything in float32; ``tf32=on`` lets GPUs round matrix products to TF32 (10-bit mantissa).
+
+    The reference trains with TF32 on. Without a GPU there is no TF32.
+    """
+
+    name: ClassVar[str] = "fp32"
+    slot: ClassVar[Slot] = Slot.PRECISION
+    source: ClassVar[str] = "NVIDIA A100 white paper 2020 (TF32); facebookresearch/DiT train.py"
+
+    tf32: bool = False
+
+    def refuses(self, launch: Launch) -> str | None:
+        if self.tf32 and launch.device != "cuda":
+            return "TF32 exists on NVIDIA GPUs since Ampere only; leave tf32=on out here"
+        return None
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        return {"mixed_precision": "no"}
+
+    def edit_model(self, module: Any) -> None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        torch.backends.cudnn.allow_tf32 = self.tf32
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        import torch
+
+        found = dtypes(trained)
+        demand(found["compute_dtype"] == "float32", f"computes in {found['compute_dtype']}")
+        demand(found["parameters"] == "float32", f"keeps parameters in {found['parameters']}")
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        demand(tf32 == self.tf32, f"TF32 is {'on' if tf32 else 'off'}")
+        if trained.launch.device == "cuda":
+            found["tf32_rounds"] = _tf32_rounds()
+            demand(found["tf32_rounds"] == self.tf32, "the GPU's products round otherwise")
+        return {**found, "tf32": tf32}
+
+
+def _tf32_rounds() -> bool:
+    """Whether a float32 product on this GPU loses bits that TF32 has not: 1 + 2^-12 squared."""
+    import torch
+
+    a = torch.full((128, 128), 1 + 2**-12, device="cuda")
+    eye = torch.eye(128, device="cuda")
+    return bool(((a @ eye) != a).any())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16(Strategy):
+    """Mixed precision in bfloat16: autocast over float32 weights under ddp and single; bfloat16
+    weights with a float32 master under DeepSpeed. The evidence says which of the two a row was.
+    """
+
+    name: ClassVar[str] = "bf16"
+    slot: ClassVar[Slot] = Slot.PRECISION
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
+    needs: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        return {"mixed_precision": "bf16"}
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        found = dtypes(trained)
+        kept = "bfloat16" if trained.launch.zero_stage else "float32"
+        demand(found["compute_dtype"] == "bfloat16", f"computes in {found['compute_dtype']}")
+        demand(found["parameters"] == kept, f"keeps parameters in {found['parameters']}")
+        demand(found["master"] == "float32", f"the optimizer updates {found['master']} weights")
+        return found

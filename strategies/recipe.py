@@ -1,0 +1,148 @@
+"""Recipes: strategies composed, as text and as an ordered, conflict-free whole.
+
+``zero3+bf16+checkpoint:every=2`` names three strategies. The order of the names does not matter:
+each strategy fills one slot, and slots have an order.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from strategies.base import Conflict, Launch, Parity, Slot, Strategy
+
+__all__ = ["Recipe", "RecipeError", "nearest", "parse"]
+
+
+class RecipeError(ValueError):
+    """Text that is not a recipe: an unknown name or parameter, or a value out of range."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint with the known word closest to ``word``, else all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Strategies in slot order, every mandatory slot filled; ``text`` is the canonical name."""
+
+    strategies: tuple[Strategy, ...]
+    text: str
+
+    def in_slot(self, slot: Slot) -> Strategy | None:
+        """The strategy that fills ``slot``, or None."""
+        return next((s for s in self.strategies if s.slot == slot), None)
+
+    @property
+    def sharding(self) -> Any:
+        """The sharding strategy: every recipe has one, for it names the launch file."""
+        return self.in_slot(Slot.SHARD)
+
+    @property
+    def parity(self) -> Parity:
+        """EXACT only if every part is."""
+        exact = all(s.parity is Parity.EXACT for s in self.strategies)
+        return Parity.EXACT if exact else Parity.BY_DESIGN
+
+    @property
+    def accumulation(self) -> int:
+        """Micro batches an optimizer step, on every process."""
+        part = self.in_slot(Slot.ACCUMULATE)
+        return part.steps if part else 1
+
+    def refusal(self, launch: Launch) -> str | None:
+        """The first reason why a part refuses ``launch``, prefixed by the part's name."""
+        for part in self.strategies:
+            reason = part.refuses(launch)
+            if reason:
+                return f"{part.name}: {reason}"
+        return None
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        """All parts' keyword arguments for ``Accelerator``, handlers concatenated.
+
+        Raises:
+            Conflict: two parts set the same argument.
+        """
+        merged: dict[str, Any] = {}
+        for part in self.strategies:
+            for key, value in part.accelerator_kwargs(launch).items():
+                if key == "kwargs_handlers":
+                    merged.setdefault(key, []).extend(value)
+                elif key in merged:
+                    raise Conflict(f"{part.name} sets Accelerator({key}=...), already set")
+                else:
+                    merged[key] = value
+        return merged
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[Strategy]) -> Recipe:
+    """The recipe that ``text`` names; ``defaults`` fill the mandatory places it leaves open.
+
+    The canonical text is in slot order and leaves out whatever equals a default.
+
+    Raises:
+        RecipeError: an unknown strategy or parameter, or a bad value.
+        Conflict: two strategies for one slot, or no sharding strategy.
+    """
+    filled: dict[Slot, Strategy] = {}
+    for word in text.replace(" ", "").split("+"):
+        part = _parse_part(word, catalog)
+        if part.slot in filled:
+            raise Conflict(
+                f"recipe {text!r}: {filled[part.slot].name} and {part.name} both fill the place "
+                f"{part.slot.name}; keep one of them"
+            )
+        filled[part.slot] = part
+    if Slot.SHARD not in filled:
+        raise Conflict(f"recipe {text!r} names no sharding; begin with one, as in 'ddp+{text}'")
+    usual = {part.slot: part for part in defaults}
+    named = [str(filled[slot]) for slot in sorted(filled) if filled[slot] != usual.get(slot)]
+    filled = {**usual, **filled}
+    return Recipe(tuple(filled[slot] for slot in sorted(filled)), "+".join(named))
+
+
+def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
+    name, _, arguments = word.partition(":")
+    if name not in catalog:
+        raise RecipeError(f"unknown strategy {name!r}; {nearest(name, catalog)}")
+    kind = catalog[name]
+    types = {f.name: f for f in fields(kind)}
+    given: dict[str, Any] = {}
+    for pair in filter(None, arguments.split(",")):
+        key, equals, value = pair.partition("=")
+        if key not in types:
+            hint = nearest(key, types) if types else "it has none"
+            raise RecipeError(f"{name} has no parameter {key!r}; {hint}")
+        if not equals:
+            raise RecipeError(f"{name}:{key} needs a value, as in {name}:{key}={types[key].default}")
+        given[key] = _value(name, key, value, types[key].default)
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise RecipeError(f"{name}: {error}") from None
+
+
+def _value(name: str, key: str, text: str, default: Any) -> Any:
+    """``text`` as the type of the field's default; numbers stay words where a word is allowed."""
+    if isinstance(default, bool):
+        words = {"on": True, "true": True, "off": False, "false": False}
+        if text.lower() not in words:
+            raise RecipeError(f"{name}:{key} is on or off, not {text!r}")
+        return words[text.lower()]
+    if isinstance(default, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise RecipeError(f"{name}:{key} is a number, not {text!r}") from None
+    if isinstance(default, int):
+        return int(text) if text.lstrip("-").isdigit() else text
+    return text
