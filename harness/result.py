@@ -195,16 +195,20 @@ class Result:
         write_json(path, self.to_json())
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write ``data`` as JSON beside ``path``, flush it to disk, then move it into place."""
+def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
+    """Write ``data`` as JSON beside ``path``, then move it into place.
+
+    ``durable`` flushes it to disk first, so that not even a power cut leaves half a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(data, stream, indent=1, default=_plain)
             stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -270,7 +274,9 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return {key: _build(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if kind is float and isinstance(data, int):
         return float(data)
-    _expect(isinstance(data, kind) and (kind is bool or not isinstance(data, bool)), where, kind, data)
+    _expect(
+        isinstance(data, kind) and (kind is bool or not isinstance(data, bool)), where, kind, data
+    )
     return data
 
 
@@ -281,7 +287,9 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     if unknown:
         raise ValueError(f"{where}: unknown field {unknown[0]!r}")
     try:
-        return kind(**{key: _build(hints[key], item, f"{where}.{key}") for key, item in data.items()})
+        return kind(
+            **{key: _build(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+        )
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from None
 

@@ -16,7 +16,9 @@ class Accumulate(Strategy):
 
     name: ClassVar[str] = "accumulate"
     slot: ClassVar[Slot] = Slot.ACCUMULATE
-    source: ClassVar[str] = "accelerate, Accelerator.accumulate; Goyal et al. 2017 (arXiv:1706.02677)"
+    source: ClassVar[str] = (
+        "accelerate, Accelerator.accumulate; Goyal et al. 2017 (arXiv:1706.02677)"
+    )
 
     steps: int = 2
 
@@ -30,7 +32,8 @@ class Accumulate(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
         demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
-        engine, ratio = trained.engine, trained.micro_steps / trained.optimizer_steps
+        own = trained.optimizer_steps - trained.resumed_steps
+        engine, ratio = trained.engine, trained.micro_steps / max(own, 1)
         if engine is not None:
             told = engine.gradient_accumulation_steps()
             demand(told == self.steps, f"the engine accumulates {told} steps, not {self.steps}")

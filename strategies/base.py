@@ -20,7 +20,7 @@ __all__ = [
     "Conflict",
     "Launch",
     "NotInForce",
-        "Parity",
+    "Parity",
     "Settings",
     "Slot",
     "Strategy",
@@ -125,7 +125,9 @@ class Trained:
     """What evidence is read from: the objects of a run after its last step.
 
     ``model`` and ``optimizer`` are what ``Accelerator.prepare`` returned, ``module`` is the bare
-    DiT inside. Counts are the loop's own; ``checks`` and evidence compare the engine's with them.
+    DiT inside. Counts are the loop's own, and evidence compares the engine's with them:
+    ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
+    ``micro_steps`` by this one.
     """
 
     accelerator: Any
@@ -136,6 +138,7 @@ class Trained:
     settings: Settings
     attached: dict[str, Attachment]
     optimizer_steps: int = 0
+    resumed_steps: int = 0
     micro_steps: int = 0
 
     @property
@@ -150,6 +153,15 @@ class Trained:
         while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
         return optimizer
+
+    def optimized(self) -> list[torch.Tensor]:
+        """The tensors that the optimizer updates on this rank: parameters, or float32 masters.
+
+        ZeRO-3 empties the inner optimizer's groups between steps, so its shards are asked for.
+        """
+        if self.launch.zero_stage == 3:
+            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self.inner_optimizer.param_groups for p in group["params"]]
 
 
 @dataclass(frozen=True, kw_only=True)

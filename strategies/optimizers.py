@@ -35,7 +35,9 @@ class AdamW(Strategy):
 
     def refuses(self, launch: Launch) -> str | None:
         if launch.offload_optimizer != "none" and self.impl != "fused":
-            return f"an offloaded optimizer is DeepSpeed's fused CPU Adam; leave impl={self.impl} out"
+            return (
+                f"an offloaded optimizer is DeepSpeed's fused CPU Adam; leave impl={self.impl} out"
+            )
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

@@ -21,7 +21,8 @@ def _compute_dtype(trained: Trained) -> str:
     seen: list[str] = []
     qkv = trained.module.blocks[0].attn.qkv
     handle = qkv.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
-    shape = (1, trained.module.in_channels, *trained.module.input_shape)
+    side = trained.module.grid * trained.module.patch_size
+    shape = (1, trained.module.in_channels, side, side)
     x_BCHW = torch.zeros(shape, device=trained.accelerator.device)
     index_B = torch.zeros(1, dtype=torch.long, device=x_BCHW.device)
     try:
@@ -35,8 +36,10 @@ def _compute_dtype(trained: Trained) -> str:
 def dtypes(trained: Trained) -> dict[str, str]:
     """Types of computation, stored parameters and the optimizer's weights and moments."""
     state = trained.inner_optimizer.state
-    moments = {str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")}
-    weights = {str(p.dtype) for g in trained.inner_optimizer.param_groups for p in g["params"]}
+    moments = {
+        str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
+    }
+    weights = {str(w.dtype) for w in trained.optimized()}
     stored = {str(p.dtype) for p in trained.module.parameters()}
     found = {"parameters": stored, "master": weights, "moments": moments}
     return {

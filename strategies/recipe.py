@@ -123,7 +123,9 @@ def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
             hint = nearest(key, types) if types else "it has none"
             raise RecipeError(f"{name} has no parameter {key!r}; {hint}")
         if not equals:
-            raise RecipeError(f"{name}:{key} needs a value, as in {name}:{key}={types[key].default}")
+            raise RecipeError(
+                f"{name}:{key} needs a value, as in {name}:{key}={types[key].default}"
+            )
         given[key] = _value(name, key, value, types[key].default)
     try:
         return kind(**given)

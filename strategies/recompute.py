@@ -24,7 +24,7 @@ class Segments:
         from torch.utils.checkpoint import checkpoint
 
         if not torch.is_grad_enabled():
-            return self._run(blocks, x_BTD, c_BD)
+            return run_blocks(blocks, x_BTD, c_BD)
         for first in range(0, len(blocks), self.length):
             self.segments_run += 1
             segment = blocks[first : first + self.length]
@@ -35,10 +35,15 @@ class Segments:
         return x_BTD
 
     def _run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
-        for block in blocks:
-            self.blocks_run += 1
-            x_BTD = block(x_BTD, c_BD)
-        return x_BTD
+        self.blocks_run += len(blocks)
+        return run_blocks(blocks, x_BTD, c_BD)
+
+
+def run_blocks(blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
+    """The blocks in order, as the bare model runs them."""
+    for block in blocks:
+        x_BTD = block(x_BTD, c_BD)
+    return x_BTD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,9 @@ class Checkpoint(Strategy):
 
     name: ClassVar[str] = "checkpoint"
     slot: ClassVar[Slot] = Slot.RECOMPUTE
-    source: ClassVar[str] = "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174)"
+    source: ClassVar[str] = (
+        "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174)"
+    )
 
     every: int | str = 1
 

@@ -199,7 +199,9 @@ class Sharding(Strategy):
 
             return {**found, **zero.evidence(trained)}
         if launch.engine == "NO":
-            demand(trained.model is trained.module, f"the model is a {type(trained.model).__name__}")
+            demand(
+                trained.model is trained.module, f"the model is a {type(trained.model).__name__}"
+            )
             return {**found, "wrapper": "none"}
         return {**found, **_replicas(trained)}
 
@@ -216,7 +218,9 @@ def _replicas(trained: Trained) -> dict[str, Any]:
     with torch.no_grad():
         sums = torch.stack([p.double().sum() for p in trained.module.parameters()])
     spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())
-    demand(spread == 0.0, f"the replicas drifted apart by {spread:.3g}: gradients were not averaged")
+    demand(
+        spread == 0.0, f"the replicas drifted apart by {spread:.3g}: gradients were not averaged"
+    )
     return {"wrapper": "DistributedDataParallel", "replica_spread": spread}
 
 
@@ -228,7 +232,9 @@ def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
         file = read(folder / f"{name}.yaml")
         needs = ("deepspeed",) if file.engine == "DEEPSPEED" else ()
         needs += ("cpu_adam",) if file.offload("optimizer") != "none" else ()
-        needs += ("async_io",) if "nvme" in (file.offload("optimizer"), file.offload("param")) else ()
+        needs += (
+            ("async_io",) if "nvme" in (file.offload("optimizer"), file.offload("param")) else ()
+        )
         members = {"name": name, "source": file.source, "needs": needs, "__doc__": file.title}
         kinds[name] = type(name, (Sharding,), {**members, "__module__": __name__})
     return kinds

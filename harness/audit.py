@@ -1,0 +1,132 @@
+"""Was the work that was done the work that was asked for? One list of checks a run.
+
+What is found is read from the engine, the optimizer's state and the samples that were really
+consumed, on every rank; a row with one failed check is void and never ranked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.data import sample_order
+from harness.resolve import Resolved
+from harness.result import Check
+from strategies.base import NotInForce, Trained
+
+__all__ = ["audit", "collect_evidence", "weights_digest"]
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """A short hash of every parameter's bytes: equal weights, equal digest."""
+    digest = hashlib.sha256()
+    for name, p in sorted(module.named_parameters()):
+        digest.update(name.encode())
+        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, Any], list[Check]]:
+    """Each strategy's facts from rank 0, and a check that holds only if every rank shows them.
+
+    Every rank runs every evidence to its end, since some of them communicate.
+    """
+    facts, checks = {}, []
+    for part in resolved.recipe.strategies:
+        try:
+            mine, fault = part.evidence(trained), ""
+        except NotInForce as error:
+            mine, fault = {}, str(error)
+        except (AttributeError, KeyError, IndexError) as error:
+            mine, fault = {}, f"could not be read back ({type(error).__name__}: {error})"
+        faults = [f for f in _gather(trained, fault) if f]
+        facts[part.name] = mine
+        found = faults[0] if faults else "shown"
+        checks.append(Check(name=f"evidence: {part}", asked="shown", found=found, ok=not faults))
+    return facts, checks
+
+
+def audit(
+    resolved: Resolved,
+    trained: Trained,
+    positions: list[list[np.ndarray]],
+    losses: list[float],
+    digest: str,
+) -> list[Check]:
+    """The checks that hold for every recipe.
+
+    Args:
+        positions: of this rank, for each step, the dataset indices of each micro batch.
+        losses: global mean loss of each step.
+        digest: hash of the initial weights on this rank.
+    """
+    spec, accelerator = resolved.spec, trained.accelerator
+    everyone = _gather(trained, [[m.tolist() for m in step] for step in positions])
+    micro = {len(m) for rank in everyone for step in rank for m in step}
+    batches = {sum(len(m) for rank in everyone for m in rank[i]) for i in range(len(positions))}
+    found = [
+        ("processes", spec.processes, accelerator.num_processes),
+        ("engine", resolved.launch.engine, accelerator.distributed_type.value),
+        ("global batch", [spec.global_batch], sorted(batches)),
+        ("micro batch", [resolved.micro_batch], sorted(micro)),
+        ("accumulation", resolved.recipe.accumulation, len(positions[0])),
+        ("optimizer steps", trained.optimizer_steps, _steps_taken(trained)),
+        (
+            "data order",
+            _asked_order(resolved, trained.resumed_steps, len(positions)),
+            _found_order(everyone),
+        ),
+        ("initial weights alike", 1, len(set(_gather(trained, digest)))),
+        ("gradient clipping", spec.grad_clip, _clipping(trained)),
+        ("losses finite", True, all(math.isfinite(x) for x in losses)),
+    ]
+    if trained.engine is not None:
+        told = trained.engine.train_micro_batch_size_per_gpu()
+        found.append(("engine's micro batch", resolved.micro_batch, told))
+    return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in found]
+
+
+def _gather(trained: Trained, value: Any) -> list[Any]:
+    """``value`` of every rank, in order, on every rank."""
+    if trained.accelerator.num_processes == 1:
+        return [value]
+    everyone: list[Any] = [None] * trained.accelerator.num_processes
+    torch.distributed.all_gather_object(everyone, value)
+    return everyone
+
+
+def _steps_taken(trained: Trained) -> int | None:
+    """Optimizer steps by the engine's count, or by the optimizer's own state."""
+    if trained.engine is not None:
+        return int(trained.engine.global_steps)
+    steps = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
+    return int(max(float(s) for s in steps)) if steps else None
+
+
+def _clipping(trained: Trained) -> float:
+    if trained.engine is not None:
+        return float(trained.engine.gradient_clipping())
+    return trained.settings.grad_clip
+
+
+def _order_digest(rows: list[np.ndarray]) -> str:
+    text = b"".join(np.ascontiguousarray(r, dtype=np.int64).tobytes() for r in rows)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
+    spec, size = resolved.spec, resolved.facts.size
+    rows = [
+        sample_order(spec.seed, size, step * spec.global_batch, spec.global_batch)
+        for step in range(first, first + steps)
+    ]
+    return _order_digest(rows)
+
+
+def _found_order(everyone: list[list[list[list[int]]]]) -> str:
+    steps = range(len(everyone[0]))
+    return _order_digest([np.array([i for r in everyone for m in r[s] for i in m]) for s in steps])

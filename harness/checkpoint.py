@@ -1,0 +1,73 @@
+"""Training state, saved and resumed through accelerate for every engine.
+
+accelerate writes the engine's part (ZeRO's shards included); beside it each rank writes what
+strategies keep (the weight average), which accelerate would save from rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.result import write_json
+from strategies.base import Trained
+
+__all__ = ["latest", "restore", "save"]
+
+DONE = "headroom.json"
+
+
+def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
+    """Write ``folder/step-N``; it counts only once its ``headroom.json`` is there.
+
+    The newest ``keep`` checkpoints stay; older ones go after the new one is whole.
+    """
+    accelerator = trained.accelerator
+    path = folder / f"step-{trained.optimizer_steps:08d}"
+    accelerator.save_state(str(path))
+    state = {name: a.state_dict() for name, a in trained.attached.items()}
+    torch.save(state, path / f"attached-{accelerator.process_index}.pt")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        processes = accelerator.num_processes
+        write_json(path / DONE, {"step": trained.optimizer_steps, "processes": processes, **facts})
+        for old in _finished(folder)[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+    return path
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole, or None."""
+    found = _finished(folder)
+    return found[-1] if found else None
+
+
+def restore(trained: Trained, path: Path, recipe: str) -> dict[str, Any]:
+    """Load ``path`` into the prepared objects; the facts that were saved with it.
+
+    Raises:
+        ValueError: saved by another recipe or on another number of processes.
+    """
+    facts = json.loads((path / DONE).read_text(encoding="utf-8"))
+    accelerator = trained.accelerator
+    if facts["processes"] != accelerator.num_processes or facts["recipe"] != recipe:
+        raise ValueError(
+            f"{path} was saved by {facts['recipe']} on {facts['processes']} processes; resume with "
+            "the same, or start anew in another folder"
+        )
+    accelerator.load_state(str(path))
+    name = f"attached-{accelerator.process_index}.pt"
+    state = torch.load(path / name, map_location="cpu", weights_only=True)
+    for key, attachment in trained.attached.items():
+        attachment.load_state_dict(state[key])
+    trained.optimizer_steps = trained.resumed_steps = int(facts["step"])
+    return facts
+
+
+def _finished(folder: Path) -> list[Path]:
+    return sorted(p.parent for p in folder.glob(f"step-*/{DONE}"))

@@ -1,0 +1,290 @@
+"""Data: which samples a step consumes, and where they come from.
+
+What a run consumes depends on (seed, step) alone, never on the number of processes, the
+accumulation or the strategy: that is what makes two runs comparable. ``sample_order`` says which
+samples; ``Feed`` adds timesteps, noise and withheld labels, drawn for the whole global batch and
+then cut.
+
+Shape suffixes: B batch, C channels, H height, W width. torch is imported where tensors are made:
+the launching process checks data without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from harness.latents import Folder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from harness.diffusion import Objective
+
+__all__ = ["Batch", "DataFacts", "Dataset", "Feed", "check_data", "open_data", "sample_order"]
+
+NAMES = ("digits", "synthetic", "latents")
+POOL = 256
+"""Samples of ``synthetic``: 4 MiB at 32 x 32, so that it hardly shows in a memory peak."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a model must know of its data: samples are [channels, input_size, input_size]."""
+
+    size: int
+    channels: int
+    input_size: int
+    classes: int
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one sample."""
+        return (self.channels, self.input_size, self.input_size)
+
+
+class Dataset(Protocol):
+    """Samples by index."""
+
+    facts: DataFacts
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """x float32 [n, C, H, W] and y int64 [n], both on the dataset's device."""
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Say what will be fetched next, so that reading it can begin."""
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, size: int, epoch: int) -> np.ndarray:
+    order = np.random.default_rng([seed, epoch]).permutation(size)
+    order.setflags(write=False)
+    return order
+
+
+def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
+    """Dataset indices of the global positions ``first`` .. ``first + count - 1``.
+
+    Position p is in epoch ``p // size``; each epoch is its own shuffle of all samples. int64
+    [count], from (seed, size) alone.
+    """
+    parts, end = [], first + count
+    while first < end:
+        epoch, start = divmod(first, size)
+        stop = min(size, start + end - first)
+        parts.append(_permutation(seed, size, epoch)[start:stop])
+        first += stop - start
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def check_data(name: str) -> DataFacts:
+    """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE or latents:PATH.
+
+    Reads every header of a folder of latents, and no torch.
+
+    Raises:
+        ValueError: one line that names what is wrong and the way out.
+    """
+    kind, _, detail = name.partition(":")
+    if kind == "latents":
+        if not detail:
+            raise ValueError("latents needs a folder; write latents:PATH")
+        return _folder_facts(Folder(detail, thorough=True))
+    return _resident_facts(name, kind, detail)
+
+
+def open_data(name: str, device: torch.device | str) -> Dataset:
+    """The dataset called ``name``, giving tensors on ``device``.
+
+    A folder's files are each checked when they are fetched, so opening reads only the listing.
+
+    Raises:
+        ValueError: as ``check_data``.
+    """
+    kind, _, detail = name.partition(":")
+    if kind == "latents" and detail:
+        return Latents(Folder(detail, thorough=False), device)
+    facts = check_data(name)
+    return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
+
+
+def _folder_facts(folder: Folder) -> DataFacts:
+    channels, side, _ = folder.sample_shape
+    return DataFacts(len(folder), channels, side, folder.classes)
+
+
+def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
+    if kind == "digits" and not detail:
+        if importlib.util.find_spec("sklearn") is None:
+            raise ValueError("digits needs scikit-learn; install it, or use --data synthetic")
+        return DataFacts(size=1797, channels=4, input_size=32, classes=10)
+    if kind == "synthetic" and (not detail or (detail.isdecimal() and int(detail) > 0)):
+        return DataFacts(size=POOL, channels=4, input_size=int(detail or 32), classes=1000)
+    if kind in NAMES:
+        raise ValueError(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
+    near = difflib.get_close_matches(kind, NAMES, n=1)
+    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic or latents:PATH"
+    raise ValueError(f"unknown data {name!r}; {hint}")
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Handwritten digits of scikit-learn as latents, in [-1, 1].
+
+    8 x 8 pixels of 17 grey levels, each pixel widened to 4 x 4 (so patch 4 sees one pixel a
+    token) and repeated in 4 channels.
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = images.reshape(-1, 1, 8, 8).astype(np.float32) / 8 - 1
+    latents = pixels.repeat(4, axis=1).repeat(4, axis=2).repeat(4, axis=3)
+    return latents, labels.astype(np.int64)
+
+
+def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:
+    """Standard normal latents and uniform labels: the same on every machine."""
+    rng = np.random.default_rng(0)
+    latents = rng.standard_normal((facts.size, *facts.sample_shape), dtype=np.float32)
+    return latents, rng.integers(facts.classes, size=facts.size)
+
+
+class Resident:
+    """A small dataset that lives on the device whole."""
+
+    def __init__(self, facts: DataFacts, x: np.ndarray, y: np.ndarray, device: torch.device | str):
+        import torch
+
+        self.facts = facts
+        self.x_all, self.y_all = (torch.from_numpy(a).to(device) for a in (x, y))
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """See ``Dataset.fetch``."""
+        import torch
+
+        chosen = torch.from_numpy(np.array(indices)).to(self.x_all.device)
+        return self.x_all[chosen], self.y_all[chosen]
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Nothing to read."""
+
+
+class Latents:
+    """A folder of latents, read file by file, one fetch ahead of the training step."""
+
+    def __init__(self, folder: Folder, device: torch.device | str):
+        import torch
+
+        self.facts = _folder_facts(folder)
+        self.folder = folder
+        self.device = torch.device(device)
+        self._reader = ThreadPoolExecutor(1)
+        self._coming: tuple[bytes, Future] | None = None
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """See ``Dataset.fetch``; ValueError names a file that cannot be used."""
+        import torch
+
+        coming, self._coming = self._coming, None
+        if coming is not None and coming[0] == indices.tobytes():
+            arrays = coming[1].result()
+        else:
+            arrays = self.folder.read(indices)
+        tensors = [torch.from_numpy(a) for a in arrays]
+        if self.device.type == "cuda":
+            # Only a copy from pinned memory runs beside the device's work.
+            tensors = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+        return tensors[0], tensors[1]
+
+    def expect(self, indices: np.ndarray) -> None:
+        """See ``Dataset.expect``; a fault in a file is raised by the fetch that asks for it."""
+        reading = self._reader.submit(self.folder.read, indices)
+        self._coming = (indices.tobytes(), reading)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro batch: all that ``Objective.loss`` takes, and what the audit records.
+
+    ``positions``: dataset indices consumed, int64 [B], in order.
+    """
+
+    x: Tensor
+    y: Tensor
+    t: Tensor
+    noise: Tensor
+    drop: Tensor
+    positions: np.ndarray
+
+
+@dataclass(kw_only=True)
+class Feed:
+    """Micro batches of one process.
+
+    Of every global batch process ``rank`` owns the ``rank``-th of ``processes`` equal shares, cut
+    into micro batches in order.
+
+    Raises:
+        ValueError: the global batch is no multiple of processes x micro_batch.
+    """
+
+    dataset: Dataset
+    objective: Objective
+    seed: int
+    global_batch: int
+    processes: int
+    rank: int
+    micro_batch: int
+    class_dropout: float = 0.1
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        import torch
+
+        parts = self.processes * self.micro_batch
+        if self.global_batch % parts:
+            raise ValueError(
+                f"global_batch {self.global_batch} does not divide by {self.processes} "
+                f"processes x micro_batch {self.micro_batch}; use a multiple of {parts}"
+            )
+        self._generator = torch.Generator(self.device)
+
+    def micro_batches(self, step: int) -> Iterator[Batch]:
+        """This process's micro batches of optimizer step ``step`` (from 0)."""
+        t_B, noise_BCHW, drop_B = self._chance(step)
+        share = self.global_batch // self.processes
+        begin, end = self.rank * share, (self.rank + 1) * share
+        for start in range(begin, end, self.micro_batch):
+            stop = start + self.micro_batch
+            chosen = self._order(step, start)
+            x, y = self.dataset.fetch(chosen)
+            self.dataset.expect(self._order(*((step, stop) if stop < end else (step + 1, begin))))
+            cut = slice(start, stop)
+            yield Batch(x, y, t_B[cut], noise_BCHW[cut], drop_B[cut], chosen)
+
+    def _order(self, step: int, start: int) -> np.ndarray:
+        """Dataset indices of the micro batch that begins at ``start`` of step ``step``."""
+        first = step * self.global_batch + start
+        return sample_order(self.seed, self.dataset.facts.size, first, self.micro_batch)
+
+    def _chance(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Timesteps, noise and withheld labels of the whole global batch of ``step``.
+
+        Every process draws all of it: the cost is small, and a share drawn alone would depend on
+        how many shares there are.
+        """
+        import torch
+
+        seed = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64)[0]
+        self._generator.manual_seed(int(seed >> np.uint64(1)))
+        shape = self.dataset.facts.sample_shape
+        t_B, noise = self.objective.draw(self._generator, self.global_batch, shape, self.device)
+        chance_B = torch.rand(self.global_batch, generator=self._generator, device=self.device)
+        return t_B, noise, chance_B < self.class_dropout

@@ -1,0 +1,298 @@
+"""Objectives: what a DiT is trained to predict, and how samples are drawn from it.
+
+``epsilon``: discrete diffusion (DDPM, arXiv:2006.11239; learned variance, arXiv:2102.09672), with
+the settings of DiT (arXiv:2212.09748): 1000 steps, linear betas, noise prediction, variance
+learned between its two bounds. ``flow``: the linear path and velocity prediction of SiT
+(arXiv:2401.08740). Numerically these are the public references', given equal noise and t.
+
+Shape suffixes: B batch, C channels, H height, W width; a plain suffix 1 is a broadcast axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.model import guide
+
+__all__ = ["OBJECTIVES", "Epsilon", "Flow", "Objective", "spaced_steps"]
+
+STEPS = 1000
+Model = Callable[..., Tensor]
+
+
+class Objective(Protocol):
+    """What the trainer needs to know of a way to train."""
+
+    learn_sigma: bool
+
+    def draw(
+        self,
+        generator: torch.Generator,
+        count: int,
+        sample_shape: tuple[int, ...],
+        device: torch.device | str,
+    ) -> tuple[Tensor, Tensor]:
+        """Timesteps [count] and noise [count, *sample_shape], both on ``device``."""
+
+    def loss(
+        self,
+        model: Model,
+        x_BCHW: Tensor,
+        y_B: Tensor,
+        t_B: Tensor,
+        noise_BCHW: Tensor,
+        drop_B: Tensor | None,
+    ) -> Tensor:
+        """Loss of each sample, float32 [B], from one call ``model(x_t, t, y, drop)``."""
+
+    def sample(
+        self,
+        model: Model,
+        noise_BCHW: Tensor,
+        y_B: Tensor,
+        *,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator | None,
+        guided_channels: int | None = None,
+    ) -> Tensor:
+        """Latents [B, C, H, W] of classes ``y_B``, from a bare DiT in eval mode."""
+
+
+class Tables:
+    """Per-step numbers of a discrete diffusion, in float64 until they reach a device.
+
+    A column a quantity, so that one gather serves a batch. ``betas`` is float64 [S].
+    """
+
+    def __init__(self, betas: np.ndarray):
+        alphas, kept = 1 - betas, np.cumprod(1 - betas)
+        before = np.append(1.0, kept[:-1])
+        variance = betas * (1 - before) / (1 - kept)
+        # The first step's true variance is 0; the reference takes the second step's there.
+        low = np.log(np.append(variance[1], variance[1:]))
+        to_noise = np.sqrt(1 / kept - 1)
+        first = betas * np.sqrt(before) / (1 - kept)
+        self.columns = {
+            "signal": np.sqrt(kept),
+            "noise": np.sqrt(1 - kept),
+            "log_low": low,
+            "log_span": np.log(betas) - low,
+            "unscale": np.sqrt(1 / kept),
+            "unnoise": to_noise,
+            "from_start": first,
+            "from_current": (1 - before) * np.sqrt(alphas) / (1 - kept),
+            "mean_error": first * to_noise,
+        }
+        self._on: dict[torch.device, Tensor] = {}
+
+    def at(self, t_B: Tensor, *names: str) -> Iterator[Tensor]:
+        """The named columns at steps ``t_B``, each [B, 1, 1, 1] float32 on t's device."""
+        rows = self._on_device_of(t_B)[t_B]
+        order = list(self.columns)
+        return (rows[:, order.index(name), None, None, None] for name in names)
+
+    def _on_device_of(self, t_B: Tensor) -> Tensor:
+        if t_B.device in self._on and type(t_B) is Tensor:
+            return self._on[t_B.device]
+        stacked = np.stack(list(self.columns.values()), axis=1)
+        table = torch.from_numpy(stacked).float().to(t_B.device)
+        # A fake tensor (a step traced without memory) must not be met by the next real step.
+        if type(table) is Tensor:
+            self._on[t_B.device] = table
+        return table
+
+
+def spaced_steps(count: int) -> list[int]:
+    """``count`` of the 1000 training steps, first and last among them, evenly spread.
+
+    Raises:
+        ValueError: fewer than 2 or more than 1000.
+    """
+    if not 2 <= count <= STEPS:
+        raise ValueError(f"{count} sampling steps; give 2 to {STEPS}")
+    # Summed as the reference sums, so that ties round to the same step.
+    strides = itertools.repeat((STEPS - 1) / (count - 1), count - 1)
+    return [round(place) for place in itertools.accumulate(strides, initial=0.0)]
+
+
+def linear_betas() -> np.ndarray:
+    """Ho et al.'s schedule: float64 [1000] from 1e-4 to 0.02."""
+    return np.linspace(1e-4, 0.02, STEPS, dtype=np.float64)
+
+
+def spaced_tables(steps: list[int]) -> Tables:
+    """Tables of the shorter diffusion that visits only ``steps`` of the full one."""
+    kept = np.cumprod(1 - linear_betas())[steps]
+    return Tables(1 - kept / np.append(1.0, kept[:-1]))
+
+
+class Epsilon:
+    """Noise prediction with a learned variance."""
+
+    learn_sigma = True
+
+    def __init__(self) -> None:
+        self.tables = Tables(linear_betas())
+
+    def draw(self, generator, count, sample_shape, device):
+        """See ``Objective.draw``; t is int64 in [0, 1000)."""
+        t_B = torch.randint(0, STEPS, (count,), generator=generator, device=device)
+        noise = torch.randn((count, *sample_shape), generator=generator, device=device)
+        return t_B, noise
+
+    def loss(self, model, x_BCHW, y_B, t_B, noise_BCHW, drop_B):
+        """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
+
+        The bound trains the variance alone: the mean enters it without gradient.
+        """
+        names = ("signal", "noise", "mean_error", "log_low", "log_span")
+        signal, scale, mean_error, log_low, log_span = self.tables.at(t_B, *names)
+        out = model(torch.addcmul(scale * noise_BCHW, signal, x_BCHW), t_B, y_B, drop_B)
+        predicted, fraction = out.float().chunk(2, dim=1)
+        error = predicted - noise_BCHW
+        # Difference of the true and the predicted posterior mean: x_t cancels.
+        miss = mean_error * error.detach()
+        above_low = log_span * (fraction + 1) / 2
+        divergence = _kl(miss, above_low, log_low)
+        likelihood = -_log_likelihood(x_BCHW, miss, log_low + above_low)
+        first = (t_B == 0).view(-1, 1, 1, 1)
+        bound = torch.where(first, likelihood, divergence) / math.log(2)
+        return error.square().flatten(1).mean(1) + bound.flatten(1).mean(1)
+
+    @torch.no_grad()
+    def sample(self, model, noise_BCHW, y_B, *, steps, guidance, generator, guided_channels=None):
+        """See ``Objective.sample``; ancestral sampling over ``steps`` of the 1000 steps."""
+        visited = spaced_steps(steps)
+        tables = spaced_tables(visited)
+        predict = _guided(model, y_B, guidance, guided_channels)
+        x_BCHW = noise_BCHW
+        for index in reversed(range(steps)):
+            out = predict(x_BCHW, visited[index])
+            draw = torch.randn(
+                x_BCHW.shape, generator=generator, device=x_BCHW.device, dtype=x_BCHW.dtype
+            )
+            x_BCHW = ancestral_step(tables, x_BCHW, index, out, draw)
+        return x_BCHW
+
+
+def ancestral_step(tables: Tables, x_BCHW: Tensor, index: int, out: Tensor, draw: Tensor) -> Tensor:
+    """One step of DDPM from ``index`` to ``index - 1``; the last one (0) adds no noise.
+
+    Args:
+        out: the model's output [B, 2C, H, W] at that step.
+        draw: standard normal noise [B, C, H, W].
+    """
+    predicted, fraction = out.float().chunk(2, dim=1)
+    t_1 = torch.full((1,), index, device=x_BCHW.device)
+    names = ("unscale", "unnoise", "from_start", "from_current", "log_low", "log_span")
+    unscale, unnoise, from_start, from_current, log_low, log_span = tables.at(t_1, *names)
+    start = unscale * x_BCHW - unnoise * predicted
+    mean = from_start * start + from_current * x_BCHW
+    if index == 0:
+        return mean
+    return mean + torch.exp((log_low + log_span * (fraction + 1) / 2) / 2) * draw
+
+
+def _kl(miss: Tensor, above_low: Tensor, log_low: Tensor) -> Tensor:
+    """KL in nats, elementwise, of normals whose means differ by ``miss`` and whose log variances
+    are ``log_low`` (true) and ``log_low + above_low`` (predicted)."""
+    shrink = torch.exp(-above_low)
+    return 0.5 * (above_low - 1 + shrink + miss.square() * torch.exp(-log_low) * shrink)
+
+
+def _log_likelihood(x: Tensor, miss: Tensor, log_variance: Tensor) -> Tensor:
+    """Log-likelihood in nats, elementwise, of 8-bit values ``x`` in [-1, 1] under a normal whose
+    mean lies ``miss`` below them, integrated over each value's bin."""
+    inverse = torch.exp(-0.5 * log_variance)
+    above = _normal_cdf(inverse * (miss + 1 / 255))
+    below = _normal_cdf(inverse * (miss - 1 / 255))
+    # The outermost bins reach to infinity.
+    mass = torch.where(x < -0.999, above, torch.where(x > 0.999, 1 - below, above - below))
+    return mass.clamp(min=1e-12).log()
+
+
+def _normal_cdf(x: Tensor) -> Tensor:
+    """The tanh approximation that the reference's likelihood is defined with."""
+    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+class Flow:
+    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data."""
+
+    learn_sigma = False
+
+    def draw(self, generator, count, sample_shape, device):
+        """See ``Objective.draw``; t is float32, uniform in [0, 1)."""
+        t_B = torch.rand(count, generator=generator, device=device)
+        noise = torch.randn((count, *sample_shape), generator=generator, device=device)
+        return t_B, noise
+
+    def loss(self, model, x_BCHW, y_B, t_B, noise_BCHW, drop_B):
+        """See ``Objective.loss``; squared error of the velocity."""
+        velocity = x_BCHW - noise_BCHW
+        out = model(torch.lerp(noise_BCHW, x_BCHW, t_B.view(-1, 1, 1, 1)), t_B, y_B, drop_B)
+        return (out.float() - velocity).square().flatten(1).mean(1)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        model,
+        noise_BCHW,
+        y_B,
+        *,
+        steps,
+        guidance,
+        generator=None,
+        guided_channels=None,
+        method="heun",
+    ):
+        """See ``Objective.sample``; ``steps`` even steps of Heun's (two calls each) or Euler's.
+
+        Deterministic: ``generator`` is taken only so that objectives are called alike.
+
+        Raises:
+            ValueError: no steps, or an unknown method.
+        """
+        if steps < 1 or method not in ("heun", "euler"):
+            raise ValueError(f"{steps} steps by {method!r}; give 1 or more by 'heun' or 'euler'")
+        predict = _guided(model, y_B, guidance, guided_channels)
+        x_BCHW = noise_BCHW
+        for index in range(steps):
+            now, then = index / steps, (index + 1) / steps
+            slope = predict(x_BCHW, now).float()
+            if method == "heun":
+                slope = (slope + predict(x_BCHW + slope / steps, then).float()) / 2
+            x_BCHW = x_BCHW + slope / steps
+        return x_BCHW
+
+
+def _guided(
+    model: Model, y_B: Tensor, guidance: float, channels: int | None
+) -> Callable[[Tensor, float], Tensor]:
+    """A function (x, t) -> the model's output for classes ``y_B``, guided; t is one number."""
+    if guidance == 1:
+        return lambda x_BCHW, t: model(x_BCHW, _repeat(t, x_BCHW), y_B)
+    y_2B = torch.cat([y_B, torch.full_like(y_B, model.y_embedder.num_classes)])
+    learned = model.in_channels if channels is None else channels
+
+    def predict(x_BCHW: Tensor, t: float) -> Tensor:
+        x_2B = torch.cat([x_BCHW, x_BCHW])
+        return guide(model(x_2B, _repeat(t, x_2B), y_2B), guidance, learned)
+
+    return predict
+
+
+def _repeat(t: float, x_BCHW: Tensor) -> Tensor:
+    return torch.full((len(x_BCHW),), t, device=x_BCHW.device)
+
+
+OBJECTIVES: dict[str, Objective] = {"epsilon": Epsilon(), "flow": Flow()}
+"""Name -> objective, as ``Spec.objective`` spells it."""

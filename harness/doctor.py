@@ -1,0 +1,204 @@
+"""What a run lacks on this machine, and the way out: before any process starts. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.machine import Machine
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from strategies import CATALOG
+from strategies.base import Slot
+
+__all__ = ["Lack", "lacks", "needed_ops", "notes", "obstacle", "print_doctor"]
+
+SWAP_BYTES = 16 * 1.2
+"""NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
+BUSY_BYTES = 2**30
+"""What a desktop session or the driver may hold on a GPU; more than that is another job."""
+
+TORCH = "let ./run.sh set up its environment, or install what requirements name into your Python"
+WAYS = {
+    "torch": TORCH,
+    "probe": TORCH,
+    "deepspeed": "pip install deepspeed transformers (torch first), or let ./run.sh set up",
+    "cpu_adam": "install a compiler and ninja: apt-get install g++ ninja-build "
+    "(Fedora: dnf install gcc-c++ ninja-build)",
+    "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
+    "bf16": "leave bf16 out; float32 runs everywhere",
+}
+"""Need named in ``strategies`` -> how to come by it."""
+PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
+
+
+class Lack(NamedTuple):
+    """Why a run cannot be here, and what to do about it; two sentences."""
+
+    reason: str
+    way_out: str
+
+
+def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
+    """The first thing that ``resolved`` needs and ``machine`` lacks."""
+    spec = resolved.spec
+    found = _lacks_gpus(spec, machine)
+    for need in ("torch", *resolved.needs):
+        found = found or lacks(need, machine, spec)
+    if "nvme" in (resolved.launch.offload_optimizer, resolved.launch.offload_param):
+        found = found or _lacks_disk(resolved.parameters, machine)
+    return found
+
+
+def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
+    """Why ``need`` (a word of ``Strategy.needs``, or torch) is not met as far as is known.
+
+    Where the machine was only looked at, not examined, an op counts as present.
+    """
+    for package in PACKAGES_OF.get(need, ()):
+        if machine.versions[package] is None:
+            return Lack(f"the package {package} is not installed", WAYS[need])
+    probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
+    for part in ("probe", "torch", "deepspeed"):
+        if part in probe["errors"] and (part != "deepspeed" or need not in ("torch", "bf16")):
+            return Lack(f"{part} does not work: {probe['errors'][part]}", WAYS[part])
+    if need == "bf16":
+        reason = probe["bf16"].get(spec.device, "")
+        return Lack(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
+    if need in ("cpu_adam", "async_io"):
+        return _lacks_op(need, probe["ops"].get(need), machine)
+    return None
+
+
+def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | None:
+    missing = [n for n, found in (("g++", machine.compiler), ("ninja", machine.ninja)) if not found]
+    if missing:
+        return Lack(
+            f"{need} compiles on first use; missing: {', '.join(missing)}", WAYS["cpu_adam"]
+        )
+    if op is None or op["ok"]:
+        return None
+    if need == "async_io" and "not compatible" in op["reason"]:
+        return Lack("async_io cannot be built: no libaio (header or library)", WAYS[need])
+    if "CUDA" in op["reason"]:
+        toolkit = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
+        return Lack(f"{need} cannot be built: {op['reason']}", toolkit)
+    return Lack(f"{need} cannot be built: {op['reason']}", WAYS[need])
+
+
+def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
+    if spec.device != "cuda":
+        return None
+    here = len(machine.gpus)
+    if spec.processes > here:
+        found = f"{here} GPU{'s' * (here != 1)}"
+        fewer = f"use --processes {here}" if here else "use --device cpu"
+        return Lack(
+            f"{spec.processes} processes need as many GPUs; this machine has {found}", fewer
+        )
+    if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
+        return Lack("this torch has no NCCL", "install torch's CUDA build for Linux")
+    for gpu in machine.gpus[: spec.processes]:
+        if gpu.others_bytes > BUSY_BYTES:
+            return Lack(
+                f"GPU {gpu.index} is in use: {gpu.who()}",
+                "wait, end that process, or choose free GPUs with CUDA_VISIBLE_DEVICES",
+            )
+    return None
+
+
+def _lacks_disk(parameters: int, machine: Machine) -> Lack | None:
+    wanted = int(parameters * SWAP_BYTES)
+    if machine.disk_free_bytes >= wanted:
+        return None
+    return Lack(
+        f"NVMe offload swaps about {_gib(wanted)} to {machine.folder}, which has "
+        f"{_gib(machine.disk_free_bytes)} free",
+        "free disk space, or put the results on a larger disk with --out",
+    )
+
+
+def notes(resolved: Resolved, machine: Machine) -> list[str]:
+    """What a reader of the row should know though the run can be."""
+    spec, found = resolved.spec, []
+    if spec.device == "cpu" and spec.processes > machine.cores:
+        found.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
+    if resolved.launch.zero_stage and spec.processes == 1:
+        found.append("one process: ZeRO has nobody to share with, all of the state is on it")
+    return found
+
+
+def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
+    """Ops to compile before these runs, so that no run's start waits for a compiler."""
+    ops = {need for r in resolved for need in r.needs if need in ("cpu_adam", "async_io")}
+    on_cpu = any("deepspeed" in r.needs and r.spec.device == "cpu" for r in resolved)
+    return ops | ({"shm_comm"} if on_cpu else set())
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+# ---- ./run.sh doctor ----
+
+
+def print_doctor(machine: Machine, console: Console) -> None:
+    """What is here, and for each strategy of the catalog whether it can run, or what to do."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in _facts(machine):
+        facts.add_row(name, Text(text))
+    console.print(facts)
+    console.print()
+    console.print(_strategies(machine))
+
+
+def _facts(machine: Machine) -> list[tuple[str, str]]:
+    probe = machine.probe or {}
+    limit = machine.container_bytes
+    memory = _gib(machine.memory_bytes) + (f", container limit {_gib(limit)}" if limit else "")
+    versions = ", ".join(f"{n} {v or 'missing'}" for n, v in machine.versions.items())
+    cards = [
+        f"{g.index}: {g.name}, {_gib(g.total_bytes)}"
+        + (f", in use: {g.who()}" if g.others_bytes > BUSY_BYTES else ", free")
+        for g in machine.gpus
+    ]
+    faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
+    return [
+        ("machine", f"{machine.cores} cores, {memory}"),
+        ("GPUs", "\n".join(cards) or "none that torch can use: runs on the CPU"),
+        ("disk", f"{_gib(machine.disk_free_bytes)} free at {machine.folder}"),
+        ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
+        ("packages", f"Python {probe.get('python', '?')}, {versions}"),
+        ("backends", ", ".join(probe.get("backends", [])) or "none"),
+        *([("faults", faults)] if faults else []),
+    ]
+
+
+def _strategies(machine: Machine) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("runs", no_wrap=True)
+    table.add_column("why not, and the way out", overflow="fold")
+    for name in CATALOG:
+        why = _why_not(name, machine)
+        text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
+        table.add_row(name, Text("no", "red") if why else Text("yes", "green"), text)
+    return table
+
+
+def _why_not(name: str, machine: Machine) -> Lack | None:
+    """What stands against a plain run of the strategy ``name`` here."""
+    sharding = CATALOG[name].slot is Slot.SHARD
+    recipe = name if sharding else f"ddp+{name}"
+    processes = max(1, len(machine.gpus)) if name != "single" else 1
+    spec = Spec(recipe=recipe, device=machine.device, processes=processes, global_batch=processes)
+    resolved = resolve(spec if machine.device == "cuda" else Spec(recipe=recipe))
+    if resolved.refusal:
+        return Lack(resolved.refusal, "see ./run.sh list")
+    return obstacle(resolved, machine)

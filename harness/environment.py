@@ -1,0 +1,79 @@
+"""Facts of the machine and the software a run was measured on, from inside the worker."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.resolve import project_root
+
+__all__ = ["describe"]
+
+PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "numpy")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """CPU, memory, device, driver, versions and commit; a fact that cannot be had is None."""
+    facts: dict[str, Any] = {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "device": "cpu",
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "device": properties.name,
+            "device_bytes": properties.total_memory,
+            "capability": list(torch.cuda.get_device_capability(device)),
+            "cuda": torch.version.cuda,
+            "driver": _driver(),
+            "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"),
+        }
+    return facts
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def _git(*words: str) -> str | None:
+    return _output(["git", "-C", str(project_root()), *words])
+
+
+def _driver() -> str | None:
+    text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return text.splitlines()[0] if text else None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

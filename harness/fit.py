@@ -1,0 +1,101 @@
+"""Plain training: checkpoints on the way, samples from the averaged weights at the end."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness import checkpoint, sample, setup
+from harness.loop import Log, Run
+from harness.resolve import Resolved
+from strategies.average import Average
+
+__all__ = ["Fit", "add_arguments", "from_options"]
+
+COLUMNS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a training run does beside training. ``folder`` None keeps no checkpoint."""
+
+    folder: Path | None
+    save_every: int = 500
+    resume: bool = False
+    samples: Path | None = None
+    sample_steps: int = 50
+    guidance: float = 2.0
+
+    def begin(self, run: Run, resolved: Resolved, log: Log) -> None:
+        """Go on from the newest checkpoint, if asked to and there is one."""
+        found = checkpoint.latest(self.folder) if self.folder and self.resume else None
+        if found is not None:
+            log.earlier = checkpoint.restore(run.trained, found, str(resolved.recipe))["losses"]
+
+    def after_step(self, run: Run, resolved: Resolved, log: Log, last: bool) -> None:
+        """Save every ``save_every`` steps and after the last."""
+        due = run.trained.optimizer_steps % self.save_every == 0
+        if self.folder and (due or last):
+            facts = {"recipe": str(resolved.recipe), "losses": log.all_losses(run)}
+            checkpoint.save(run.trained, self.folder, facts)
+
+    def finish(self, run: Run, resolved: Resolved) -> None:
+        """Draw samples of every class from the averaged weights; all ranks take part."""
+        if self.samples is None:
+            return
+        average = run.trained.attached.get("ema")
+        if not isinstance(average, Average):
+            raise ValueError("samples are drawn from the averaged weights; train with --ema 0.999")
+        state = average.full_state()
+        if run.trained.accelerator.is_main_process:
+            self._draw(run, resolved, state)
+
+    def _draw(self, run: Run, resolved: Resolved, state: dict[str, torch.Tensor]) -> None:
+        device, classes = run.trained.accelerator.device, resolved.facts.classes
+        module = setup.build_model(resolved)
+        # The frozen position table is not averaged: the one just built is it.
+        module.load_state_dict({**module.state_dict(), **state})
+        module.to(device).eval()
+        generator = torch.Generator(device).manual_seed(resolved.spec.seed)
+        labels_B = torch.arange(COLUMNS * min(classes, COLUMNS), device=device) // COLUMNS
+        if classes >= 10 and resolved.spec.data == "digits":
+            labels_B = torch.arange(10 * COLUMNS, device=device) // COLUMNS
+        shape = (len(labels_B), *resolved.facts.sample_shape)
+        noise = torch.randn(shape, generator=generator, device=device)
+        drawn = run.objective.sample(
+            module,
+            noise,
+            labels_B,
+            steps=self.sample_steps,
+            guidance=self.guidance,
+            generator=generator,
+        )
+        sample.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a training run."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, metavar="FOLDER", help="save the training state here")
+    add("--save-every", type=int, default=500, metavar="STEPS", help="between two checkpoints")
+    add("--resume", action="store_true", help="go on from the newest checkpoint")
+    add("--samples", type=Path, metavar="PNG", help="draw a grid of samples when done")
+    add("--sample-steps", type=int, default=50, metavar="N", help="steps of the sampler")
+    add("--guidance", type=float, default=2.0, metavar="SCALE", help="classifier-free guidance")
+
+
+def from_options(options: argparse.Namespace) -> Fit | None:
+    """What was asked for, or None for a run that only measures."""
+    if options.checkpoint is None and options.samples is None:
+        return None
+    return Fit(
+        folder=options.checkpoint,
+        save_every=options.save_every,
+        resume=options.resume,
+        samples=options.samples,
+        sample_steps=options.sample_steps,
+        guidance=options.guidance,
+    )

@@ -1,0 +1,203 @@
+"""Folders of latents as the public DiT trainers write them: one .npy a sample, one a label.
+
+Layout of fast-DiT: ``PATH/X_features/N.npy`` each [1, C, H, H], ``PATH/X_labels/N.npy`` each [1].
+Partners are matched by file name. (Matching the two folders' listings by position trains on wrong
+labels as soon as one file is missing.)
+
+Headers are read without numpy's loader, so that a check of every file costs no data reads. No
+torch here: the launching process checks folders too.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+import tokenize
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["Folder"]
+
+CLASSES = 1000
+READERS = 8
+HEAD = 4096
+"""Bytes read of a file to check it; a header takes 128."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an .npy file declares: ``order`` is "C" or "F", the data begin at byte ``start``."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    order: str
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Folder:
+    """A checked pair of folders.
+
+    Args:
+        path: the folder that holds ``*_features`` and ``*_labels``.
+        thorough: read every file's header and every label; else only the first sample's.
+
+    Raises:
+        ValueError: one line that names the folder or file, the fault and the way out.
+    """
+
+    classes = CLASSES
+
+    def __init__(self, path: str, *, thorough: bool):
+        self.features, self.labels = _pair_of_folders(Path(path).expanduser())
+        self.names = _pair_of_listings(self.features, self.labels)
+        self.header, _ = _header(self.features / self.names[0])
+        self._check_shape()
+        for name in self.names if thorough else self.names[:1]:
+            self._check_header(name)
+            self._label(name)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, H)."""
+        return self.header.shape[-3:]
+
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latents float32 [n, C, H, H] and labels int64 [n] of the samples at ``indices``.
+
+        Raises:
+            ValueError: a file that is damaged, of another shape, not finite, or of no class.
+        """
+        names = [self.names[i] for i in indices]
+        latents = np.empty((len(names), *self.sample_shape), np.float32)
+        labels = np.empty(len(names), np.int64)
+
+        def read_one(place: int) -> None:
+            latents[place] = self._latent(names[place])
+            labels[place] = self._label(names[place])
+
+        with ThreadPoolExecutor(READERS) as readers:
+            list(readers.map(read_one, range(len(names))))
+        return latents, labels
+
+    def _latent(self, name: str) -> np.ndarray:
+        path = self.features / name
+        found = self._check_header(name)
+        flat = np.fromfile(path, found.dtype, math.prod(found.shape), offset=found.start)
+        values = flat.reshape(found.shape, order=found.order).reshape(self.sample_shape)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{path} holds values that are not finite; extract it again")
+        return values
+
+    def _label(self, name: str) -> int:
+        path = self.labels / name
+        found, head = _header(path)
+        if math.prod(found.shape) != 1 or found.dtype.kind not in "iu":
+            raise ValueError(f"{path} holds {found}; a label is one integer")
+        label = int(np.frombuffer(head, found.dtype, 1, found.start)[0])
+        if not 0 <= label < CLASSES:
+            raise ValueError(f"{path} holds label {label}; classes are 0 to {CLASSES - 1}")
+        return label
+
+    def _check_shape(self) -> None:
+        shape = self.header.shape
+        plain = len(shape) == 3 or (len(shape) == 4 and shape[0] == 1)
+        square = plain and shape[-1] == shape[-2] and 0 not in shape
+        if not square or self.header.dtype.kind != "f":
+            path = self.features / self.names[0]
+            raise ValueError(f"{path} holds {self.header}; a latent is float [1, C, H, H]")
+
+    def _check_header(self, name: str) -> Header:
+        path = self.features / name
+        found, _ = _header(path)
+        if found.shape != self.header.shape or found.dtype.kind != "f":
+            raise ValueError(
+                f"{path} holds {found} where {self.names[0]} holds {self.header}; "
+                "extract all files alike"
+            )
+        return found
+
+
+def _pair_of_folders(root: Path) -> tuple[Path, Path]:
+    way_out = "it should hold imagenet256_features/ and imagenet256_labels/"
+    if not root.is_dir():
+        raise ValueError(f"no folder {root}; {way_out}")
+    pairs = [
+        (features, labels)
+        for features in sorted(root.glob("*_features"))
+        if (labels := root / f"{features.name.removesuffix('_features')}_labels").is_dir()
+    ]
+    if not pairs:
+        raise ValueError(f"{root} has no pair of folders *_features and *_labels; {way_out}")
+    if len(pairs) > 1:
+        found = ", ".join(features.name for features, _ in pairs)
+        raise ValueError(f"{root} has more than one pair ({found}); keep one a folder")
+    return pairs[0]
+
+
+def _pair_of_listings(features: Path, labels: Path) -> list[str]:
+    ours, theirs = _listing(features), _listing(labels)
+    for folder, missing in ((labels, ours - theirs), (features, theirs - ours)):
+        if missing:
+            first = min(missing, key=_number)
+            raise ValueError(
+                f"{folder / first} is missing: {features.name} has {len(ours)} files, "
+                f"{labels.name} {len(theirs)}; extract it again, or delete its partner"
+            )
+    if not ours:
+        raise ValueError(f"{features} has no .npy file; extract latents into it first")
+    return sorted(ours, key=_number)
+
+
+def _listing(folder: Path) -> set[str]:
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.name.endswith(".npy")}
+
+
+def _number(name: str) -> tuple[float, str]:
+    """2.npy before 10.npy; names that are no numbers last, by text."""
+    stem = name.removesuffix(".npy")
+    return (int(stem) if stem.isdecimal() else float("inf"), name)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(header: bytes) -> Header:
+    """What the header of an .npy file declares; a folder's files mostly have one between them."""
+    file = io.BytesIO(header)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, fortran, dtype = read[np.lib.format.read_magic(file)](file)
+    return Header(shape, dtype, "F" if fortran else "C", file.tell())
+
+
+def _header(path: Path) -> tuple[Header, bytes]:
+    """The header of an .npy file whose size shows that the data is all there, and its first
+    bytes."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            head, size = file.read(HEAD), os.fstat(file.fileno()).st_size
+        prefix, width = (10, 2) if head[6:7] == b"\x01" else (12, 4)
+        end = prefix + int.from_bytes(head[8 : 8 + width], "little")
+        found = _parse(head[:end])
+    except (OSError, ValueError, KeyError, SyntaxError, tokenize.TokenError) as fault:
+        reason = " ".join(str(fault).split())
+        raise ValueError(f"{path} is not a readable .npy file ({reason})") from fault
+    needed = found.start + math.prod(found.shape) * found.dtype.itemsize
+    if found.dtype.hasobject or size < needed:
+        damage = (
+            "holds Python objects" if found.dtype.hasobject else f"has {size} of {needed} bytes"
+        )
+        raise ValueError(f"{path} {damage}; extract it again")
+    return found, head

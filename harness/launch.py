@@ -1,0 +1,259 @@
+"""A resolved spec -> ``accelerate launch`` -> a child with a deadline -> one typed result.
+
+The command is plain: pasted into a shell at the repository's root, it runs the same without us.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import kernel, log, outcome, process, result, tree
+from harness.command import command, display, environment, free_port, inherited
+from harness.resolve import Resolved, project_root
+from harness.result import LaunchRecord, Result
+from harness.spec import Spec
+
+__all__ = ["LaunchError", "command", "display", "environment", "free_port", "run"]
+
+Argv = Callable[[int], list[str]]
+OnStatus = Callable[[dict[str, Any]], None]
+
+TRIES = 3  # the port can be taken between its choice and its use
+STATUS_SECONDS = 0.5
+LOG_BYTES = 1 << 20  # the end of the log is enough: tracebacks come last
+PROBE_BYTES = 1 << 20
+STALE = ("ranks", "nvme", "result.json", "log.txt")
+
+
+class LaunchError(OSError):
+    """A run that cannot be started: its folder or the launcher; one line, with the way out."""
+
+
+def run(
+    resolved: Resolved,
+    folder: Path,
+    *,
+    timeout: float | None,
+    on_status: OnStatus = lambda status: None,
+    argv: Argv | None = None,
+) -> Result:
+    """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
+
+    ``on_status`` gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
+    second. ``argv`` replaces the command (it gets the port): tests give a worker of their own.
+
+    Raises:
+        LaunchError: the folder cannot be written, or the launcher cannot be started.
+        process.Interrupted: Ctrl-C or SIGTERM; the row is written as interrupted first.
+    """
+    spec, folder = resolved.spec, Path(folder).absolute()
+    argv = argv or (lambda port: command(spec, folder, port=port))
+    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    for left in reversed(range(TRIES)):
+        _prepare(folder)
+        tree.free_stale_locks()
+        port, kills, interrupt = free_port(), kernel.memory_kills(), None
+        try:
+            ended = _start(argv(port), spec, folder, timeout, on_status)
+        except process.Interrupted as signalled:
+            ended, interrupt = signalled.ended, signalled
+        facts = _facts(spec, folder, ended, timeout, kernel.memory_kills().since(kills))
+        if not (left and outcome.retryable(facts)):
+            break
+    row = _row(resolved, folder, facts, started)
+    row.launch = _record(ended, port)
+    _write(row, folder)
+    if interrupt:
+        raise interrupt
+    return row
+
+
+def _start(
+    argv: list[str], spec: Spec, folder: Path, timeout: float | None, on_status: OnStatus
+) -> process.Ended:
+    try:
+        return process.run_child(
+            argv,
+            cwd=project_root(),
+            env={**inherited(), **environment(spec)},
+            log=folder / "log.txt",
+            timeout=timeout,
+            on_tick=_Ticker(folder, on_status),
+            finished=lambda: _finished(folder),
+            scratch=(folder / "nvme",),
+        )
+    except process.CannotStart as error:
+        raise LaunchError(f"cannot start {error.filename}: {error.strerror}") from None
+
+
+class _Ticker:
+    """Hands on what the ranks say of themselves, about twice a second."""
+
+    def __init__(self, folder: Path, on_status: OnStatus) -> None:
+        self.folder, self.on_status = folder, on_status
+        self.started, self.last = time.monotonic(), -STATUS_SECONDS
+
+    def __call__(self, tree_bytes: int) -> None:
+        elapsed = time.monotonic() - self.started
+        if elapsed - self.last < STATUS_SECONDS:
+            return
+        self.last = elapsed
+        statuses = _read(self.folder, "status")
+        phase, step = outcome.where(outcome.Facts(statuses=statuses))
+        self.on_status(
+            {
+                "phase": phase,
+                "step": step,
+                "of": max(
+                    (s.get("of") or 0 for s in statuses if s.get("phase") == phase), default=0
+                ),
+                "peak_bytes": _peak(statuses),
+                "tree_bytes": tree_bytes,
+                "elapsed_seconds": elapsed,
+            }
+        )
+
+
+def _finished(folder: Path) -> bool:
+    """Whether the result is written or a rank has failed: what comes after adds nothing."""
+    failed = (folder / "ranks").glob("rank*.failure.json")
+    return (folder / "result.json").exists() or any(failed)
+
+
+def _prepare(folder: Path) -> None:
+    """An empty place for the run's files, on a disk that takes them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in STALE:
+            path = folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        probe = folder / ".probe"
+        try:
+            probe.write_bytes(b"\0" * PROBE_BYTES)
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> LaunchError:
+    why = error.strerror or str(error)
+    return LaunchError(f"cannot write to {folder}: {why}; choose another results folder")
+
+
+def _facts(
+    spec: Spec,
+    folder: Path,
+    ended: process.Ended,
+    timeout: float | None,
+    kills: kernel.MemoryKills,
+) -> outcome.Facts:
+    finished = _worker_result(folder)
+    return outcome.Facts(
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        stopped=ended.stopped,
+        timeout_seconds=timeout,
+        result=finished.status if finished else None,
+        result_reason=finished.reason if finished else None,
+        result_way_out=finished.way_out if finished else None,
+        failures=_read(folder, "failure"),
+        statuses=_read(folder, "status"),
+        log=_log(folder),
+        machine_kills=kills.machine,
+        group_kills=kills.group,
+        group_limit_bytes=kills.limit_bytes,
+        recipe=spec.recipe,
+        processes=spec.processes,
+    )
+
+
+def _row(resolved: Resolved, folder: Path, facts: outcome.Facts, started: str) -> Result:
+    """The worker's own result, or a row that says how far it came."""
+    spec, finished = resolved.spec, _worker_result(folder)
+    if finished:
+        finished.command = display(spec, folder)
+        finished.started = finished.started or started
+        return finished
+    status, reason, way_out = outcome.classify(facts)
+    phase, step = outcome.where(facts)
+    return Result(
+        status=status,
+        spec=spec,
+        reason=reason,
+        way_out=way_out,
+        parity=resolved.recipe.parity.value,
+        phase=phase,
+        step=step,
+        peak_so_far_bytes=_peak(facts.statuses + facts.failures) or None,
+        command=display(spec, folder),
+        started=started,
+        meter="cuda" if spec.device == "cuda" else "resident",
+        parameters=resolved.parameters,
+        micro_batch=resolved.micro_batch,
+        accumulation=resolved.recipe.accumulation,
+        log_tail=log.tail(facts.log),
+    )
+
+
+def _record(ended: process.Ended, port: int) -> LaunchRecord:
+    return LaunchRecord(
+        exit_code=ended.exit_code if ended.signal is None else -ended.signal,
+        wall_seconds=ended.wall_seconds,
+        tree_peak_bytes=ended.tree_peak_bytes or None,
+        tree_processes=ended.tree_processes or None,
+        killed=ended.stopped is not None,
+        port=port,
+    )
+
+
+def _write(row: Result, folder: Path) -> None:
+    try:
+        row.write(folder / "result.json")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _worker_result(folder: Path) -> Result | None:
+    """What the worker wrote: the file was removed before the start, so that none is an old one."""
+    try:
+        return result.load(folder / "result.json")
+    except result.BadResult:
+        return None
+
+
+def _read(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
+    """What the ranks wrote, in the order of ranks; a file half there or gone is left out."""
+    found = []
+    for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(data, dict):
+            found.append(data)
+    return tuple(sorted(found, key=lambda data: data.get("rank") or 0))
+
+
+def _peak(records: tuple[dict[str, Any], ...]) -> int:
+    return max((int(record.get("peak_bytes") or 0) for record in records), default=0)
+
+
+def _log(folder: Path) -> str:
+    try:
+        with (folder / "log.txt").open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - LOG_BYTES))
+            return stream.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""

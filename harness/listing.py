@@ -1,0 +1,68 @@
+"""``./run.sh list``: strategies with their parameters, and suites."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness import matrix
+from harness.progress import make_console
+from strategies import CATALOG
+from strategies.base import _text as spelled
+
+__all__ = ["print_list"]
+
+
+def print_list(console: Console | None = None) -> None:
+    """Print both tables."""
+    console = console or make_console()
+    console.print(Text("strategies: one of each place, joined by + into a recipe", style="bold"))
+    console.print(_strategies())
+    console.print(Text("suites", style="bold"))
+    console.print(_suites())
+
+
+def _strategies() -> Table:
+    table = _table("strategy", "place", "what it does")
+    for name, kind in CATALOG.items():
+        what = Text(_first_line(kind.__doc__))
+        for note in _notes(kind):
+            what.append(f"\n{note}", "dim")
+        table.add_row(Text(name, "bold"), kind.slot.name.lower(), what)
+    return table
+
+
+def _notes(kind: Any) -> list[str]:
+    given = ", ".join(f"{f.name}={spelled(f.default)}" for f in dataclasses.fields(kind))
+    parity = "losses as the reference's" if kind.parity.value == "exact" else "changes the losses"
+    facts = [f"parameters: {given}"] if given else []
+    facts += [f"needs: {', '.join(kind.needs)}"] if kind.needs else []
+    return [*facts, f"parity: {kind.parity.value} ({parity})", f"source: {kind.source}"]
+
+
+def _first_line(doc: str | None) -> str:
+    """The first sentence or paragraph of a docstring, on one line."""
+    return " ".join((doc or "").strip().partition("\n\n")[0].split())
+
+
+def _suites() -> Table:
+    table = _table("suite", "rows", "title")
+    for name, path in matrix.known_suites().items():
+        try:
+            rows = len(matrix.load_suite(name, "cpu").rows)
+        except matrix.SuiteError as error:
+            table.add_row(name, "-", Text(str(error), "red"))
+            continue
+        table.add_row(Text(name, "bold"), str(rows), matrix.title_of(path))
+    return table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for head in heads:
+        table.add_column(head, no_wrap=head != heads[-1])
+    return table

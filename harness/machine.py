@@ -1,0 +1,221 @@
+"""What this machine has. Imports no torch.
+
+``look`` reads the system and asks nvidia-smi: milliseconds. ``examine`` adds what only torch and
+DeepSpeed know, from ``harness.probe`` in a child process, kept in a cache file that is keyed by
+whatever could change the answer. Who uses the GPUs and how much disk is free is always fresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness import gpus, kernel, tree
+from harness.gpus import Gpu
+from harness.probe import PACKAGES, version
+from harness.resolve import project_root
+from harness.result import write_json
+
+__all__ = ["Machine", "examine", "look", "recall"]
+
+PROBE_SECONDS = 1200
+"""Compiling three ops takes about two minutes on two free cores, and more on busy ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What is here. Bytes are bytes; ``probe`` is ``harness.probe``'s answer, None if not asked."""
+
+    cores: int
+    memory_bytes: int
+    container_bytes: int | None
+    gpus: tuple[Gpu, ...]
+    disk_free_bytes: int
+    folder: Path
+    compiler: str | None
+    ninja: str | None
+    probe: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def device(self) -> str:
+        """The device that runs use when none is asked for."""
+        if self.probe is not None and not self.probe["gpus"]:
+            return "cpu"
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def device_names(self) -> list[str]:
+        """One name a GPU, or none."""
+        return [gpu.name for gpu in self.gpus]
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Versions of the packages that decide speed and memory."""
+        return {name: version(name) for name in PACKAGES}
+
+
+def look(folder: Path) -> Machine:
+    """What can be seen without torch; ``folder`` is where results and swap files go."""
+    return Machine(
+        cores=kernel.cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        container_bytes=kernel.memory_kills().limit_bytes,
+        gpus=gpus.visible(),
+        disk_free_bytes=shutil.disk_usage(_existing(folder)).free,
+        folder=folder,
+        compiler=shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++"),
+        ninja=shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent)),
+    )
+
+
+def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Machine:
+    """``look``, and torch's and DeepSpeed's own view; ``ops`` are compiled if they are not yet.
+
+    Returns what is known even where the probe fails: ``probe["errors"]`` then says why.
+    """
+    machine, wanted = look(folder), set(ops)
+    path = _cache_path(machine)
+    known = None if fresh else _cached(path, wanted)
+    if known is None:
+        known = _ask(wanted | _built(path))
+        if "probe" not in known["errors"]:
+            _keep(path, known)
+    return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
+
+
+def recall(folder: Path) -> Machine:
+    """``look``, with the probe's answer if a cache has it: never starts a process of torch."""
+    machine = look(folder)
+    known = _cached(_cache_path(machine), set())
+    if known is None:
+        return machine
+    return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
+
+
+def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ...]:
+    """torch decides which GPUs there are; nvidia-smi adds who uses them."""
+    if len(seen) != len(known):
+        return tuple(
+            Gpu(index=i, name=g["name"], total_bytes=g["total_bytes"]) for i, g in enumerate(known)
+        )
+    return seen
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next(p for p in (folder, *folder.parents) if p.exists())
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+PACKAGE_FILES = (
+    "/var/lib/dpkg/status",
+    "/var/lib/rpm/rpmdb.sqlite",
+    "/var/lib/rpm",
+    "/usr/include",
+)
+"""Files that change when a system package does: libaio may have come or gone."""
+
+
+def _cache_path(machine: Machine) -> Path:
+    """Keyed by Python, packages, compilers, GPUs and the state of the system's packages."""
+    facts = [
+        sys.executable,
+        platform.python_version(),
+        machine.versions,
+        [machine.compiler, machine.ninja, shutil.which("nvcc")],
+        [os.environ.get(n) for n in ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CFLAGS", "LDFLAGS")],
+        machine.device_names,
+        [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
+        _text(str(project_root() / "harness" / "probe.py")),
+    ]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"headroom-{os.getuid()}" / f"probe-{key}.json"
+
+
+def _cached(path: Path, wanted: set[str]) -> dict[str, Any] | None:
+    """The answer kept at ``path``, if it covers ``wanted`` and what was built is still there."""
+    known = _read(path)
+    if known is None:
+        return None
+    for name, op in known["ops"].items():
+        if op["ok"] and name in wanted and not op["built"]:
+            return None
+        if op["file"] and not os.path.exists(op["file"]):
+            return None
+    return known
+
+
+def _built(path: Path) -> set[str]:
+    known = _read(path) or {"ops": {}}
+    return {name for name, op in known["ops"].items() if op["built"]}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        # A file of somebody else's making in a shared folder is not to be believed.
+        if path.stat().st_uid != os.getuid():
+            return None
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return known if isinstance(known.get("ops"), dict) else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _keep(path: Path, known: dict[str, Any]) -> None:
+    # A cache that cannot be kept only costs the next start two seconds.
+    with contextlib.suppress(OSError):
+        write_json(path, known, durable=False)
+
+
+def _ask(build: set[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "harness.probe", "--build", *sorted(build)]
+    empty = {"torch": None, "gpus": [], "backends": [], "bf16": {}, "ops": {}}
+    tree.free_stale_locks()
+    child = subprocess.Popen(
+        command,
+        cwd=project_root(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, errors = child.communicate(timeout=PROBE_SECONDS)
+        return json.loads(said.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        reason = f"no answer in {PROBE_SECONDS} s (compiling DeepSpeed's ops?)"
+    except (ValueError, IndexError):
+        last = (errors.strip().splitlines() or ["nothing"])[-1][:200]
+        reason = f"exit code {child.returncode}: {last}"
+    finally:
+        _end(child)
+    return {**empty, "errors": {"probe": reason}}
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End the probe and its compilers: an interrupt first, at which torch releases its lock."""
+    for sign in (signal.SIGINT, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=15)

@@ -1,0 +1,183 @@
+"""Peak bytes of each phase of a run, on one rank. Around the step, never in it.
+
+Two meters with one face. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for a
+machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
+the model is built: host memory stands in for device memory there, and every result says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from harness.result import Peak
+
+__all__ = ["CudaMeter", "Meter", "ResidentMeter", "make_meter", "resident_peak_bytes"]
+
+# glibc returns freed blocks from this size on to the kernel at once, if told to.
+ALLOCATOR_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+
+
+class Meter(Protocol):
+    """Phases follow one another; entering one closes the last. A phase entered again keeps its
+    higher peak."""
+
+    kind: str
+    notes: list[str]
+    baseline_bytes: int
+    phases: dict[str, Peak]
+
+    def enter(self, phase: str) -> None:
+        """Close the phase that runs, and begin ``phase`` with peaks reset."""
+
+    def close(self) -> None:
+        """Close the phase that runs."""
+
+    def peak_bytes(self) -> int:
+        """The highest ``allocated`` so far, the running phase included."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+
+
+class _Phases:
+    """What both meters share: the book of phases."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, Peak] = {}
+        self._running: str | None = None
+
+    def enter(self, phase: str) -> None:
+        self.close()
+        self._reset()
+        self._running = phase
+
+    def close(self) -> None:
+        if self._running is None:
+            return
+        seen, kept = self._read(), self.phases.get(self._running)
+        if kept is None or seen.allocated > kept.allocated:
+            self.phases[self._running] = seen
+        self._running = None
+
+    def peak_bytes(self) -> int:
+        peaks = [p.allocated for p in self.phases.values()]
+        return max([*peaks, self._read().allocated])
+
+    def _reset(self) -> None:
+        raise NotImplementedError
+
+    def _read(self) -> Peak:
+        raise NotImplementedError
+
+
+class CudaMeter(_Phases):
+    """The caching allocator's peaks, and the device's own count of used bytes.
+
+    ``process`` is total minus free bytes of the device (cudaMemGetInfo) at the end of the phase:
+    the allocator's reserve, the CUDA context, NCCL and library workspaces. It is this process's
+    alone because a run is refused on a GPU that other processes use.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.notes: list[str] = []
+        free, total = torch.cuda.mem_get_info(device)
+        self.baseline_bytes = total - free
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def _reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _read(self) -> Peak:
+        stats = torch.cuda.memory_stats(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return Peak(
+            allocated=stats.get("allocated_bytes.all.peak", 0),
+            reserved=stats.get("reserved_bytes.all.peak", 0),
+            active=stats.get("active_bytes.all.peak", 0),
+            process=total - free,
+        )
+
+
+class ResidentMeter(_Phases):
+    """The process's resident high-water mark (VmHWM) above a baseline.
+
+    Follows live tensors only if freed memory goes back to the kernel at once: see
+    ALLOCATOR_SETTINGS, which must be in the environment when the process starts.
+    """
+
+    kind = "resident"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = _resident_notes()
+        self._reset()
+        self.baseline_bytes = resident_peak_bytes()
+
+    def synchronize(self) -> None:
+        """Work on a CPU is done when the call returns."""
+
+    def _reset(self) -> None:
+        _trim()
+        try:
+            # Sets the high-water mark back to the resident size of now (proc(5), since 4.0).
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            note = (
+                "the kernel would not reset the high-water mark: a phase may show an earlier peak"
+            )
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def _read(self) -> Peak:
+        peak = resident_peak_bytes()
+        return Peak(allocated=max(0, peak - self.baseline_bytes), process=peak)
+
+
+def make_meter(device: torch.device) -> Meter:
+    """The meter for ``device``."""
+    return CudaMeter(device) if device.type == "cuda" else ResidentMeter()
+
+
+def resident_peak_bytes() -> int:
+    """Resident high-water mark of this process, in bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def pinned_bytes() -> int:
+    """Peak bytes of pinned host memory held by torch's allocator, 0 without a GPU."""
+    if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
+        return 0
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+
+
+def _trim() -> None:
+    """Give freed heap pages back, so that the mark starts at what is really held."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _resident_notes() -> list[str]:
+    unset = [k for k, v in ALLOCATOR_SETTINGS.items() if os.environ.get(k) != v]
+    if not unset:
+        return []
+    wanted = " ".join(f"{k}={ALLOCATOR_SETTINGS[k]}" for k in unset)
+    return [f"freed memory may still be counted: start with {wanted} in the environment"]

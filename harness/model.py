@@ -1,0 +1,354 @@
+"""DiT: a transformer that denoises latents, after Peebles & Xie 2022 (arXiv:2212.09748).
+
+Written anew; parameter names and shapes are those of the public reference
+(github.com/facebookresearch/DiT), so that its checkpoints load with ``strict=True``.
+
+Shape suffixes: B batch, C channels, H height, W width of the latent; T tokens, D hidden size,
+F frequencies, N attention heads, K head size. adaLN's shift, scale and gate are [B, 1, D].
+
+Two places are left open for strategies, both plain callables that own no parameters:
+``DiT.run_blocks`` (how the blocks are run) and ``Attention.attend`` (how attention is computed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.presets import FREQUENCIES, PRESETS
+
+__all__ = ["Attention", "Block", "DiT", "attend", "build", "guide", "run_blocks"]
+
+AWAKE_STD = 0.02
+
+
+def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tensor:
+    """Run the blocks in order; the default of ``DiT.run_blocks``."""
+    for block in blocks:
+        x_BTD = block(x_BTD, c_BD)
+    return x_BTD
+
+
+def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
+    """Softmax attention, torch's choice of kernel; the default of ``Attention.attend``."""
+    return F.scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
+
+
+def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor:
+    """Classifier-free guidance (Ho & Salimans 2022, arXiv:2207.12598).
+
+    Args:
+        out_BCHW: outputs for the same inputs with labels (first half) and without (second half).
+        scale: 1 is the conditional output, more moves away from the unconditional one.
+        channels: how many leading channels are guided; None for all.
+
+    Returns:
+        The first half's outputs, [B / 2, C, H, W], guided.
+    """
+    conditional, unconditional = out_BCHW.chunk(2)
+    guided = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
+    return guided if channels is None else torch.cat([guided, conditional[:, channels:]], dim=1)
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches to tokens: [B, C, H, W] -> [B, T, D]."""
+
+    def __init__(self, patch_size: int, channels: int, hidden_size: int):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, hidden_size, patch_size, stride=patch_size)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.proj(x_BCHW).flatten(2).transpose(1, 2)
+
+
+class TimestepEmbedder(nn.Module):
+    """Timesteps, whole or fractional, to vectors: [B] -> [B, D]."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(FREQUENCIES, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
+        )
+
+    @staticmethod
+    def frequencies(t_B: Tensor) -> Tensor:
+        """Cosines, then sines, of t at geometric frequencies 1 .. 1/10000: [B] -> [B, F] float32.
+
+        Computed on the device at every call: a buffer would be rounded with the weights when the
+        model is turned to bfloat16, and t up to 999 needs more than its 8 bits.
+        """
+        half = FREQUENCIES // 2
+        index = torch.arange(half, dtype=torch.float32, device=t_B.device)
+        angle_BF = t_B[:, None].float() * torch.exp(index * -math.log(10000) / half)
+        return torch.cat([angle_BF.cos(), angle_BF.sin()], dim=-1)
+
+    def forward(self, t_B: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.mlp(self.frequencies(t_B).to(dtype))
+
+
+class LabelEmbedder(nn.Module):
+    """Class labels to vectors, [B] -> [B, D]; the last row of the table stands for "no class"."""
+
+    def __init__(self, classes: int, hidden_size: int, dropout: float):
+        super().__init__()
+        self.embedding_table = nn.Embedding(classes + (dropout > 0), hidden_size)
+        self.num_classes = classes
+        self.dropout_prob = dropout
+
+    def forward(self, y_B: Tensor, drop_B: Tensor | None) -> Tensor:
+        """``drop_B`` says which labels are withheld; without it chance does, in training only."""
+        if drop_B is None and self.training and self.dropout_prob > 0:
+            drop_B = torch.rand(len(y_B), device=y_B.device) < self.dropout_prob
+        if drop_B is not None:
+            y_B = torch.where(drop_B, self.num_classes, y_B)
+        return self.embedding_table(y_B)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, [B, T, D] -> [B, T, D]; ``attend`` may be replaced."""
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attend
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        qkv_BT3NK = self.qkv(x_BTD).unflatten(2, (3, self.num_heads, -1))
+        q_BNTK, k_BNTK, v_BNTK = qkv_BT3NK.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(self.attend(q_BNTK, k_BNTK, v_BNTK).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with the tanh form of GELU between: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, hidden_size: int, inner_size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, inner_size)
+        self.act = nn.GELU(approximate="tanh")
+        self.fc2 = nn.Linear(inner_size, hidden_size)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x_BTD)))
+
+
+def _modulation(hidden_size: int, parts: int) -> nn.Sequential:
+    return nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, parts * hidden_size))
+
+
+def _norm(hidden_size: int) -> nn.LayerNorm:
+    return nn.LayerNorm(hidden_size, elementwise_affine=False, eps=1e-6)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each shifted, scaled and gated by the condition (adaLN-Zero)."""
+
+    def __init__(self, hidden_size: int, num_heads: int, mlp_ratio: float):
+        super().__init__()
+        self.norm1 = _norm(hidden_size)
+        self.attn = Attention(hidden_size, num_heads)
+        self.norm2 = _norm(hidden_size)
+        self.mlp = Mlp(hidden_size, int(hidden_size * mlp_ratio))
+        self.adaLN_modulation = _modulation(hidden_size, 6)
+
+    def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
+        parts = self.adaLN_modulation(c_BD).unsqueeze(1).chunk(6, dim=2)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        # addcmul(a, b, c) = a + b * c in one pass over memory instead of two.
+        attended = self.attn(torch.addcmul(shift1, self.norm1(x_BTD), 1 + scale1))
+        x_BTD = torch.addcmul(x_BTD, gate1, attended)
+        mixed = self.mlp(torch.addcmul(shift2, self.norm2(x_BTD), 1 + scale2))
+        return torch.addcmul(x_BTD, gate2, mixed)
+
+
+class FinalLayer(nn.Module):
+    """Tokens to patches of output: [B, T, D] -> [B, T, patch * patch * C]."""
+
+    def __init__(self, hidden_size: int, patch_size: int, channels: int):
+        super().__init__()
+        self.norm_final = _norm(hidden_size)
+        self.linear = nn.Linear(hidden_size, patch_size * patch_size * channels)
+        self.adaLN_modulation = _modulation(hidden_size, 2)
+
+    def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(c_BD).unsqueeze(1).chunk(2, dim=2)
+        return self.linear(torch.addcmul(shift, self.norm_final(x_BTD), 1 + scale))
+
+
+class DiT(nn.Module):
+    """A diffusion transformer; the arguments are the reference's."""
+
+    def __init__(
+        self,
+        input_size: int = 32,
+        patch_size: int = 2,
+        in_channels: int = 4,
+        hidden_size: int = 1152,
+        depth: int = 28,
+        num_heads: int = 16,
+        mlp_ratio: float = 4.0,
+        class_dropout_prob: float = 0.1,
+        num_classes: int = 1000,
+        learn_sigma: bool = True,
+    ):
+        super().__init__()
+        self.in_channels = in_channels
+        self.out_channels = in_channels * (1 + learn_sigma)
+        self.learn_sigma = learn_sigma
+        self.patch_size = patch_size
+        self.grid = input_size // patch_size
+        self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
+        self.t_embedder = TimestepEmbedder(hidden_size)
+        self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout_prob)
+        # Frozen, yet a parameter: the reference's checkpoints and counts have it so.
+        table = torch.zeros(1, self.grid**2, hidden_size)
+        self.pos_embed = nn.Parameter(table, requires_grad=False)
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
+        self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels)
+        self.run_blocks: Callable[[nn.ModuleList, Tensor, Tensor], Tensor] = run_blocks
+        self.initialize_weights()
+
+    def forward(
+        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None
+    ) -> Tensor:
+        """Predict noise (and its variance), or velocity, from noisy latents.
+
+        Args:
+            x_BCHW: noisy latents; cast to the weights' dtype.
+            t_B: timesteps, whole (0..999) or fractional.
+            y_B: int64 class labels; ``num_classes`` means none.
+            drop_B: bool, which labels to withhold. None: chance decides in training, none in eval.
+
+        Returns:
+            [B, out_channels, H, W] in the compute dtype; the loss upcasts.
+        """
+        # The position table's dtype is the model's: it alone is never quantised or adapted.
+        dtype = self.pos_embed.dtype
+        x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.pos_embed
+        c_BD = self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
+        x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
+        return self.unpatchify(self.final_layer(x_BTD, c_BD))
+
+    def unpatchify(self, x_BTP: Tensor) -> Tensor:
+        """[B, T, patch * patch * C] -> [B, C, H, W]."""
+        size = self.grid * self.patch_size
+        x = x_BTP.unflatten(2, (self.patch_size, self.patch_size, self.out_channels))
+        x = x.unflatten(1, (self.grid, self.grid)).permute(0, 5, 1, 3, 2, 4)
+        return x.reshape(len(x), self.out_channels, size, size)
+
+    def forward_with_cfg(
+        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, cfg_scale: float, channels: int | None = 3
+    ) -> Tensor:
+        """Guided forward as in the reference: the second half of the batch carries null labels.
+
+        Args:
+            channels: leading channels to guide; 3 is what the published samples were made with,
+                None guides all ``in_channels``.
+
+        Returns:
+            [B, out_channels, H, W]: the guided half twice, then each half's own other channels.
+        """
+        channels = self.in_channels if channels is None else channels
+        first = x_BCHW.chunk(2)[0]
+        out = self(torch.cat([first, first]), t_B, y_B)
+        guided = guide(out[:, :channels], cfg_scale)
+        return torch.cat([torch.cat([guided, guided]), out[:, channels:]], dim=1)
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """The reference's initialisation; sets every parameter, so a model on storage from
+        ``to_empty`` needs no more than this call."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                _fill(module, nn.init.xavier_uniform_)
+        # A patch embedding is a linear layer in a convolution's clothes.
+        _fill(self.x_embedder.proj, lambda w: nn.init.xavier_uniform_(w.view(len(w), -1)))
+        table = sincos_table(self.pos_embed.shape[-1], self.grid)
+        self.pos_embed.copy_(torch.from_numpy(table))
+        nn.init.normal_(self.y_embedder.embedding_table.weight, std=0.02)
+        for index in (0, 2):
+            nn.init.normal_(self.t_embedder.mlp[index].weight, std=0.02)
+        for layer in self._zeroed():
+            _fill(layer, nn.init.zeros_)
+
+    @torch.no_grad()
+    def wake(self) -> None:
+        """Fill with N(0, 0.02) what adaLN-Zero starts at zero.
+
+        At zero every block is the identity and the output is constant, so the first optimizer
+        steps leave almost all weights without a gradient: two strategies would agree in loss
+        whatever they did to the blocks, and a comparison would test almost nothing.
+        """
+        for layer in self._zeroed():
+            nn.init.normal_(layer.weight, std=AWAKE_STD)
+            nn.init.normal_(layer.bias, std=AWAKE_STD)
+
+    def _zeroed(self) -> list[nn.Linear]:
+        ends = [block.adaLN_modulation[-1] for block in self.blocks]
+        return [*ends, self.final_layer.adaLN_modulation[-1], self.final_layer.linear]
+
+
+def _fill(layer: nn.Module, fill: Callable[[Tensor], object]) -> None:
+    fill(layer.weight)
+    nn.init.zeros_(layer.bias)
+
+
+def sincos_table(hidden_size: int, grid: int) -> np.ndarray:
+    """Position embedding float64 [grid * grid, D]: sines and cosines of the column, then the row.
+
+    Column first as in MAE (arXiv:2111.06377), whose table the reference took.
+    """
+    quarter = hidden_size // 4
+    omega = 10000.0 ** -(np.arange(quarter) / quarter)
+    rows, columns = np.divmod(np.arange(grid * grid), grid)
+    angles = [np.outer(place, omega) for place in (columns, rows)]
+    return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
+
+
+def build(
+    preset: str,
+    *,
+    input_size: int,
+    channels: int,
+    classes: int,
+    seed: int,
+    init: str = "adaln_zero",
+    learn_sigma: bool = True,
+    class_dropout: float = 0.1,
+) -> DiT:
+    """A DiT on the CPU with float32 weights that depend on the arguments alone.
+
+    Args:
+        preset: a name in ``harness.presets.PRESETS``.
+        init: "adaln_zero", the reference's, or "awake", which fills its zeros (see ``wake``).
+        learn_sigma: the objective's; doubles the output channels.
+        class_dropout: only whether it is 0 matters here: then the table has no null row.
+
+    Raises:
+        ValueError: an unknown preset or init, or a patch that does not tile the input.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"unknown model {preset!r}; one of {', '.join(PRESETS)}")
+    if init not in ("adaln_zero", "awake"):
+        raise ValueError(f"unknown init {init!r}; one of adaln_zero, awake")
+    shape = PRESETS[preset]
+    shape.tokens(input_size)
+    # On meta first: torch's own default initialisation would be drawn only to be overwritten.
+    with torch.device("meta"):
+        model = DiT(
+            input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
+            shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma,
+        )  # fmt: skip
+    model.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.initialize_weights()
+        if init == "awake":
+            model.wake()
+    return model

@@ -1,0 +1,292 @@
+"""How a run ended, in one word and one sentence: a pure function of the facts left behind.
+
+The result file decides, not the exit code: a finished DeepSpeed run sometimes exits 1 at
+shutdown, and a launcher whose worker was killed exits 1 as well.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.log import decisive, first_match
+from harness.result import Status
+
+__all__ = ["Facts", "Outcome", "classify", "retryable", "where"]
+
+PHASES = ("start", "load", "prepare", "warmup", "measure", "anatomy", "evidence", "save", "done")
+TRAINING = PHASES[PHASES.index("warmup") :]
+
+# The device's allocator and the libraries on top of it; torch.OutOfMemoryError is the device's.
+GPU_OOM = re.compile(
+    r"(?:CUDA|HIP|XPU) out of memory|\bOutOfMemoryError\b"
+    r"|(?:CUDA|HIP)(?: driver| runtime)? error: out of memory"
+    r"|Error \[CUDA\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
+    r"|cudaErrorMemoryAllocation|CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+    r"|Cuda failure.*out of memory"
+)
+# Pinned memory is host memory, though the message comes from CUDA.
+PINNED = re.compile(
+    r"(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc).*out of memory"
+    r"|out of memory.*(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc)",
+    re.DOTALL,
+)
+PINNING = re.compile(r"pin[_ ]memory|get_pinned|pinned_allocator|CachingHostAllocator")
+HOST_OOM = re.compile(
+    r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (?:can't|not enough)"
+    r"|Cannot allocate memory|\[Errno 12\]|Unable to allocate .* for an array"
+    r"|System unable to allocate necessary resources"
+)
+SHM_FULL = re.compile(
+    r"insufficient shared memory|(?:/torch_|/dev/shm|shared memory).*No space left on device"
+    r"|No space left on device.*(?:/torch_|/dev/shm|shared memory)|SIGBUS|Bus error"
+)
+DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded")
+ADDRESS = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
+SIGKILLED = re.compile(r"Signal 9 \(SIGKILL\)|exitcode\s*: -9\b|Signals\.SIGKILL")
+CRASHED = re.compile(r"(?:Signal \d+ \(|Signals\.)(SIG(?:SEGV|ABRT|ILL|FPE))")
+# What the other ranks say when one has died: true, but never the cause.
+SECONDARY = re.compile(
+    r"Connection (?:closed|reset|refused)|Broken pipe|closed by peer|remote process exited"
+    r"|DistStoreError|DistNetworkError|Socket Timeout|recvValue failed|Timed out waiting"
+    r"|Watchdog caught"
+)
+WAYS_OUT = {
+    r"invalid device ordinal|Duplicate GPU": "give --processes no more than there are GPUs",
+    r"ModuleNotFoundError|ImportError": "install what is missing; doctor names what is needed",
+    r"no kernel image is available": "install a torch build that supports this GPU",
+    r"Watchdog caught|Timed out waiting": "one rank waited for another in vain; see log.txt",
+}
+SHELL_SIGKILL = 128 + signal.SIGKILL
+READ_LOG = "read log.txt in the run's folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known when a run has ended.
+
+    ``result`` is the status in the worker's result file, None without one. ``failures`` and
+    ``statuses`` are the ranks' files, ``log`` the end of the output. The kernel's counters are
+    the kills during the run: on the whole machine, and by the container's memory limit.
+    """
+
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: str | None = None
+    timeout_seconds: float | None = None
+    result: Status | None = None
+    result_reason: str | None = None
+    result_way_out: str | None = None
+    failures: tuple[Mapping[str, Any], ...] = ()
+    statuses: tuple[Mapping[str, Any], ...] = ()
+    log: str = ""
+    machine_kills: int = 0
+    group_kills: int = 0
+    group_limit_bytes: int | None = None
+    recipe: str = ""
+    processes: int = 1
+
+
+class Outcome(NamedTuple):
+    """The row's status; ``reason`` is one sentence, ``way_out`` what to do about it."""
+
+    status: Status
+    reason: str | None = None
+    way_out: str | None = None
+
+
+def classify(facts: Facts) -> Outcome:
+    """The outcome that the facts show; the first rule that holds decides."""
+    if facts.result is not None:
+        return Outcome(facts.result, facts.result_reason, facts.result_way_out)
+    if facts.stopped == "interrupted":
+        reason = f"interrupted in {_at(facts)}"
+        return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes here")
+    causes = _causes(facts)
+    return (
+        _first(_of_failure(facts, failure) for failure in causes)
+        or _killed_for_memory(facts)
+        or _timed_out(facts)
+        or (_failed(facts, causes[0]) if causes else None)
+        or _of_log(facts)
+        or _of_signal(facts)
+        or _unexplained(facts)
+    )
+
+
+def retryable(facts: Facts) -> bool:
+    """Whether only the port was taken: nothing was trained yet, so another port may do."""
+    if facts.result is not None or facts.stopped:
+        return False
+    texts = [_headline(f) for f in facts.failures] + [facts.log]
+    begun = any(status.get("phase") in TRAINING for status in facts.statuses)
+    return not begun and any(ADDRESS.search(text) for text in texts)
+
+
+def where(facts: Facts) -> tuple[str, int]:
+    """Phase and step of the rank that failed, else of the one that had come least far."""
+    known = _causes(facts) or facts.failures or facts.statuses
+    places = [(str(f.get("phase", "start")), int(f.get("step") or 0)) for f in known]
+    places = [(p if p in PHASES else "start", step) for p, step in places]
+    return min(places, key=lambda p: (PHASES.index(p[0]), p[1]), default=("start", 0))
+
+
+def _first(outcomes: Iterable[Outcome | None]) -> Outcome | None:
+    return next((outcome for outcome in outcomes if outcome), None)
+
+
+def _causes(facts: Facts) -> list[Mapping[str, Any]]:
+    """The failures but those that another rank's death explains."""
+    texts = [(failure, _headline(failure)) for failure in facts.failures]
+    return [f for f, text in texts if GPU_OOM.search(text) or not SECONDARY.search(text)]
+
+
+def _headline(failure: Mapping[str, Any]) -> str:
+    return f"{failure.get('type', '')}: {failure.get('message', '')}"
+
+
+def _of_failure(facts: Facts, failure: Mapping[str, Any]) -> Outcome | None:
+    """Out of memory, as an exception that a rank reported."""
+    text, rank = _headline(failure), f"rank {failure.get('rank', 0)}"
+    pinning = PINNING.search("\n".join(str(failure.get("traceback", "")).splitlines()[-12:]))
+    device_type = str(failure.get("type", "")).endswith("OutOfMemoryError")
+    if PINNED.search(text) or (GPU_OOM.search(text) and pinning and not device_type):
+        return _host(facts, f"{rank} could not pin host memory in {_at(facts)}: {_line(text)}")
+    if GPU_OOM.search(text):
+        return _gpu(facts, f"{rank} ran out of GPU memory in {_at(facts)}: {_line(text)}", text)
+    if SHM_FULL.search(text):
+        return _shared_memory(_line(text))
+    if HOST_OOM.search(text):
+        return _host(facts, f"{rank} ran out of host memory in {_at(facts)}: {_line(text)}")
+    return None
+
+
+def _killed_for_memory(facts: Facts) -> Outcome | None:
+    """SIGKILL, and a counter of the kernel's that rose meanwhile."""
+    if facts.stopped or not _sigkilled(facts) or not (facts.machine_kills or facts.group_kills):
+        return None
+    who = "the kernel's out-of-memory killer"
+    if facts.group_kills:
+        limit = facts.group_limit_bytes
+        size = f" of {limit / 2**30:.1f} GiB" if limit else ""
+        who = f"the container's memory limit{size}"
+    return _host(facts, f"killed (SIGKILL) in {_at(facts)} by {who}")
+
+
+def _sigkilled(facts: Facts) -> bool:
+    ended = facts.signal == signal.SIGKILL or facts.exit_code == SHELL_SIGKILL
+    return ended or bool(SIGKILLED.search(facts.log))
+
+
+def _timed_out(facts: Facts) -> Outcome | None:
+    if facts.stopped != "timeout":
+        return None
+    limit = f"{facts.timeout_seconds:g} s" if facts.timeout_seconds else "its deadline"
+    reason = f"not done after {limit}: stopped in {_at(facts)}"
+    return Outcome(Status.TIMEOUT, reason, "give a longer --timeout, or fewer --steps")
+
+
+def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
+    text = _headline(failure)
+    reason = f"rank {failure.get('rank', 0)} failed in {_at(facts)}: {_line(text)}"
+    return Outcome(Status.FAILED, reason, _way_out(text))
+
+
+def _of_log(facts: Facts) -> Outcome | None:
+    """What ranks that could not report (crashed in native code) left in the output."""
+    for pattern, kind, say in (
+        (PINNED, _host, "could not pin host memory"),
+        (GPU_OOM, _gpu, "ran out of GPU memory"),
+        (HOST_OOM, _host, "ran out of host memory"),
+    ):
+        line = first_match(pattern, facts.log)
+        if line and kind is _gpu:
+            return _gpu(facts, f"{say} in {_at(facts)}: {_line(line)}", line)
+        if line:
+            return kind(facts, f"{say} in {_at(facts)}: {_line(line)}")
+    if line := first_match(SHM_FULL, facts.log):
+        return _shared_memory(_line(line))
+    if line := first_match(ADDRESS, facts.log):
+        reason = f"the port for the processes to meet was taken: {_line(line)}"
+        return Outcome(Status.FAILED, reason, "run it again: a free port is chosen each time")
+    return None
+
+
+def _of_signal(facts: Facts) -> Outcome | None:
+    if facts.stopped is None and _sigkilled(facts):
+        reason = "killed by SIGKILL from outside, no out-of-memory kill was counted"
+        way_out = "look for who sent it: a job scheduler, earlyoom or systemd-oomd"
+        return Outcome(Status.FAILED, f"{reason}, in {_at(facts)}", way_out)
+    if crash := CRASHED.search(facts.log):
+        reason = f"a process crashed with {crash[1]} in {_at(facts)}"
+        return Outcome(Status.FAILED, reason, READ_LOG)
+    return None
+
+
+def _unexplained(facts: Facts) -> Outcome:
+    ended = f"exit code {facts.exit_code}" if facts.signal is None else f"signal {facts.signal}"
+    if facts.stopped == "lingered":
+        ended = "a failure, and hung after it"
+    line = decisive(facts.log)
+    if facts.failures and (not line or SECONDARY.search(line)):
+        line = _headline(facts.failures[0])
+    said = f": {_line(line)}" if line else ", with no message"
+    return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _way_out(line))
+
+
+def _gpu(facts: Facts, reason: str, text: str) -> Outcome:
+    others = re.search(r"Process (\d+) has ([\d.]+ [KMG]iB)", text)
+    also = f"; process {others[1]} holds {others[2]} of the GPU as well" if others else ""
+    return Outcome(Status.GPU_OOM, reason, _less_memory(facts.recipe, host=False) + also)
+
+
+def _host(facts: Facts, reason: str) -> Outcome:
+    way_out = _less_memory(facts.recipe, host=True)
+    if facts.processes > 1:
+        way_out += f", or fewer --processes than {facts.processes}"
+    return Outcome(Status.HOST_OOM, reason, way_out)
+
+
+def _shared_memory(line: str) -> Outcome:
+    way_out = "make /dev/shm larger (docker run --shm-size=8g), or delete what fills it"
+    bus = re.search("SIGBUS|Bus error", line)
+    what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
+    return Outcome(Status.FAILED, f"{what}: {line}", way_out)
+
+
+def _less_memory(recipe: str, *, host: bool) -> str:
+    """What the recipe has not tried yet, the cheapest first."""
+    names = [word.partition(":")[0] for word in recipe.split("+")]
+    sharding, ways = names[0], []
+    if "checkpoint" not in names:
+        ways.append("add checkpoint (recomputes activations)")
+    if "accumulate" not in names:
+        ways.append("feed less at once with accumulate:steps=2")
+    if host and sharding.endswith("_offload"):
+        ways.append("use zero3 without offload, or zero3_nvme")
+    elif not host and sharding in ("single", "ddp", "zero1", "zero2"):
+        ways.append("shard more with zero3")
+    elif not host and sharding == "zero3":
+        ways.append("use zero3_offload")
+    ways.append("a smaller --global-batch")
+    return ", or ".join(ways)
+
+
+def _way_out(text: str) -> str:
+    if DISK_FULL.search(text):
+        return "free space on the disk of the results folder"
+    return next((way for pattern, way in WAYS_OUT.items() if re.search(pattern, text)), READ_LOG)
+
+
+def _at(facts: Facts) -> str:
+    phase, step = where(facts)
+    return f"phase {phase}, step {step}" if step else f"phase {phase}"
+
+
+def _line(text: str, width: int = 240) -> str:
+    """The first line of a message, cut to ``width``."""
+    line = next((part.strip() for part in text.splitlines() if part.strip(" :")), "").rstrip(":. ")
+    return line if len(line) <= width else line[: width - 3] + "..."

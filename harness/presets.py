@@ -1,0 +1,153 @@
+"""DiT sizes, and what follows from a size alone: parameters and FLOPs. Imports no torch.
+
+Source: Peebles & Xie 2022, arXiv:2212.09748, table 1. The paper's "Gflops" are multiply-adds;
+FLOPs here count a multiply-add as two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+__all__ = [
+    "FREQUENCIES",
+    "PRESETS",
+    "Shape",
+    "forward_flops",
+    "largest_block_count",
+    "parameter_count",
+    "train_flops",
+    "trainable_count",
+]
+
+FREQUENCIES = 256
+"""Width of the sinusoidal timestep embedding; the same in every preset."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The five numbers that fix a DiT besides its data."""
+
+    depth: int
+    hidden_size: int
+    num_heads: int
+    patch_size: int
+    mlp_ratio: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads or self.hidden_size % 4:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}; it must divide by num_heads "
+                f"({self.num_heads}) and by 4 (sine and cosine, height and width)"
+            )
+
+    @property
+    def mlp_size(self) -> int:
+        """Hidden units of a block's MLP."""
+        return int(self.hidden_size * self.mlp_ratio)
+
+    def tokens(self, input_size: int) -> int:
+        """Tokens of one sample.
+
+        Raises:
+            ValueError: patches do not tile the input.
+        """
+        if input_size % self.patch_size:
+            raise ValueError(
+                f"input_size {input_size} does not divide by patch_size {self.patch_size}; "
+                "choose a preset with a patch that does"
+            )
+        return (input_size // self.patch_size) ** 2
+
+
+_FAMILIES = {
+    # T is not of the paper: small enough that five minutes on two CPU cores teach it digits.
+    "DiT-T": Shape(depth=4, hidden_size=128, num_heads=4, patch_size=2),
+    "DiT-S": Shape(depth=12, hidden_size=384, num_heads=6, patch_size=2),
+    "DiT-B": Shape(depth=12, hidden_size=768, num_heads=12, patch_size=2),
+    "DiT-L": Shape(depth=24, hidden_size=1024, num_heads=16, patch_size=2),
+    "DiT-XL": Shape(depth=28, hidden_size=1152, num_heads=16, patch_size=2),
+}
+
+PRESETS: dict[str, Shape] = {
+    f"{name}/{patch}": dataclasses.replace(shape, patch_size=patch)
+    for name, shape in _FAMILIES.items()
+    for patch in (2, 4, 8)
+}
+"""Name -> shape: DiT-{T,S,B,L,XL}/{2,4,8}."""
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def largest_block_count(shape: Shape) -> int:
+    """Parameters of one transformer block: what sharding gathers at once at the least."""
+    d, m = shape.hidden_size, shape.mlp_size
+    attention = _linear(d, 3 * d) + _linear(d, d)
+    return attention + _linear(d, m) + _linear(m, d) + _linear(d, 6 * d)
+
+
+def parameter_count(
+    shape: Shape,
+    input_size: int = 32,
+    channels: int = 4,
+    classes: int = 1000,
+    learn_sigma: bool = True,
+) -> int:
+    """Elements of all parameters, with the frozen position table and the null class's row."""
+    frozen = shape.tokens(input_size) * shape.hidden_size
+    return trainable_count(shape, input_size, channels, classes, learn_sigma) + frozen
+
+
+def trainable_count(
+    shape: Shape,
+    input_size: int = 32,
+    channels: int = 4,
+    classes: int = 1000,
+    learn_sigma: bool = True,
+) -> int:
+    """Elements of the parameters that take gradients: all but the position table."""
+    d, area = shape.hidden_size, shape.patch_size**2
+    embedders = _linear(channels * area, d) + _linear(FREQUENCIES, d) + _linear(d, d)
+    labels = (classes + 1) * d
+    final = _linear(d, area * channels * (1 + learn_sigma)) + _linear(d, 2 * d)
+    return embedders + labels + shape.depth * largest_block_count(shape) + final
+
+
+def forward_flops(
+    shape: Shape,
+    input_size: int = 32,
+    channels: int = 4,
+    batch: int = 1,
+    learn_sigma: bool = True,
+) -> int:
+    """FLOPs (2 x multiply-adds) of one forward pass over ``batch`` samples.
+
+    Counted: every matrix product, that is patch embedding, timestep MLP, adaLN, qkv, both
+    attention products, projection, MLP and final layer. Elementwise work is not, as in the paper
+    and in torch's FlopCounterMode, with which this agrees to the last FLOP.
+    """
+    tokens, d, m = shape.tokens(input_size), shape.hidden_size, shape.mlp_size
+    patch = channels * shape.patch_size**2
+    conditioning = FREQUENCIES * d + d * d
+    attention = tokens * (3 * d * d + d * d) + 2 * tokens * tokens * d
+    block = attention + 2 * tokens * d * m + 6 * d * d
+    final = tokens * d * patch * (1 + learn_sigma) + 2 * d * d
+    macs = tokens * patch * d + conditioning + shape.depth * block + final
+    return 2 * batch * macs
+
+
+def train_flops(
+    shape: Shape,
+    input_size: int = 32,
+    channels: int = 4,
+    batch: int = 1,
+    learn_sigma: bool = True,
+) -> int:
+    """Model FLOPs of one training step: 3 x forward (backward costs two products for each one).
+
+    Work that a strategy repeats (activation recompute) is not counted, so that a strategy cannot
+    look faster by doing more (the MFU convention of PaLM, arXiv:2204.02311, appendix B).
+    """
+    return 3 * forward_flops(shape, input_size, channels, batch, learn_sigma)

@@ -1,0 +1,170 @@
+"""What torch and DeepSpeed can do on this machine, found out in a process of its own.
+
+    python -m harness.probe [--build OP ...]
+
+prints one line of JSON. ``harness.doctor`` starts it, so that the launching process never imports
+torch (a CUDA context there would be counted as memory). Nothing that is missing makes it fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+__all__ = ["OPS", "PACKAGES", "facts", "main"]
+
+PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
+
+OPS = {
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "shm_comm": "ShareMemCommBuilder",
+}
+"""DeepSpeed ops that compile on first use -> their builders. shm_comm exists without a GPU only."""
+
+DECISIVE = ("error:", "fatal", "not found", "cannot find", "unable", "missing", "does not exist")
+"""What the line of a failed build that says why tends to contain."""
+LONGEST = 400
+"""Characters; a longer line is a compiler's command."""
+
+
+def facts(build: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything, as plain data; ops named in ``build`` are compiled and loaded."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "torch": None,
+        "gpus": [],
+        "backends": [],
+        "bf16": {},
+        "ops": {},
+        "errors": {},
+    }
+    for name, look in (("torch", _torch), ("deepspeed", lambda: {"ops": _ops(build)})):
+        try:
+            found |= look()
+        except (Exception, SystemExit) as error:  # whatever a broken install raises is the answer
+            found["errors"][name] = decisive(f"{type(error).__name__}: {error}")
+    return found
+
+
+def version(name: str) -> str | None:
+    """Version of an installed package, None where it is absent."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    has = torch.distributed.is_available()
+    checks = {"gloo": has and torch.distributed.is_gloo_available()}
+    checks["nccl"] = has and torch.distributed.is_nccl_available()
+    gpus = [_gpu(torch, i) for i in range(torch.cuda.device_count())] if cuda else []
+    bf16 = {"cpu": reason_against(lambda: _bf16_product(torch))}
+    if gpus:
+        slow = [g["name"] for g in gpus if not g["bf16"]]
+        bf16["cuda"] = f"{slow[0]} computes no bfloat16 of its own" if slow else ""
+    build = {"version": torch.__version__, "cuda": torch.version.cuda}
+    backends = [name for name, there in checks.items() if there]
+    return {"torch": build, "gpus": gpus, "backends": backends, "bf16": bf16}
+
+
+def _gpu(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    capability = torch.cuda.get_device_capability(index)
+    return {
+        "name": properties.name,
+        "total_bytes": properties.total_memory,
+        "capability": list(capability),
+        "bf16": capability >= (8, 0),
+    }
+
+
+def _bf16_product(torch: Any) -> None:
+    side = 8
+    ones = torch.ones(side, side, dtype=torch.bfloat16)
+    if float((ones @ ones)[0, 0]) != side:
+        raise RuntimeError("a bfloat16 product came out wrong")
+
+
+def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
+    import deepspeed  # noqa: F401  (a broken install fails here, by its own name)
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    found = {}
+    for name, kind in OPS.items():
+        if name == "shm_comm" and accelerator.device_name() != "cpu":
+            continue
+        found[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
+    return found
+
+
+def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
+    """Whether one op can be used: ``reason`` is empty if so; ``file`` is what was built."""
+    begun, file = time.perf_counter(), None
+
+    def look() -> None:
+        nonlocal file
+        builder = make()
+        if builder is None or not builder.is_compatible(verbose=False):
+            log = getattr(builder, "error_log", None) or "DeepSpeed finds it not compatible"
+            raise RuntimeError(log)
+        if build:
+            file = getattr(builder.load(verbose=False), "__file__", None)
+
+    reason = reason_against(look)
+    seconds = time.perf_counter() - begun
+    return {"ok": not reason, "reason": reason, "file": file, "built": build, "seconds": seconds}
+
+
+def reason_against(attempt: Callable[[], Any]) -> str:
+    """Why ``attempt`` fails, in one line; empty if it does not."""
+    try:
+        attempt()
+    except (Exception, SystemExit) as error:
+        return decisive(f"{type(error).__name__}: {error}")
+    return ""
+
+
+def decisive(text: str) -> str:
+    """The one line of a failure that says why, cut to 200 characters.
+
+    A failed compilation is hundreds of lines of which the first error matters; ninja's own
+    "build stopped" and the command lines are not it.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    telling = [x for x in lines if any(w in x.lower() for w in DECISIVE) and len(x) < LONGEST]
+    return (telling or lines)[0][:200]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the facts as the last line of stdout."""
+    parser = argparse.ArgumentParser(prog="python -m harness.probe", description=__doc__)
+    parser.add_argument("--build", nargs="*", default=[], choices=tuple(OPS), metavar="OP")
+    options = parser.parse_args(argv)
+    # Compilers and DeepSpeed write to stdout as they please: they get stderr instead.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    found = facts(options.build)
+    with os.fdopen(answer, "w", encoding="utf-8") as stream:
+        stream.write(json.dumps(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # extensions that were only loaded to be tried may abort in their destructors

@@ -1,0 +1,280 @@
+"""Run one command as a child whose whole tree of processes is ours, and leave nothing behind.
+
+Whatever ends the run (its own end, the deadline, Ctrl-C, a SIGTERM, even a SIGKILL of this
+process), no process of the tree and no shared memory segment of it remains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.tree import MARK, Tree, remove
+
+__all__ = ["CannotStart", "Ended", "Interrupted", "die_with_parent", "run_child"]
+
+TICK_SECONDS = 0.3
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended. ``exit_code`` is None where a signal ended it, which ``signal`` names.
+
+    ``stopped`` says that we ended it, and why: "timeout", "interrupted", "lingered" (its work
+    was done or had failed, but it did not end) or None. ``left_behind`` counts processes that
+    outlived the command and were ended; ``survivors`` those that not even SIGKILL ended.
+    ``tree_peak_bytes`` is the peak resident memory, summed over the tree.
+    """
+
+    exit_code: int | None
+    signal: int | None
+    wall_seconds: float
+    stopped: str | None
+    tree_peak_bytes: int
+    tree_processes: int
+    left_behind: int
+    survivors: int
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the deadline ended it."""
+        return self.stopped == "timeout"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal to this process ended it."""
+        return self.stopped == "interrupted"
+
+
+class CannotStart(OSError):
+    """The command or its log cannot be opened: nothing was started."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, SIGTERM or SIGHUP came while a child ran; raised after its tree has ended."""
+
+    def __init__(self, number: int, ended: Ended) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number, self.ended = number, ended
+
+
+def run_child(
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    log: Path,
+    timeout: float | None = None,
+    on_tick: Callable[[int], None] = lambda resident_bytes: None,
+    finished: Callable[[], bool] = lambda: False,
+    grace: float = 10.0,
+    linger: float = 30.0,
+    scratch: Sequence[Path] = (),
+) -> Ended:
+    """Run ``argv`` to its end, stdout and stderr in ``log``; times are in seconds.
+
+    ``on_tick`` gets the tree's resident bytes a few times a second. ``finished`` says that the
+    work is done (or lost): the child then has ``linger`` seconds to end by itself. ``scratch``
+    folders are removed at the end, also when this process is killed.
+
+    Raises:
+        CannotStart: no such command, or ``log`` cannot be written.
+        Interrupted: a signal came; the tree has ended.
+    """
+    mark, started = uuid.uuid4().hex, time.monotonic()
+    tree = Tree(mark)
+    with _catch_signals() as caught, _keeper(mark, scratch) as tell:
+        child = _spawn(argv, cwd, {**env, MARK: _marks(mark)}, log)
+        tree.adopt(child.pid)
+        watch = _Watch(tree, child, on_tick, finished, caught, tell)
+        left = survivors = 0
+        try:
+            stopped = watch.until_end(timeout, linger)
+            left = 0 if stopped else tree.wait(1.0)
+        finally:
+            survivors = tree.stop(grace, hurry=lambda: len(caught) > 1)
+            with suppress(subprocess.TimeoutExpired):  # one stuck in the kernel
+                child.wait(1.0)
+            tree.remove_files()
+            for folder in scratch:
+                remove(str(folder))
+    ended = Ended(
+        **_exit(child.returncode),
+        wall_seconds=time.monotonic() - started,
+        stopped=stopped,
+        tree_peak_bytes=tree.peak_bytes,
+        tree_processes=tree.processes_at_peak,
+        left_behind=left,
+        survivors=survivors,
+    )
+    if caught:
+        raise Interrupted(caught[0], ended)
+    return ended
+
+
+def _marks(mark: str) -> str:
+    """This run's mark, and that of an outer run, which must find what an inner one started."""
+    return ":".join(filter(None, (os.environ.get(MARK), mark)))
+
+
+def _exit(code: int | None) -> dict[str, int | None]:
+    if code is None or code >= 0:
+        return {"exit_code": code, "signal": None}
+    return {"exit_code": None, "signal": -code}
+
+
+def _spawn(
+    argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    try:
+        with log.open("ab") as stream:
+            return subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_bound_to(os.getpid(), signal.SIGTERM),  # noqa: PLW1509 (only prctl)
+            )
+    except OSError as error:
+        raise CannotStart(error.errno, error.strerror, str(error.filename or argv[0])) from None
+
+
+@dataclass
+class _Watch:
+    """The loop beside a running child."""
+
+    tree: Tree
+    child: subprocess.Popen[bytes]
+    on_tick: Callable[[int], None]
+    finished: Callable[[], bool]
+    caught: list[int]
+    tell: Callable[[set[str]], None]
+
+    def until_end(self, timeout: float | None, linger: float) -> str | None:
+        """Watch; why the child has to be stopped, or None when it ended by itself."""
+        started, finished_at = time.monotonic(), None
+        while True:
+            self.on_tick(self.tree.sample())
+            self.tell(self.tree.files)
+            if self._ends_within(TICK_SECONDS):
+                return None
+            now = time.monotonic()
+            if self.caught:
+                return "interrupted"
+            if finished_at is None and self.finished():
+                finished_at = now
+            if finished_at is not None and now - finished_at > linger:
+                return "lingered"
+            if timeout is not None and now - started > timeout:
+                return "timeout"
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+@contextmanager
+def _catch_signals() -> Iterator[list[int]]:
+    """Note signals instead of dying of them, so that cleaning up cannot be cut short."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {}
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
+            before[number] = signal.signal(number, lambda n, _: caught.append(n))
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _bound_to(parent: int, number: int) -> Callable[[], None]:
+    """What a child does between fork and exec: ask for ``number`` when ``parent`` dies."""
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: nothing may load after it
+
+    def bind() -> None:
+        prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return bind
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextmanager
+def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]], None]]:
+    """A small process that ends the tree should this one be killed; told what to remove then."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "harness.process", mark],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    told: set[str] = set()
+
+    def tell(paths: set[str]) -> None:
+        _send(keeper, sorted(paths - told))
+        told.update(paths)
+
+    tell({str(folder) for folder in scratch})
+    try:
+        yield tell
+    finally:
+        _send(keeper, ["done"])
+        with suppress(BrokenPipeError):
+            keeper.stdin.close()
+        keeper.wait()
+
+
+def _send(keeper: subprocess.Popen, lines: list[str]) -> None:
+    with suppress(BrokenPipeError):  # it was killed; the run goes on without its keeper
+        for line in lines:
+            keeper.stdin.write(line + "\n")
+        keeper.stdin.flush()
+
+
+def _keep(mark: str) -> None:
+    """The keeper: wait for the harness's end; without a last "done", end its tree."""
+    tree = Tree(mark)
+    told = sys.stdin.read().splitlines()
+    if told and told[-1] == "done":
+        return
+    tree.stop(grace_seconds=2.0)
+    tree.files.update(path for path in told if not os.path.isdir(path))
+    tree.remove_files()
+    for path in filter(os.path.isdir, told):
+        remove(path)
+
+
+if __name__ == "__main__":
+    _keep(sys.argv[1])

@@ -1,0 +1,186 @@
+"""Progress of a long suite: one live line on a terminal, one line an event in a log file.
+
+Which run of how many, its recipe, phase and step, elapsed time, and an estimate of the rest from
+the runs that have ended.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from harness.report import derive
+from harness.result import Result, Status
+
+__all__ = ["Progress", "clock", "make_console", "summary"]
+
+COLUMNS = 100
+"""Of a log file; a terminal has its own width."""
+
+HEARTBEAT_SECONDS = 60.0
+"""Between two lines of a run in a log file: few enough to read, often enough to see it lives."""
+STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
+WORDS = {
+    "import": "importing",
+    "start": "starting",
+    "load": "building the model",
+    "prepare": "preparing",
+    "warmup": "warm-up",
+    "measure": "measuring",
+    "anatomy": "tracing memory",
+    "done": "ending",
+}
+
+
+def make_console() -> Console:
+    """Standard output, as wide as the terminal, or as a log file should be."""
+    return Console() if sys.stdout.isatty() else Console(width=COLUMNS)
+
+
+class Progress:
+    """Shows a suite. Seconds everywhere; ``now`` is a clock that tests replace."""
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.now = console, now
+        self.recipes: list[str] = []
+        self.to_run: list[bool] = []
+        self.done = 0
+        self.last: dict[str, Any] = {}
+        self.spent: list[float] = []
+        self.run_begun = self.said = now()
+        self.recipe = ""
+        self.live: Live | None = None
+
+    # ---- events, in the order of a suite ----
+
+    def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
+        """A suite of these rows begins; the others are finished or cannot run here."""
+        self.recipes, self.to_run = recipes, to_run
+        rows = f"{len(recipes)} row{'s' * (len(recipes) != 1)}, {sum(to_run)} to run"
+        self.console.print(Text.assemble("suite ", (name, "bold"), f": {rows}"))
+
+    def begin_run(self, recipe: str, timeout: float | None) -> None:
+        """A row starts its processes; ``timeout`` is its deadline in seconds."""
+        self.recipe, self.last, self.run_begun = recipe, {}, self.now()
+        self.said = self.run_begun
+        if self.console.is_terminal:
+            self.live = Live(
+                get_renderable=self.line,
+                console=self.console,
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self.live.start()
+        else:
+            limit = f", at most {clock(timeout)}" if timeout else ""
+            self._say(Text(f"{self._place()} {recipe}: begins{limit}{self._rest()}"))
+
+    def status(self, status: dict[str, Any]) -> None:
+        """What the run says of itself: phase, step, of, peak_bytes, elapsed_seconds."""
+        self.last = status
+        if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
+            self.said = self.now()
+            self._say(Text(f"{self._place()} {self.recipe}: {self._where()}{self._elapsed()}"))
+
+    def end_run(self, result: Result) -> None:
+        """The row that ran has ended."""
+        self.spent.append(self.now() - self.run_begun)
+        self._stop()
+        self._finished(result, f"  {clock(self.spent[-1])}")
+
+    def skip(self, result: Result) -> None:
+        """A row that is not run: finished earlier, refused, or unsupported."""
+        not_run = result.status in (Status.REFUSED, Status.UNSUPPORTED)
+        self._finished(result, "" if not_run else "  (from an earlier run)")
+
+    def end_suite(self) -> None:
+        """No more rows; also after an interruption."""
+        self._stop()
+
+    # ---- lines ----
+
+    def line(self) -> Text:
+        """The live line, cut to the terminal's width."""
+        return Text.assemble(
+            (f"{self._place()} ", "dim"),
+            (self.recipe, "bold"),
+            f"  {self._where()}{self._elapsed()}{self._rest()}",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+
+    def _finished(self, result: Result, after: str) -> None:
+        self.done += 1
+        status, reason = derive.effective_status(result)
+        words = status.value.replace("_", " ")
+        numbers = summary(result) if status is Status.OK else (reason or "")
+        head = f"[{self.done:>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
+        width = max(10, *(min(len(r), 30) for r in self.recipes)) if self.recipes else 10
+        text = Text.assemble(
+            (head, "dim"),
+            f" {result.spec.recipe:<{width}} ",
+            (f"{words:<11}", STYLES.get(status, "yellow")),
+            f" {numbers}",
+            (after, "dim"),
+        )
+        self._say(text)
+        if status is not Status.OK and result.way_out:
+            self._say(Text(f"{' ' * len(head)} -> {result.way_out}", style="dim"))
+
+    def _say(self, text: Text) -> None:
+        # soft_wrap: a long reason is wrapped by the terminal, never cut in a log file.
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
+
+    def _stop(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def _place(self) -> str:
+        return f"[{self.done + 1}/{len(self.recipes)}]"
+
+    def _where(self) -> str:
+        phase, step, of = (self.last.get(key) for key in ("phase", "step", "of"))
+        words = WORDS.get(phase or "start", phase or "")
+        return words + (f" {step}/{of}" if of else "")
+
+    def _elapsed(self) -> str:
+        return f"  {clock(self.now() - self.run_begun)}"
+
+    def _rest(self) -> str:
+        left = self.rest_seconds()
+        return "" if left is None else f"  about {clock(left)} left"
+
+    def rest_seconds(self) -> float | None:
+        """Seconds that the rows to come and this one's rest may take; None before one has ended."""
+        if not self.spent:
+            return None
+        mean, spent = statistics.fmean(self.spent), self.now() - self.run_begun
+        return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
+
+
+def summary(result: Result) -> str:
+    """Median step and peak of an ok row, as the report derives them."""
+    seconds = derive.step_seconds(result)
+    peak = derive.peak_of(result.ranks)
+    parts = [f"{1000 * derive.quantile(seconds, 0.5):9.1f} ms a step"] if seconds else []
+    return "  ".join([*parts, f"{peak / 2**30:6.2f} GiB peak"] if peak is not None else parts)
+
+
+def clock(seconds: float) -> str:
+    """12 s, 3 min 05 s, 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,62 @@
+"""What a worker says of itself while it runs: phase, step, peak so far, and how it failed.
+
+One small file a rank, replaced atomically, so that the launching process can show progress, and
+can say of a run that was killed where it was and how much memory it had taken.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.result import write_json
+
+__all__ = ["Reporter"]
+
+SECONDS_BETWEEN = 0.2
+
+
+class Reporter:
+    """Writes rank ``rank``'s status below ``folder``; ``peak`` reads the peak bytes so far."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder / "ranks", rank
+        self.phase, self.step, self.of = "start", 0, 0
+        self.peak: Callable[[], int] = lambda: 0
+        self.phase_seconds: dict[str, float] = {}
+        self._since = self._written = time.perf_counter()
+
+    def enter(self, phase: str, of: int = 0) -> None:
+        """Begin ``phase``, which has ``of`` steps; the last one's seconds are booked."""
+        now = time.perf_counter()
+        seconds = self.phase_seconds.get(self.phase, 0.0)
+        self.phase_seconds[self.phase] = seconds + now - self._since
+        self.phase, self.step, self.of, self._since = phase, 0, of, now
+        self._write()
+
+    def at(self, step: int, **more: float) -> None:
+        """``step`` steps of this phase are done; files are written a few times a second at most."""
+        self.step = step
+        if step == self.of or time.perf_counter() - self._written > SECONDS_BETWEEN:
+            self._write(**more)
+
+    def failed(self, error: BaseException) -> None:
+        """Record the exception that ends this rank."""
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        failure = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
+        write_json(self.folder / f"rank{self.rank}.failure.json", {**self._facts(), **failure})
+
+    def _write(self, **more: float) -> None:
+        self._written = time.perf_counter()
+        facts = {**self._facts(), "pid": os.getpid(), "of": self.of, "time": time.time(), **more}
+        write_json(self.folder / f"rank{self.rank}.status.json", facts, durable=False)
+
+    def _facts(self) -> dict[str, object]:
+        try:
+            peak = self.peak()
+        except RuntimeError:  # a device in an error state answers nothing more
+            peak = 0
+        return {"rank": self.rank, "phase": self.phase, "step": self.step, "peak_bytes": peak}

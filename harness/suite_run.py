@@ -1,0 +1,286 @@
+"""A suite, run: preflight for every row first, then row after row, each kept as it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import hashlib
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import launch
+from harness.doctor import Lack, notes, obstacle
+from harness.machine import Machine
+from harness.matrix import Suite
+from harness.progress import Progress
+from harness.resolve import Resolved, project_root, resolve, run_name
+from harness.result import BadResult, Result, Status, load, write_json
+from harness.spec import Spec
+
+__all__ = ["Interrupted", "OutputError", "Planned", "check_out", "identity", "plan", "run_suite"]
+
+FREE_BYTES = 64 * 2**20
+"""Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
+KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
+"""Ends that another try would not change: the spec, the code and the machine are the same."""
+WATCHERS = {
+    *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
+    *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_run.py", "report"),
+}
+"""Parts of ``harness`` that plan, show and tell: a change there changes no measurement."""
+
+
+class OutputError(OSError):
+    """A results folder that cannot be used: one line with the way out."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C: ``results`` are of the rows that had ended."""
+
+    def __init__(self, results: list[Result]) -> None:
+        super().__init__("interrupted")
+        self.results = results
+
+
+class Planned(NamedTuple):
+    """A row before it runs: ``status`` is None if it can, else refused or unsupported."""
+
+    resolved: Resolved
+    folder: Path
+    status: Status | None
+    lack: Lack | None
+    notes: list[str]
+
+
+def plan(specs: Sequence[Spec], out: Path, machine: Machine) -> list[Planned]:
+    """Check every row before any process starts.
+
+    Raises:
+        ValueError: bad input, which ends the whole command; one line.
+    """
+    return [_planned(resolve(spec), out, machine) for spec in specs]
+
+
+def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
+    folder, status, lack = out / "runs" / run_name(resolved.spec), None, None
+    if resolved.refusal:
+        reason, _, way_out = resolved.refusal.partition("; ")
+        status, lack = Status.REFUSED, Lack(reason, way_out or "take another recipe")
+    else:
+        lack = obstacle(resolved, machine)
+        status = Status.UNSUPPORTED if lack else None
+    return Planned(resolved, folder, status, lack, notes(resolved, machine))
+
+
+def run_suite(
+    suite: Suite,
+    specs: Sequence[Spec],
+    out: Path,
+    *,
+    machine: Machine,
+    progress: Progress,
+    fresh: bool = False,
+    timeout: float | None = None,
+    start: Callable[..., Result] = launch.run,
+) -> list[Result]:
+    """Run what is not finished yet; one result a spec, in order, each written as it ends.
+
+    Args:
+        fresh: repeat finished runs too.
+        timeout: seconds a run may take; None takes the suite's.
+        start: ``launch.run``, or what a test puts in its place.
+
+    Raises:
+        ValueError: bad input, before any process starts.
+        OutputError: ``out`` cannot be written, is full, or another suite is writing to it.
+        Interrupted: Ctrl-C; carries the results so far.
+    """
+    planned, results = plan(specs, out, machine), []
+    check_out(out)
+    with _alone(out):
+        _write_head(suite, out)
+        to_run = [_to_run(row, machine, fresh) for row in planned]
+        progress.begin_suite(suite.name, [str(row.resolved.recipe) for row in planned], to_run)
+        try:
+            for row in planned:
+                results.append(
+                    _one(row, machine, progress, fresh, timeout or suite.timeout_seconds, start)
+                )
+        except KeyboardInterrupt:
+            raise Interrupted(
+                [*results, *_interrupted_row(planned[len(results)], machine)]
+            ) from None
+        finally:
+            progress.end_suite()
+    return results
+
+
+def _one(
+    row: Planned,
+    machine: Machine,
+    progress: Progress,
+    fresh: bool,
+    timeout: float,
+    start: Callable[..., Result],
+) -> Result:
+    mark = identity(row.resolved.spec, machine)
+    earlier = None if fresh else _finished(row.folder, mark)
+    if earlier is not None:
+        progress.skip(earlier)
+        return earlier
+    if row.status is not None:
+        result = _not_run(row, machine)
+        progress.skip(result)
+    else:
+        progress.begin_run(str(row.resolved.recipe), timeout)
+        result = start(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
+        result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
+        progress.end_run(result)
+    result.identity = mark
+    _write(result, row.folder)
+    return result
+
+
+def _to_run(row: Planned, machine: Machine, fresh: bool) -> bool:
+    if row.status is not None:
+        return False
+    return fresh or _finished(row.folder, identity(row.resolved.spec, machine)) is None
+
+
+def _finished(folder: Path, mark: str) -> Result | None:
+    """The earlier result of the same spec, code and environment, if it needs no repeating."""
+    try:
+        result = load(folder / "result.json")
+    except BadResult:
+        return None
+    return result if result.identity == mark and result.status in KEPT else None
+
+
+def _interrupted_row(row: Planned, machine: Machine) -> list[Result]:
+    """The row that was running, if the launcher wrote how far it came.
+
+    Without an identity: an earlier run's result has one, and is not of this suite.
+    """
+    try:
+        result = load(row.folder / "result.json")
+    except BadResult:
+        return []
+    if result.identity:
+        return []
+    if result.status is not Status.INTERRUPTED:  # it ended while the signal came
+        result.identity = identity(row.resolved.spec, machine)
+        _write(result, row.folder)
+    return [result]
+
+
+def _not_run(row: Planned, machine: Machine) -> Result:
+    """The row of a run that was not started."""
+    resolved = row.resolved
+    return Result(
+        status=row.status,
+        spec=resolved.spec,
+        reason=row.lack.reason,
+        way_out=row.lack.way_out,
+        parity=resolved.recipe.parity.value,
+        command=launch.display(resolved.spec, row.folder),
+        started=_now(),
+        meter="cuda" if resolved.spec.device == "cuda" else "resident",
+        meter_notes=row.notes,
+        parameters=resolved.parameters,
+        micro_batch=resolved.micro_batch,
+        accumulation=resolved.recipe.accumulation,
+        environment={"versions": machine.versions, "cores": machine.cores},
+    )
+
+
+# ---- identity ----
+
+
+def identity(spec: Spec, machine: Machine) -> str:
+    """A hash of all that decides a measurement: spec, code, versions and devices."""
+    facts = [spec.key, _code(), platform.python_version(), machine.versions]
+    devices = machine.device_names if spec.device == "cuda" else [platform.machine(), machine.cores]
+    return hashlib.sha256(json.dumps([*facts, devices]).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _code() -> str:
+    """A hash of the sources that a run executes."""
+    root, digest = project_root(), hashlib.sha256()
+    files = [*(root / "harness").rglob("*.py"), *(root / "strategies").rglob("*.py")]
+    files += [p for p in (root / "launch_configs").iterdir() if p.suffix in (".yaml", ".json")]
+    for path in sorted(files):
+        name = path.relative_to(root)
+        if name.parts[0] == "harness" and name.parts[1] in WATCHERS:
+            continue
+        digest.update(str(name).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+# ---- the results folder ----
+
+
+def check_out(out: Path) -> None:
+    """Make ``out`` and write into it.
+
+    Raises:
+        OutputError: it cannot be made or written, or its disk is nearly full.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out) as stream:
+            stream.write(b"x")
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        why = error.strerror or error
+        raise OutputError(f"cannot write results to {out}: {why}; choose another --out") from None
+    if free < FREE_BYTES:
+        raise OutputError(
+            f"{out}: {free / 2**20:.0f} MiB free, results need {FREE_BYTES // 2**20}; "
+            "free disk space or choose another --out"
+        )
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold ``out`` for one suite: two at a time would disturb each other's measurements."""
+    with (out / ".lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OutputError(
+                f"another run is writing to {out}; wait or choose another --out"
+            ) from None
+        yield
+
+
+def _write_head(suite: Suite, out: Path) -> None:
+    head: dict[str, Any] = {"name": suite.name, "title": suite.title}
+    head |= {"reference": suite.reference, "started": _now(), "device": suite.device}
+    with _full_disk(out):
+        write_json(out / "suite.json", head)
+
+
+def _write(result: Result, folder: Path) -> None:
+    with _full_disk(folder):
+        result.write(folder / "result.json")
+
+
+@contextlib.contextmanager
+def _full_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise OutputError(f"cannot write results to {path}: {why}; choose another --out") from None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,70 @@
+"""The worker: one rank of one run.
+
+Started by accelerate, by the harness or by hand from the repository's root:
+
+    accelerate launch --config_file launch_configs/zero3.yaml --num_processes 2 \\
+        -m harness.train --recipe zero3+bf16 --processes 2 --out results/manual/runs/zero3
+
+With ``--checkpoint`` it is a plain training program that saves, resumes and draws samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from harness import fit, measure, process
+from harness.resolve import BAD_INPUT, resolve
+from harness.spec import add_arguments, from_arguments
+from harness.status import Reporter
+
+__all__ = ["main"]
+
+
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    """The worker's command line: a spec, where to write, and how to train on."""
+    parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
+    fit.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m harness.train``; the exit code."""
+    process.die_with_parent()
+    options = parse_options(sys.argv[1:] if argv is None else argv)
+    reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
+    try:
+        resolved = resolve(from_arguments(options))
+        if resolved.refusal:
+            raise ValueError(resolved.refusal)
+    except BAD_INPUT as error:
+        reporter.failed(error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        result = measure.measure(resolved, options.out, reporter, fit.from_options(options))
+    except BaseException as error:
+        reporter.failed(error)
+        raise
+    if result is not None:
+        result.command = os.environ.get("HEADROOM_COMMAND", "")
+        result.write(options.out / "result.json")
+        shutil.rmtree(options.out / "nvme", ignore_errors=True)
+    reporter.enter("done")
+    if torch.distributed.is_initialized():
+        # Left to the interpreter's exit, a finished run sometimes aborts.
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

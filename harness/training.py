@@ -1,0 +1,169 @@
+"""``./run.sh train``: a plain training run of one recipe to a checkpoint and samples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness import commands, launch, process, suite_run
+from harness.doctor import needed_ops
+from harness.machine import recall
+from harness.matrix import is_single, settled
+from harness.progress import Progress, make_console
+from harness.report import derive
+from harness.resolve import project_root
+from harness.result import Result, Status
+from harness.spec import Spec, SpecError
+from harness.suite_run import Planned
+from strategies import parse
+
+__all__ = ["fit_words", "train"]
+
+DEFAULTS: dict[str, Any] = {
+    "model": "DiT-T/4",
+    "data": "digits",
+    "init": "adaln_zero",
+    "global_batch": 64,
+    "steps": 2000,
+    "warmup": 1,
+    "learning_rate": 1e-3,
+    "beta2": 0.99,
+    "ema": 0.998,
+}
+"""Draws digits in minutes on two cores; a large model wants --learning-rate 1e-4, --ema 0.9999."""
+SHOWN = 20
+"""Steps whose mean loss is shown for the beginning and the end: one step's is mostly noise."""
+
+
+def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    """Train, show progress, and say where checkpoint and samples are; the exit code."""
+    console = make_console()
+    folder = options.out or project_root() / "results" / "train" / commands.slug(options.recipe)
+    folder = Path(folder).absolute()
+    extra = fit_words(options)
+    row = _planned(options, given, folder, examined=None)
+    if options.dry_run:
+        print(_line(row, extra))
+        return commands.OK
+    suite_run.check_out(folder)
+    row = _planned(options, given, folder, examined=console)
+    return _trained(row, extra, options, console)
+
+
+def fit_words(options: argparse.Namespace) -> list[str]:
+    """The worker's own options, paths made absolute: the worker starts in the root folder."""
+    if options.resume and not options.checkpoint:
+        raise SpecError("--resume goes on from a checkpoint; name its folder with --checkpoint")
+    if not (options.checkpoint or options.samples):
+        raise SpecError("train keeps nothing; give --checkpoint DIR, --samples FILE.png or both")
+    words = ["--resume"] if options.resume else []
+    for name in ("checkpoint", "samples"):
+        if getattr(options, name):
+            words += [f"--{name}", os.path.abspath(getattr(options, name))]
+    for name in ("save_every", "sample_steps", "guidance"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise SpecError(f"{name} is {value}; give --{name.replace('_', '-')} above 0")
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+def _planned(
+    options: argparse.Namespace, given: Mapping[str, Any], folder: Path, examined: Console | None
+) -> Planned:
+    """The one row; what stands against it is bad input here, for nothing else can run."""
+    machine = recall(folder)
+    device = options.device or machine.device
+    usual = {"recipe": options.recipe, "device": device, "processes": 1}
+    if device == "cuda" and not is_single(parse(options.recipe), device):
+        usual["processes"] = max(1, len(machine.gpus))
+    fields = {**DEFAULTS, **usual, **given}
+    spec = Spec(**{**fields, "data": settled(fields["data"])})
+    (row,) = suite_run.plan([spec], folder, machine)
+    if examined is not None and not row.lack:
+        machine = commands.examined(examined, folder, needed_ops([row.resolved]))
+        (row,) = suite_run.plan([spec], folder, machine)
+    if row.lack:
+        raise SpecError(f"{options.recipe}: {row.lack.reason}; {row.lack.way_out}")
+    return row._replace(folder=folder)
+
+
+def _line(row: Planned, extra: list[str]) -> str:
+    return f"{launch.display(row.resolved.spec, row.folder)} {shlex.join(extra)}"
+
+
+def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
+    spec, progress = row.resolved.spec, _WithLoss(console, row.folder)
+    progress.begin_suite("train", [spec.recipe], [True])
+    progress.begin_run(spec.recipe, options.timeout)
+    try:
+        result = launch.run(
+            row.resolved,
+            row.folder,
+            timeout=options.timeout,
+            on_status=progress.status,
+            argv=lambda port: [*launch.command(spec, row.folder, port=port), *extra],
+        )
+    except process.Interrupted:
+        progress.end_suite()
+        saved = f"; --resume goes on from {options.checkpoint}" if options.checkpoint else ""
+        print(f"interrupted{saved}", file=sys.stderr)
+        return commands.INTERRUPTED
+    progress.end_run(result)
+    result.command = _line(row, extra)
+    result.write(row.folder / "result.json")
+    _tell(result, row.folder, options, console)
+    return commands.exit_code([result])
+
+
+def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Console) -> None:
+    if derive.effective_status(result)[0] is not Status.OK and result.log_tail:
+        console.print(Text(result.log_tail, style="dim"))
+    if result.losses:
+        ends = [result.losses[:SHOWN], result.losses[-SHOWN:]]
+        first, last = (sum(part) / len(part) for part in ends)
+        console.print(f"loss {first:.4f} -> {last:.4f} over {len(result.losses)} steps")
+    for name, path in (("checkpoint", options.checkpoint), ("samples", options.samples)):
+        if path and os.path.exists(path):
+            console.print(Text(f"{name}: {path}"), soft_wrap=True)
+    console.print(Text(f"log: {commands.short(folder / 'log.txt')}"), soft_wrap=True)
+
+
+class _WithLoss(Progress):
+    """Progress that shows the loss, where rank 0 tells it, and the time left from the steps."""
+
+    def __init__(self, console: Console, folder: Path) -> None:
+        super().__init__(console)
+        self.file = folder / "ranks" / "rank0.status.json"
+        self.loss: float | None = None
+
+    def status(self, status: dict[str, Any]) -> None:
+        """As before, with the loss read from rank 0's file."""
+        try:
+            said = json.loads(self.file.read_text(encoding="utf-8"))
+            self.loss = said.get("loss", self.loss)
+        except (OSError, ValueError):
+            pass
+        super().status(status)
+
+    def _where(self) -> str:
+        return super()._where() + (f"  loss {self.loss:.4f}" if self.loss is not None else "")
+
+    def rest_seconds(self) -> float | None:
+        """Seconds, from the steps done since the first of this phase was seen."""
+        step, of = self.last.get("step") or 0, self.last.get("of") or 0
+        if not step or self.last.get("phase") != "measure":
+            return None
+        begun = self.__dict__.setdefault("first_step", (self.now(), step))
+        done = step - begun[1]
+        return (of - step) * (self.now() - begun[0]) / done if done > 0 else None

@@ -1,0 +1,240 @@
+"""A tree of processes, found by a mark in their environment, and everything it left behind.
+
+Every descendant inherits the mark, also one that forked away and was re-parented to init; a
+process without it, and without an ancestor of ours, is never touched, whatever its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MARK", "Process", "Tree", "compile_locks", "free_stale_locks", "remove"]
+
+MARK = "HEADROOM_RUN"
+SHM = Path("/dev/shm")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+OWNED = re.compile(r"^(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
+KERNEL = 2  # the parent of the kernel's threads
+COMPILERS = frozenset(("sh", "ninja", "c++", "g++", "gcc", "cc1", "cc1plus", "as", "ld"))
+COMPILERS |= {"collect2", "clang", "clang++", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"}
+TRIES = 10  # looks at who holds a new file before it is taken for somebody else's
+KILL_SECONDS = 10.0
+STALE_SECONDS = 600.0  # longer than any extension takes to compile
+
+
+class Process(NamedTuple):
+    """One line of /proc: ``started`` (clock ticks since boot) tells a reused pid apart."""
+
+    name: str
+    parent: int
+    started: int
+    resident_bytes: int
+    alive: bool
+
+
+class Tree:
+    """The processes that carry ``mark`` or descend from one that does.
+
+    ``files`` are shared memory segments and compile locks that they were seen to hold open.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark.encode()
+        self.members: dict[int, int] = {}
+        self.files: set[str] = set()
+        self.peak_bytes = 0
+        self.processes_at_peak = 0
+        self._strangers: dict[int, int] = {}
+        self._before = _new_files(frozenset())
+        self._tries: dict[str, int] = {}
+
+    def adopt(self, pid: int) -> None:
+        """Count a child in, even one that clears its environment at once."""
+        process = _process(str(pid))
+        if process:
+            self.members[pid] = process.started
+
+    def alive(self) -> dict[int, Process]:
+        """Every living process of the tree."""
+        table = _table()
+        ours = {pid for pid, process in table.items() if self._belongs(pid, process)}
+        while grown := {p for p, process in table.items() if process.parent in ours} - ours:
+            ours |= grown
+        self.members.update({pid: table[pid].started for pid in ours})
+        return {pid: table[pid] for pid in ours if table[pid].alive}
+
+    def sample(self) -> int:
+        """Resident bytes now, summed over the tree (shared pages count once for each process).
+
+        Compilers are left out: DeepSpeed builds its ops in the first run on a machine, and the
+        gigabytes that takes are not the recipe's.
+        """
+        alive = self.alive()
+        sizes = [p.resident_bytes for p in alive.values() if p.name not in COMPILERS]
+        if sum(sizes) > self.peak_bytes:
+            self.peak_bytes, self.processes_at_peak = sum(sizes), len(sizes)
+        self._note_files(alive)
+        return sum(sizes)
+
+    def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
+        """SIGTERM to all, then SIGKILL to what is left after the grace, or once ``hurry()``.
+
+        Returns the number still alive after that: 0 but for processes stuck in the kernel.
+        """
+        self.sample()
+        deadline = time.monotonic() + grace_seconds
+        self._signal(signal.SIGTERM)
+        while self.alive() and time.monotonic() < deadline and not hurry():
+            time.sleep(0.05)
+        deadline = time.monotonic() + KILL_SECONDS
+        while self._signal(signal.SIGKILL) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return len(self.alive())
+
+    def wait(self, seconds: float) -> int:
+        """Give processes that are on their way out time to go; how many stayed."""
+        deadline = time.monotonic() + seconds
+        while (left := len(self.alive())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def remove_files(self) -> None:
+        """Remove what the tree left in shared memory, and its compile locks."""
+        self.files |= {path for path in _new_files(self._before) if self._named_after_us(path)}
+        for path in self.files:
+            # A lock of ours may have been released and taken by somebody else meanwhile.
+            if os.path.exists(path) and not _held(path):
+                remove(path)
+
+    def _belongs(self, pid: int, process: Process) -> bool:
+        if self.members.get(pid) == process.started:
+            return True
+        if self._strangers.get(pid) == process.started:
+            return False
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # gone, or another user's
+            return False
+        # It is empty in the middle of exec (look again), and for the kernel's own threads.
+        if self.mark not in environment and (environment or process.parent == KERNEL):
+            self._strangers[pid] = process.started
+        return self.mark in environment
+
+    def _signal(self, number: int) -> int:
+        alive = self.alive()
+        for pid in alive:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+        return len(alive)
+
+    def _named_after_us(self, path: str) -> bool:
+        named = OWNED.match(os.path.basename(path))
+        return bool(named) and int(named[1]) in self.members
+
+    def _note_files(self, alive: dict[int, Process]) -> None:
+        """Look at who holds new files; a look is dear (memory maps), so strangers get few."""
+        new = {p for p in _new_files(self._before) if self._tries.get(p, 0) < TRIES} - self.files
+        self.files |= {path for path in new if self._named_after_us(path)}
+        if not new - self.files:
+            return
+        for pid in alive:
+            self.files |= new & _opened(pid)
+        for path in new - self.files:
+            self._tries[path] = self._tries.get(path, 0) + 1
+
+
+def remove(path: str) -> None:
+    """Delete a file or a folder; what is already gone or not ours to delete stays as it is."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def _table() -> dict[int, Process]:
+    """Every process but this one."""
+    me, table = os.getpid(), {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != me:
+            process = _process(name)
+            if process:
+                table[int(name)] = process
+    return table
+
+
+def _process(pid: str) -> Process | None:
+    try:
+        # The command's name, in brackets, may hold anything; the numbers follow the last one.
+        text, _, numbers = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
+    except OSError:
+        return None
+    if not numbers:
+        return None
+    name = text.partition(b"(")[2].decode(errors="replace")
+    state, parent, *words = numbers.split()
+    alive = state not in (b"Z", b"X")
+    return Process(name, int(parent), int(words[17]), int(words[19]) * PAGE, alive)
+
+
+def _new_files(before: frozenset[str]) -> frozenset[str]:
+    """Shared memory segments and compile locks there are now, less ``before``."""
+    try:
+        segments = {str(SHM / name) for name in os.listdir(SHM)}
+    except OSError:
+        segments = set()
+    return frozenset((segments | {str(p) for p in compile_locks()}) - before)
+
+
+def compile_locks() -> list[Path]:
+    """torch's locks on extensions being compiled: a killed compiler leaves its lock for ever."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if not root:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        root = os.path.join(cache, "torch_extensions")
+    return [*Path(root).glob("*/lock"), *Path(root).glob("*/*/lock")]
+
+
+def free_stale_locks() -> list[Path]:
+    """Remove compile locks that nobody holds any more, and name them.
+
+    A compiler that was killed leaves its lock, and every later run waits on it for ever. torch
+    keeps the lock open while it compiles, so that one nobody has open is stale; its age is asked
+    for as well, since the holder may sit in another container or machine of the same home.
+    """
+    freed = []
+    for path in compile_locks():
+        try:
+            old = time.time() - path.stat().st_mtime > STALE_SECONDS
+        except OSError:
+            continue
+        if old and not _held(str(path)):
+            remove(str(path))
+            freed.append(path)
+    return freed
+
+
+def _held(path: str) -> bool:
+    return any(path in _opened(pid) for pid, process in _table().items() if process.alive)
+
+
+def _opened(pid: int) -> set[str]:
+    """Paths that a process has open or mapped; empty when it is gone or another user's."""
+    try:
+        links = [os.path.join(f"/proc/{pid}/fd", name) for name in os.listdir(f"/proc/{pid}/fd")]
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    paths = {os.path.realpath(link) for link in links}
+    return paths | {line.split(None, 5)[5] for line in maps.splitlines() if " /" in line}

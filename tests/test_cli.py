@@ -1,0 +1,297 @@
+"""The command line: bad input is one line and exit code 2, before any process starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_matrix import SUITE, machine
+from test_progress import ok
+
+from harness import cli, commands, gpus, launch, suite_run, training
+from harness import machine as machines
+from harness.resolve import project_root
+from harness.result import Check, Result, Status
+from strategies import sharding
+
+POPEN = subprocess.Popen
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Any process, and any probe, is recorded; runs are faked where a test asks for them."""
+    begun: list[str] = []
+
+    def probe(folder: Path, ops: object = (), **more: object) -> machines.Machine:
+        begun.append("probe")
+        return machine(folder)
+
+    for module in (commands, training):
+        monkeypatch.setattr(module, "recall", machines.look)
+    monkeypatch.setattr(commands, "examine", probe)
+    monkeypatch.setattr(gpus, "visible", lambda: ())
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: begun.append("process"))
+    return begun
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def corrupt_latents(tmp_path: Path) -> list[str]:
+    for kind in ("features", "labels"):
+        folder = tmp_path / "lat" / f"imagenet256_{kind}"
+        folder.mkdir(parents=True)
+        np.save(folder / "0.npy", np.zeros((1, 4, 32, 32) if kind == "features" else (1,)))
+    (tmp_path / "lat" / "imagenet256_features" / "0.npy").write_bytes(b"not numpy")
+    return ["run", "--recipes", "ddp", "--data", f"latents:{tmp_path}/lat"]
+
+
+def bad_launch_file(tmp_path: Path) -> list[str]:
+    (tmp_path / "ddp.yaml").write_text("distributed_type: [")
+    sharding.FOLDER = tmp_path
+    return ["run", "--recipes", "ddp"]
+
+
+def file_for_folder(tmp_path: Path) -> list[str]:
+    return ["run", "--recipes", "ddp", "--out", write(tmp_path / "taken", "") + "/results"]
+
+
+BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "unknown strategy": (lambda p: ["--recipes", "zeor3"], "did you mean 'zero3'"),
+    "unknown parameter": (
+        lambda p: ["--recipes", "ddp+checkpoint:evry=2"],
+        "checkpoint has no parameter 'evry'; did you mean 'every'",
+    ),
+    "two for a place": (lambda p: ["--recipes", "ddp+zero3"], "both fill the place SHARD"),
+    "no sharding": (lambda p: ["--recipes", "bf16"], "begin with one, as in 'ddp+bf16'"),
+    "value out of range": (lambda p: ["--recipes", "ddp+checkpoint:every=0"], "every is 0"),
+    "steps out of range": (lambda p: ["--recipes", "ddp", "--steps", "0"], "--steps at least 1"),
+    "not a number": (lambda p: ["--recipes", "ddp", "--steps", "many"], "invalid int value"),
+    "ema out of range": (lambda p: ["--recipes", "ddp", "--ema", "1"], "a decay lies in"),
+    "batch": (lambda p: ["--recipes", "ddp", "--global-batch", "7"], "use 6 or 8"),
+    "recipe twice": (lambda p: ["--recipes", "ddp", "ddp"], "'ddp' is given twice"),
+    "model": (lambda p: ["--recipes", "ddp", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
+    "data": (lambda p: ["--recipes", "ddp", "--data", "digts"], "did you mean digits"),
+    "latents missing": (
+        lambda p: ["--recipes", "ddp", "--data", f"latents:{p}/none"],
+        "/none",
+    ),
+    "latents corrupt": (corrupt_latents, "0.npy"),
+    "suite unknown": (lambda p: ["--suite", "defalt"], "did you mean 'default'"),
+    "suite typo": (
+        lambda p: ["--suite", write(p / "s.yaml", SUITE.replace("cpu:", "cpuu:"))],
+        "unknown key 'cpuu'",
+    ),
+    "suite type": (
+        lambda p: ["--suite", write(p / "s.yaml", SUITE.replace("steps: 3", "steps: x", 1))],
+        "cpu.steps is 'x', not a whole number",
+    ),
+    "suite syntax": (lambda p: ["--suite", write(p / "s.yaml", "a: [")], "line "),
+    "launch file": (bad_launch_file, "ddp.yaml: not YAML"),
+    "no GPU": (lambda p: ["--recipes", "ddp", "--device", "cuda"], "use --device cpu"),
+    "out is under a file": (file_for_folder, "choose another --out"),
+    "unknown option": (lambda p: ["--recipe", "ddp", "--stps", "3"], "see ./run.sh"),
+    "unknown command": (lambda p: ["rnu"], "invalid choice: 'rnu'"),
+    "timeout": (lambda p: ["--recipes", "ddp", "--timeout", "-1"], "above 0"),
+    "repeat": (lambda p: ["--recipes", "ddp", "--repeat", "0"], "--repeat at least 1"),
+    "report of nothing": (lambda p: ["report", str(p / "none")], "no such folder"),
+    "report of an empty folder": (lambda p: ["report", str(p)], "no results in it"),
+    "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),
+    "train for nothing": (lambda p: ["train", "--recipe", "ddp"], "--checkpoint DIR"),
+    "train resumes nothing": (
+        lambda p: ["train", "--recipe", "ddp", "--resume", "--samples", "a.png"],
+        "name its folder with --checkpoint",
+    ),
+}
+
+
+def call(words: list[str]) -> int:
+    try:
+        return cli.main(words)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(
+    case: str,
+    tmp_path: Path,
+    capsys,
+    monkeypatch,
+    nothing_starts: list[str],
+) -> None:
+    monkeypatch.setattr(sharding, "FOLDER", sharding.FOLDER)
+    make, said = BAD[case]
+    words = make(tmp_path)
+    runs = words[0] == "run" or words[0].startswith("--")
+    if runs and "--out" not in words:
+        words += ["--out", str(tmp_path / "results")]
+    assert call(words) == 2
+    text = capsys.readouterr()
+    lines = text.err.strip().splitlines()
+    assert len(lines) == 1, text.err
+    assert lines[0].startswith("error: ")
+    assert said in lines[0]
+    assert nothing_starts == []
+    assert not (tmp_path / "results").exists()
+
+
+def test_too_few_gpus(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
+    card = gpus.Gpu(index=0, name="H200", total_bytes=2**37)
+    monkeypatch.setattr(commands, "recall", lambda out: machine(out, gpus=(card,), probe=None))
+    words = ["--recipes", "ddp", "--device", "cuda", "--processes", "4", "--out", str(tmp_path)]
+    assert call(words) == 2
+    assert "use --processes 1" in capsys.readouterr().err
+    assert nothing_starts == []
+
+
+def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
+    usage = suite_run.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(suite_run.shutil, "disk_usage", lambda path: usage)
+    assert call(["--recipes", "ddp", "--out", str(tmp_path)]) == 2
+    assert "free disk space" in capsys.readouterr().err
+    assert nothing_starts == []
+
+
+def test_dry_run_prints_commands_and_starts_nothing(
+    tmp_path: Path,
+    capsys,
+    nothing_starts: list[str],
+) -> None:
+    out = str(tmp_path / "r")
+    assert call(["--dry-run", "--out", out, "--recipes", "ddp", "ddp+fp32:tf32=on"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if "accelerate" in x]
+    assert "--config_file launch_configs/ddp.cpu.yaml" in lines[0]
+    assert not lines[0].startswith("#")
+    assert lines[1].startswith("# ")
+    assert nothing_starts == []
+    assert not (tmp_path / "r").exists()
+
+
+ENDS = {
+    Status.OK: 0,
+    Status.VOID: 1,
+    Status.FAILED: 1,
+    Status.TIMEOUT: 1,
+    Status.GPU_OOM: 1,
+    Status.HOST_OOM: 1,
+    Status.UNSUPPORTED: 0,
+    Status.REFUSED: 0,
+}
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_exit_codes(status: Status) -> None:
+    good, other = ok("ddp"), ok("zero2")
+    other.status = status
+    assert commands.exit_code([good, other]) == ENDS[status]
+
+
+def test_an_ok_row_whose_audit_failed_is_void() -> None:
+    row = ok("ddp")
+    row.audit = [Check(name="global batch", asked=16, found=8, ok=False)]
+    assert commands.exit_code([row]) == 1
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, end: Callable[[Result], None]) -> None:
+    """Runs that end at once with a result as ``end`` leaves it."""
+
+    def start(resolved, folder, **more) -> Result:
+        row = ok(resolved.spec.recipe)
+        row.spec, row.losses, row.grad_norms = resolved.spec, [1.0, 0.9], [0.1, 0.1]
+        end(row)
+        row.write(folder / "result.json")
+        return row
+
+    monkeypatch.setattr(suite_run.run_suite, "__kwdefaults__", _with(start))
+    monkeypatch.setattr(launch, "run", start)
+
+
+def _with(start: Callable[..., Result]) -> dict[str, object]:
+    return {**(suite_run.run_suite.__kwdefaults__ or {}), "start": start}
+
+
+def test_run_report_and_compare(tmp_path: Path, capsys, monkeypatch) -> None:
+    fake(monkeypatch, lambda row: None)
+    words = ["run", "--recipes", "ddp", "zero2", "--data", "synthetic", "--out", str(tmp_path)]
+    assert call(words) == 0
+    text = capsys.readouterr().out
+    assert "suite recipes: 2 rows, 2 to run" in text
+    for name in ("report.md", "report.csv", "report.json", "report.html"):
+        assert (tmp_path / name).exists()
+        assert name in text
+    head = json.loads((tmp_path / "suite.json").read_text())
+    assert head["reference"] == "ddp"
+    assert call(words) == 0
+    assert "2 rows, 0 to run" in capsys.readouterr().out
+    assert call(["report", str(tmp_path)]) == 0
+    assert "zero2" in capsys.readouterr().out
+    assert call(["compare", str(tmp_path), str(tmp_path)]) == 0
+
+
+def test_an_interruption_still_reports(tmp_path: Path, capsys, monkeypatch) -> None:
+    def end(row: Result) -> None:
+        if row.spec.recipe == "zero2":
+            raise KeyboardInterrupt
+
+    fake(monkeypatch, end)
+    recipes = ["--recipes", "ddp", "zero2", "zero3"]
+    assert call([*recipes, "--data", "synthetic", "--out", str(tmp_path)]) == 130
+    assert "interrupted after 1 of 3 rows" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+
+
+def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fake(monkeypatch, lambda row: None)
+    words = [
+        "train",
+        "--recipe",
+        "ddp",
+        "--checkpoint",
+        "state",
+        "--samples",
+        "a.png",
+        "--guidance",
+    ]
+    words += ["3", "--steps", "7", "--out", str(tmp_path / "run")]
+    assert call([*words, "--dry-run"]) == 0
+    line = capsys.readouterr().out
+    assert f"--checkpoint {tmp_path}/state --samples {tmp_path}/a.png --guidance 3.0" in line
+    assert "--steps 7" in line
+    assert call(words) == 0
+    assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run", "report", "compare", "list", "doctor", "train", "test"])
+def test_each_command_has_help_with_an_example(name: str, capsys) -> None:
+    assert call([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "example" in text
+    assert f"./run.sh {name}" in text
+
+
+def test_list(capsys) -> None:
+    assert call(["list"]) == 0
+    text = capsys.readouterr().out
+    for word in ("zero3_nvme", "async_io", "every=1", "default", "arXiv:1910.02054"):
+        assert word in text
+
+
+def test_answers_come_quickly_and_without_torch(monkeypatch) -> None:
+    code = "import sys; from harness.cli import main; main(['list']); print('torch' in sys.modules)"
+    monkeypatch.setattr(subprocess, "Popen", POPEN)
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project_root(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+    assert time.perf_counter() - begun < 5

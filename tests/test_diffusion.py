@@ -1,0 +1,243 @@
+"""Objectives against the public references' numbers, closed forms and their own promises."""
+
+import json
+import math
+import os
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from harness.diffusion import (
+    OBJECTIVES,
+    Epsilon,
+    Flow,
+    ancestral_step,
+    linear_betas,
+    spaced_steps,
+    spaced_tables,
+)
+from harness.model import DiT, guide
+
+HERE = Path(__file__).parent
+GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())
+RECIPE = runpy.run_path(str(HERE / "golden" / "make_reference.py"))
+SMALL, TIMES, fill, inputs = (RECIPE[n] for n in ("SMALL", "TIMES", "fill", "inputs"))
+
+
+def small(objective) -> DiT:
+    return fill(DiT(**SMALL, learn_sigma=objective.learn_sigma)).eval()
+
+
+def golden_times(name: str) -> torch.Tensor:
+    return torch.tensor(TIMES) if name == "epsilon" else torch.tensor(TIMES) / 1000
+
+
+def golden_loss(name: str, model: DiT) -> torch.Tensor:
+    batch = inputs(len(TIMES))
+    return OBJECTIVES[name].loss(
+        model, batch["x"], batch["y"], golden_times(name), batch["noise"], batch["drop"]
+    )
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_are_the_reference_s(name):
+    loss = golden_loss(name, small(OBJECTIVES[name]))
+    expected = torch.tensor(GOLDEN[name]["loss"])
+    assert loss.shape == (len(TIMES),) and expected.std() > 0
+    torch.testing.assert_close(loss, expected, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gradients_are_the_reference_s(name):
+    """Shows above all that the variance term leaves the mean alone."""
+    model = small(OBJECTIVES[name])
+    golden_loss(name, model).mean().backward()
+    found = {n: p.grad.norm().item() for n, p in model.named_parameters() if p.grad is not None}
+    assert found == pytest.approx(GOLDEN[name]["gradients"], rel=1e-3, abs=1e-6)
+
+
+def test_the_variance_alone_is_trained_by_the_bound():
+    """The noise channels' gradient is that of the squared error and nothing else."""
+    batch = inputs(4)
+    out = (batch["noise"].repeat(1, 2, 1, 1) * 0.5).requires_grad_()
+    t = torch.tensor([0, 5, 500, 999])
+    OBJECTIVES["epsilon"].loss(
+        lambda *_: out, batch["x"], batch["y"], t, batch["noise"], None
+    ).sum().backward()
+    mean_grad, variance_grad = out.grad.chunk(2, dim=1)
+    expected = 2 * (out.detach()[:, :4] - batch["noise"]) / batch["noise"][0].numel()
+    torch.testing.assert_close(mean_grad, expected)
+    assert (variance_grad.flatten(1).abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_model_is_called_once_with_the_mask_and_answered_in_float32(name):
+    objective, calls = OBJECTIVES[name], []
+
+    def model(x, t, y, drop):
+        calls.append((y, drop))
+        return torch.ones_like(x, dtype=torch.bfloat16).repeat(1, 1 + objective.learn_sigma, 1, 1)
+
+    batch = inputs(3)
+    loss = objective.loss(
+        model, batch["x"], batch["y"], golden_times(name)[:3], batch["noise"], batch["drop"]
+    )
+    assert loss.dtype == torch.float32 and loss.isfinite().all()
+    assert len(calls) == 1 and calls[0][0] is batch["y"] and calls[0][1] is batch["drop"]
+
+
+def test_a_perfect_prediction_costs_nothing():
+    batch = inputs(2)
+    t = torch.tensor([0.25, 0.75])
+    loss = OBJECTIVES["flow"].loss(
+        lambda *_: batch["x"] - batch["noise"], batch["x"], batch["y"], t, batch["noise"], None
+    )
+    assert not loss.any()
+    # -1 asks for the lower variance bound, the true posterior's, so the divergence vanishes too.
+    exact = torch.cat([batch["noise"], -torch.ones_like(batch["noise"])], dim=1)
+    loss = OBJECTIVES["epsilon"].loss(
+        lambda *_: exact, batch["x"], batch["y"], torch.tensor([5, 999]), batch["noise"], None
+    )
+    torch.testing.assert_close(loss, torch.zeros(2), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_draw_is_its_generator_s_and_covers_the_range(name):
+    draws = [
+        OBJECTIVES[name].draw(torch.Generator().manual_seed(s), 4000, (4, 2, 2), "cpu")
+        for s in (1, 1, 2)
+    ]
+    (t, noise), (again, noise_again), (other, _) = draws
+    assert torch.equal(t, again) and torch.equal(noise, noise_again) and not torch.equal(t, other)
+    assert noise.shape == (4000, 4, 2, 2)
+    assert noise.std().item() == pytest.approx(1, abs=0.02)
+    top = 1000 if name == "epsilon" else 1
+    assert t.dtype == (torch.int64 if name == "epsilon" else torch.float32)
+    assert 0 <= t.min() < 0.01 * top and 0.99 * top < t.max() < top
+    assert t.double().mean().item() == pytest.approx(top / 2, rel=0.03)
+
+
+def test_tables_end_almost_at_pure_noise_and_start_almost_at_data():
+    columns = Epsilon().tables.columns
+    assert columns["signal"][0] == pytest.approx(math.sqrt(1 - 1e-4))
+    assert columns["signal"][-1] < 0.01 and columns["noise"][0] == pytest.approx(0.01)
+    np.testing.assert_allclose(columns["signal"] ** 2 + columns["noise"] ** 2, 1)
+
+
+def test_tables_reach_a_device_once_and_a_traced_step_leaves_none():
+    objective, model, batch = Epsilon(), small(Epsilon()), inputs(2)
+    t = torch.tensor([0, 500])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.zeros(2, dtype=torch.long)
+        found = objective.loss(lambda x, *_: x.repeat(1, 2, 1, 1), batch["x"], None, fake,
+                               batch["noise"], None)  # fmt: skip
+    assert isinstance(found, FakeTensor) and not objective.tables._on
+    for _ in range(2):
+        loss = objective.loss(model, batch["x"], batch["y"], t, batch["noise"], batch["drop"])
+        kept = objective.tables._on[t.device]
+        assert type(loss) is torch.Tensor and loss.isfinite().all()
+    assert objective.tables._on_device_of(t) is kept
+
+
+@pytest.mark.parametrize("count", GOLDEN["epsilon"]["spaced"])
+def test_spacing_is_the_reference_s(count):
+    assert spaced_steps(int(count)) == GOLDEN["epsilon"]["spaced"][count]
+
+
+def test_all_steps_are_the_training_schedule():
+    full, ours = Epsilon().tables.columns, spaced_tables(spaced_steps(1000)).columns
+    assert len(linear_betas()) == 1000
+    for name in full:
+        np.testing.assert_allclose(ours[name], full[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1001])
+def test_spacing_refuses_what_cannot_be(count):
+    with pytest.raises(ValueError, match="give 2 to 1000"):
+        spaced_steps(count)
+
+
+def test_sampling_steps_are_the_reference_s():
+    """Five guided steps with given noise, against the reference's loop."""
+    model, x = small(OBJECTIVES["epsilon"]), inputs(2)["noise"]
+    visited, labels = spaced_steps(5), torch.tensor([3, 7, 10, 10])
+    for taken, index in enumerate(reversed(range(5))):
+        with torch.no_grad():
+            out = model(x.repeat(2, 1, 1, 1), torch.full((4,), visited[index]), labels)
+        noise = RECIPE["step_noise"](taken)
+        x = ancestral_step(spaced_tables(visited), x, index, guide(out, 4.0, 3), noise)
+    expected = torch.tensor(GOLDEN["epsilon"]["sample"])
+    torch.testing.assert_close(x.flatten()[::7], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_sampler_takes_those_steps(monkeypatch):
+    noises = iter([RECIPE["step_noise"](taken) for taken in range(5)])
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: next(noises))
+    found = OBJECTIVES["epsilon"].sample(
+        small(OBJECTIVES["epsilon"]),
+        inputs(2)["noise"],
+        torch.tensor([3, 7]),
+        steps=5,
+        guidance=4.0,
+        generator=None,
+        guided_channels=3,
+    )
+    expected = torch.tensor(GOLDEN["epsilon"]["sample"])
+    torch.testing.assert_close(found.flatten()[::7], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_guidance_one_is_the_plain_conditional_sample(name):
+    model, batch = small(OBJECTIVES[name]), inputs(2)
+    found = [
+        OBJECTIVES[name].sample(
+            model, batch["noise"], batch["y"], steps=3, guidance=scale,
+            generator=torch.Generator().manual_seed(0),
+        )
+        for scale in (1, 1.0 + 1e-9, 3.0)
+    ]  # fmt: skip
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found[0], found[2], atol=1e-2)
+
+
+@pytest.mark.parametrize("method, order", [("euler", 1), ("heun", 2)])
+def test_flow_solvers_have_their_order(method, order):
+    """dx/dt = x (1 + t) has x(1) = x(0) exp(1.5); half the step, 2^order less error."""
+    start = torch.ones(2, 1, 1, 1, dtype=torch.float64)
+
+    def model(x, t, y):
+        return x * (1 + t.double().view(-1, 1, 1, 1))
+
+    def error(steps):
+        x = Flow().sample(
+            # The solver works in float32 slopes: few steps keep its rounding below the error.
+            model, start, torch.tensor([0, 1]), steps=steps, guidance=1, method=method
+        )  # fmt: skip
+        return abs(x[0].item() - math.exp(1.5))
+
+    assert math.log2(error(8) / error(16)) == pytest.approx(order, abs=0.25)
+
+
+@pytest.mark.parametrize("change", [dict(steps=0), dict(method="rk4")])
+def test_flow_refuses_what_it_cannot_solve(change):
+    batch = inputs(1)
+    with pytest.raises(ValueError, match="'heun' or 'euler'"):
+        Flow().sample(None, batch["noise"], batch["y"], **{"steps": 1, "guidance": 1, **change})
+
+
+def test_agrees_with_a_checkout_at_every_tenth_step():
+    if not (checkout := os.environ.get("HEADROOM_REFERENCE_DIT")):
+        pytest.skip("set HEADROOM_REFERENCE_DIT to a checkout of facebookresearch/DiT")
+    process = RECIPE["load"](checkout, "diffusion")[0].create_diffusion("")
+    t = torch.arange(0, 1000, 10)
+    torch.manual_seed(0)
+    # Beyond +-1 too, so that the likelihood's outermost bins are reached.
+    x, noise = torch.randn(100, 4, 8, 8).clamp(-1, 1), torch.randn(100, 4, 8, 8)
+    out = torch.cat([noise + 0.3 * torch.randn_like(noise), torch.randn_like(noise)], dim=1)
+    expected = process.training_losses(lambda *_, **__: out, x, t, {}, noise=noise)["loss"]
+    found = OBJECTIVES["epsilon"].loss(lambda *_: out, x, None, t, noise, None)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-5)

@@ -1,0 +1,193 @@
+"""What a machine lacks, and the way out: made-up machines, nvidia-smi's text, the probe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_matrix import machine
+
+from harness import gpus, probe
+from harness import machine as machines
+from harness.doctor import lacks, needed_ops, notes, obstacle, print_doctor
+from harness.resolve import project_root, resolve
+from harness.spec import Spec
+
+GIB = 2**30
+CARD = gpus.Gpu(index=0, name="NVIDIA H200", total_bytes=139 * GIB)
+NVME = resolve(Spec(recipe="zero3_nvme", data="synthetic"))
+
+
+def with_op(folder: Path, name: str, reason: str) -> machines.Machine:
+    here = machine(folder)
+    here.probe["ops"][name] = {"ok": False, "reason": reason, "file": None, "built": True}
+    return here
+
+
+def test_everything_there_lacks_nothing(tmp_path: Path) -> None:
+    assert obstacle(NVME, machine(tmp_path)) is None
+
+
+def test_libaio_names_the_package(tmp_path: Path) -> None:
+    here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
+    assert "apt-get install libaio-dev" in obstacle(NVME, here).way_out
+
+
+@pytest.mark.parametrize("tool", ["compiler", "ninja"])
+def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
+    lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
+    assert {"compiler": "g++", "ninja": "ninja"}[tool] in lack.reason
+    assert "apt-get install g++ ninja-build" in lack.way_out
+
+
+def test_a_failed_build_keeps_its_decisive_line(tmp_path: Path) -> None:
+    here = with_op(tmp_path, "cpu_adam", "foo.cpp:3:1: error: no such thing")
+    assert "error: no such thing" in lacks("cpu_adam", here, NVME.spec).reason
+
+
+def test_no_bf16(tmp_path: Path) -> None:
+    here = machine(tmp_path)
+    here.probe["bf16"]["cpu"] = "a bfloat16 product came out wrong"
+    found = obstacle(resolve(Spec(recipe="ddp+bf16", data="synthetic")), here)
+    assert "leave bf16 out" in found.way_out
+
+
+def test_a_broken_torch_stops_every_row(tmp_path: Path) -> None:
+    here = machine(tmp_path)
+    here.probe["errors"]["torch"] = "ImportError: libfoo.so: cannot open"
+    assert "libfoo.so" in obstacle(resolve(Spec(recipe="ddp", data="synthetic")), here).reason
+
+
+def test_swap_files_need_room(tmp_path: Path) -> None:
+    lack = obstacle(NVME, machine(tmp_path, disk_free_bytes=1000))
+    assert str(tmp_path) in lack.reason
+    assert "--out" in lack.way_out
+
+
+def on_gpu(**changes: object) -> Spec:
+    return Spec(
+        **{"recipe": "ddp", "data": "synthetic", "device": "cuda", "processes": 2, **changes}
+    )
+
+
+def test_too_few_gpus(tmp_path: Path) -> None:
+    lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD,)))
+    assert "this machine has 1 GPU" in lack.reason
+    assert lack.way_out == "use --processes 1"
+
+
+def test_a_busy_gpu_names_who(tmp_path: Path) -> None:
+    busy = dataclasses.replace(CARD, used_bytes=5 * GIB, others=((4711, "python", 5 * GIB),))
+    lack = obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(busy,)))
+    assert "pid 4711 (python) 5.0 GiB" in lack.reason
+    assert "CUDA_VISIBLE_DEVICES" in lack.way_out
+    desktop = dataclasses.replace(CARD, used_bytes=GIB // 2)
+    assert obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(desktop,))) is None
+
+
+def test_nccl(tmp_path: Path) -> None:
+    lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD, CARD)))
+    assert "NCCL" in lack.reason
+
+
+def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = "0, GPU-aa, NVIDIA H200, 143771, 1\n1, GPU-bb, NVIDIA H200, 143771, 2048\nnonsense"
+    apps = "GPU-bb, 99, /usr/bin/python3, 2040\nGPU-bb, 98, [Not Found], [N/A]"
+    found = gpus.parse(cards, apps)
+    assert [g.index for g in found] == [0, 1]
+    assert found[0].total_bytes == 143771 * 2**20
+    assert found[1].others == ((99, "python3", 2040 * 2**20), (98, "[Not Found]", 0))
+    monkeypatch.setattr(gpus, "_smi", lambda query: cards if "query-gpu" in query else apps)
+    monkeypatch.setattr(gpus.os.path, "exists", lambda path: True)
+    for chosen, seen in {"1": [1], "1,0": [1, 0], "GPU-aa": [0], "": [], "7,0": []}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert [g.index for g in gpus.visible()] == seen
+
+
+def test_what_a_reader_should_know(tmp_path: Path) -> None:
+    crowd = resolve(Spec(recipe="zero2", data="synthetic", processes=4))
+    alone = resolve(Spec(recipe="zero2", data="synthetic", processes=1))
+    assert "4 processes share 2 cores" in notes(crowd, machine(tmp_path))[0]
+    assert "one process" in notes(alone, machine(tmp_path))[0]
+
+
+def test_ops_that_runs_need() -> None:
+    assert needed_ops([resolve(Spec(recipe="ddp", data="synthetic"))]) == set()
+    assert needed_ops([NVME]) == {"cpu_adam", "async_io", "shm_comm"}
+
+
+def test_the_table_says_why_and_the_way_out(tmp_path: Path, capsys) -> None:
+    here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
+    print_doctor(here, Console(width=100))
+    lines = capsys.readouterr().out.splitlines()
+    assert next(x for x in lines if x.startswith("zero3_nvme")).split()[1] == "no"
+    assert next(x for x in lines if x.startswith("zero3_offload")).split()[1] == "yes"
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_cache_covers_what_was_asked(tmp_path: Path) -> None:
+    path, so = tmp_path / "probe.json", tmp_path / "op.so"
+    so.touch()
+    op = {"ok": True, "reason": "", "file": str(so), "built": True}
+    path.write_text(json.dumps({"ops": {"cpu_adam": op, "async_io": {**op, "built": False}}}))
+    assert machines._cached(path, {"cpu_adam"})
+    assert machines._cached(path, {"async_io"}) is None
+    so.unlink()
+    assert machines._cached(path, set()) is None
+    path.write_text("{half")
+    assert machines._cached(path, set()) is None
+
+
+def test_a_probe_that_dies_is_an_answer(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(machines.sys, "executable", "/bin/false")
+    monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "none.json")
+    found = machines.examine(tmp_path)
+    assert "exit code 1" in found.probe["errors"]["probe"]
+    assert obstacle(NVME, found) is not None
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_the_decisive_line_of_a_build() -> None:
+    log = (
+        "[1/3] c++ -o x\nFAILED: x\nx.cpp:1:10: fatal error: libaio.h: No such file\nninja: stopped"
+    )
+    assert probe.decisive(log) == "x.cpp:1:10: fatal error: libaio.h: No such file"
+
+
+def test_missing_packages_do_not_crash_the_probe() -> None:
+    """A bare interpreter: neither torch nor DeepSpeed can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _BARE.format(root=str(project_root()))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "No module named 'torch'" in found["errors"]["torch"]
+    assert found["gpus"] == []
+
+
+_BARE = "import sys; sys.path.insert(0, {root!r}); from harness import probe; probe.main([])"
+
+
+def test_the_probe_here() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.probe"],
+        cwd=project_root(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1
+    found = json.loads(lines[0])
+    assert found["torch"]["version"]
+    assert "gloo" in found["backends"]

@@ -1,0 +1,178 @@
+"""Launching: the line that is shown, the row that is written, and what accelerate makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import launch, process
+from harness.resolve import project_root, resolve
+from harness.result import Status, load
+from harness.spec import Spec
+
+ROOT = project_root()
+SPEC = Spec(recipe="single", model="DiT-T/4", data="synthetic")
+
+
+def go(mode: str, folder: Path, timeout: float = 30.0, **options):
+    words = [sys.executable, "-m", "tests.children.worker", mode, str(folder)]
+    return launch.run(resolve(SPEC), folder, timeout=timeout, argv=lambda port: words, **options)
+
+
+def test_a_good_run_keeps_the_workers_result_and_adds_the_launch(tmp_path):
+    seen = []
+    row = go("good", tmp_path, on_status=seen.append)
+    assert row.status is Status.OK and row.losses == [1.0]
+    assert row.launch.exit_code == 0 and row.launch.tree_peak_bytes > 1 << 20
+    assert row.command == launch.display(SPEC, tmp_path) and row.started
+    assert load(tmp_path / "result.json") == row
+    assert {"phase": "measure", "step": 1, "of": 2}.items() <= seen[-1].items()
+
+
+def test_the_result_decides_and_the_exit_code_is_kept(tmp_path):
+    row = go("good_then_exit_1", tmp_path)
+    assert row.status is Status.OK and row.launch.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "phase", "peak"),
+    [
+        ("cuda_oom", Status.GPU_OOM, "warmup", 7000),
+        ("memory", Status.HOST_OOM, "load", 7000),
+        ("killed", Status.FAILED, "measure", 1000),
+        ("torn", Status.FAILED, "start", None),
+    ],
+)
+def test_a_run_that_did_not_finish_says_where_and_why(tmp_path, mode, status, phase, peak):
+    row = go(mode, tmp_path)
+    assert (row.status, row.phase, row.peak_so_far_bytes) == (status, phase, peak)
+    assert row.reason and row.way_out and row.parity == "exact" and row.micro_batch == 16
+    assert load(tmp_path / "result.json") == row
+
+
+def test_the_deadline(tmp_path, monkeypatch):
+    monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
+    row = go("hang", tmp_path, timeout=1.0)
+    assert row.status is Status.TIMEOUT and row.launch.killed
+    assert "phase measure, step 4" in row.reason and "--timeout" in row.way_out
+
+
+def test_a_rank_that_failed_and_hangs_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
+    row = go("fail_and_hang", tmp_path, timeout=60)
+    assert row.status is Status.FAILED and "the loss is nan" in row.reason
+    assert row.launch.wall_seconds < 10
+
+
+def quick() -> dict:
+    return {**process.run_child.__kwdefaults__, "grace": 0.3, "linger": 0.3}
+
+
+def test_a_taken_port_is_tried_again(tmp_path):
+    row = go("port_taken", tmp_path)
+    assert row.status is Status.OK and (tmp_path / "tries").read_text() == "3"
+
+
+def test_what_an_earlier_try_left_is_removed(tmp_path):
+    go("good", tmp_path)
+    (tmp_path / "nvme").mkdir()
+    row = go("killed", tmp_path)
+    assert row.status is Status.FAILED and not (tmp_path / "nvme").exists()
+
+
+def test_an_interrupted_run_is_a_row_and_then_ends_the_suite(tmp_path):
+    def interrupt(status: dict) -> None:
+        if status["phase"] == "measure":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        go("good_then_hang", tmp_path, on_status=interrupt)
+    assert load(tmp_path / "result.json").status in (Status.INTERRUPTED, Status.OK)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(launch.LaunchError, match=r"cannot write to .*; choose another"):
+        go("good", tmp_path / "file" / "run")
+    with pytest.raises(launch.LaunchError, match="cannot start /no/such"):
+        launch.run(resolve(SPEC), tmp_path, timeout=9, argv=lambda port: ["/no/such/launcher"])
+
+
+def test_a_full_disk_is_said_before_anything_starts(tmp_path, monkeypatch):
+    def full(*_) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(launch.LaunchError, match="No space left on device"):
+        go("good", tmp_path)
+
+
+def test_the_shells_launch_variables_do_not_reach_the_run(tmp_path, monkeypatch):
+    for name in ("ACCELERATE_MIXED_PRECISION", "WORLD_SIZE", "LOCAL_RANK", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MY_PROXY", "kept")
+    go("environment", tmp_path)
+    found = json.loads((tmp_path / "env.json").read_text())
+    assert found["MY_PROXY"] == "kept" and found["CUDA_VISIBLE_DEVICES"] == ""
+    assert not {"ACCELERATE_MIXED_PRECISION", "WORLD_SIZE", "LOCAL_RANK"} & found.keys()
+
+
+def test_the_line_shown_is_a_plain_accelerate_launch():
+    spec = Spec(recipe="zero3+bf16", processes=2)
+    words = shlex.split(launch.display(spec, ROOT / "results" / "runs" / "x"))
+    assert words[0] == "env" and "DS_ACCELERATOR=cpu" in words
+    plain = words[words.index("launch") :]
+    assert plain == [
+        *("launch", "--config_file", "launch_configs/zero3.yaml", "--num_processes", "2"),
+        *("--main_process_port", "0", "-m", "harness.train", "--recipe", "zero3+bf16"),
+        *("--processes", "2", "--out", "results/runs/x"),
+    ]
+    assert "CUDA_VISIBLE_DEVICES" not in launch.environment(Spec(recipe="zero3", device="cuda"))
+
+
+def test_ddp_is_told_to_stay_on_the_cpu_and_deepspeed_is_not():
+    assert launch.environment(Spec(recipe="ddp"))["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in launch.environment(Spec(recipe="zero1"))
+
+
+def test_a_free_port_can_be_bound():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", launch.free_port()))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes", "kind"),
+    [
+        ("single", 1, "NO"),
+        ("ddp", 2, "MULTI_CPU"),
+        ("zero2", 2, "DEEPSPEED"),
+    ],
+)
+def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, processes, kind):
+    spec = Spec(recipe=recipe, processes=processes)
+    words = launch.command(spec, tmp_path, port=launch.free_port())
+    script = [*words[: words.index("-m")], "-m", "tests.children.accelerated", str(tmp_path), kind]
+    env = {**os.environ, **launch.environment(spec)}
+    ended = process.run_child(script, cwd=ROOT, env=env, log=tmp_path / "log", timeout=240)
+    said = (tmp_path / "log").read_text()
+    assert ended.exit_code == 0, said
+    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
+    threads = launch.environment(spec)["OMP_NUM_THREADS"]
+    facts = {"type": kind, "processes": processes, "device": "cpu", "precision": "no"}
+    assert ranks == [{**facts, "threads": threads}] * processes
+    assert "were not passed to" not in said and "Setting OMP_NUM_THREADS" not in said
+    # launcher and worker, or launcher, workers and nothing else
+    assert ended.tree_processes <= processes + 1
+
+
+def test_a_parent_without_torch():
+    code = "import harness.launch, sys; sys.exit('torch' in sys.modules or 'psutil' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,265 @@
+"""Suites: reading files, deriving specs, resuming, interruption. A fake launcher stands in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness import matrix, suite_run
+from harness.machine import Machine
+from harness.matrix import SuiteError, load_suite, specs
+from harness.progress import Progress
+from harness.result import Result, Status
+from harness.spec import Spec
+
+SUITE = """
+name: mine
+reference: ddp
+timeout_seconds: 60
+cpu: {model: DiT-T/4, data: synthetic, global_batch: 8, steps: 3, processes: 2}
+gpu: {model: DiT-T/4, data: synthetic, per_process_batch: 4, steps: 3, processes: all}
+recipes: [zero2, ddp, single, {recipe: zero3, steps: 5}]
+gpu_recipes: ["ddp+fp32:tf32=on"]
+"""
+
+
+def machine(folder: Path, **changes: object) -> Machine:
+    """A machine on which everything of the CPU runs."""
+    op = {"ok": True, "reason": "", "file": None, "built": True, "seconds": 0.0}
+    probe = {
+        "errors": {},
+        "bf16": {"cpu": ""},
+        "ops": {"cpu_adam": op, "async_io": op},
+        "gpus": [],
+        "backends": ["gloo"],
+    }
+    facts = {
+        "cores": 2,
+        "memory_bytes": 8 << 30,
+        "container_bytes": None,
+        "gpus": (),
+        "disk_free_bytes": 1 << 40,
+        "folder": folder,
+        "compiler": "/usr/bin/g++",
+        "ninja": "/usr/bin/ninja",
+        "probe": probe,
+    }
+    return Machine(**{**facts, **changes})
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+def test_the_reference_comes_first_and_single_has_one_process(suite_file: Path) -> None:
+    found = specs(load_suite(str(suite_file), "cpu"), {})
+    assert [s.recipe for s in found] == ["ddp", "zero2", "single", "zero3"]
+    assert [s.processes for s in found] == [2, 2, 1, 2]
+    assert {s.global_batch for s in found} == {8}
+    assert [s.steps for s in found] == [3, 3, 3, 5]
+
+
+def test_the_command_line_wins_and_repeats(suite_file: Path) -> None:
+    suite = load_suite(str(suite_file), "cpu")
+    found = specs(suite, {"steps": 9, "repeat": 2, "seed": None})
+    assert {s.steps for s in found} == {9}
+    assert [s.repeat for s in found] == [0] * 4 + [1] * 4
+
+
+def test_all_gpus_share_a_batch_that_grows_with_them(suite_file: Path) -> None:
+    suite = load_suite(str(suite_file), "cuda")
+    found = specs(suite, {}, gpus=4)
+    assert "ddp+fp32:tf32=on" in {s.recipe for s in found}
+    assert {s.global_batch for s in found} == {16}
+    assert {s.processes for s in found} == {4, 1}
+    assert {s.global_batch for s in specs(suite, {"global_batch": 12}, gpus=4)} == {12}
+    assert {s.global_batch for s in specs(suite, {"processes": 2}, gpus=4)} == {8}
+    with pytest.raises(SuiteError, match="--processes"):
+        specs(suite, {}, gpus=0)
+
+
+def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch) -> None:
+    monkeypatch.chdir(suite_file.parent)
+    suite = load_suite(str(suite_file), "cpu")
+    found = specs(suite, {"data": "latents:here"})
+    assert {s.data for s in found} == {f"latents:{suite_file.parent}/here"}
+
+
+@pytest.mark.parametrize("name", matrix.known_suites())
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
+    found = specs(load_suite(name, device), {}, gpus=2)
+    planned = suite_run.plan(found, tmp_path, machine(tmp_path))
+    assert not [row for row in planned if row.status is Status.REFUSED]
+    assert found[0].recipe == "ddp"
+
+
+BAD = {
+    "typo": ("cpu:", "cpuu:", "unknown key 'cpuu'; did you mean 'cpu'?"),
+    "typo below": ("steps: 3", "stepz: 3", "unknown key 'cpu.stepz'; did you mean 'steps'?"),
+    "wrong type": ("steps: 3", "steps: three", "cpu.steps is 'three', not a whole number"),
+    "yes is no number": ("steps: 3", "steps: yes", "cpu.steps is True, not a whole number"),
+    "syntax": ("recipes: [", "recipes: [[", "line "),
+    "twice": ("[zero2,", "[zero2, zero2,", "'zero2' is there already"),
+    "twice in other words": ("[zero2,", "[ddp+fp32,", "'ddp' is there already"),
+    "key twice": ("name: mine", "name: mine\nname: his", "line 3: not YAML (key 'name'"),
+    "empty": ("[zero2, ddp, single, {recipe: zero3, steps: 5}]", "[]", "recipes is empty"),
+    "strategy": ("[zero2,", "[zeor2,", "recipes[0]: unknown strategy 'zeor2'; did you mean"),
+    "two of a place": ("[zero2,", "[zero2+zero3,", "both fill the place SHARD"),
+    "no recipe": ("[zero2,", "[7,", "recipes[0] is 7; write a recipe"),
+    "reference": ("reference: ddp", "reference: zero1", "reference 'zero1' is not among"),
+    "two batches": ("global_batch: 8", "global_batch: 8, per_process_batch: 2", "keep one"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_each_mistake_is_one_line_with_the_way_out(case: str, suite_file: Path) -> None:
+    old, new, said = BAD[case]
+    suite_file.write_text(SUITE.replace(old, new, 1))
+    with pytest.raises(SuiteError) as caught:
+        load_suite(str(suite_file), "cpu")
+    text = str(caught.value)
+    assert said in text
+    assert str(suite_file) in text
+    assert "\n" not in text
+
+
+def test_an_unknown_suite_names_the_known_ones() -> None:
+    with pytest.raises(SuiteError, match="did you mean 'default'"):
+        load_suite("defualt", "cpu")
+
+
+def test_numbers_as_people_write_them(suite_file: Path) -> None:
+    suite_file.write_text(SUITE.replace("steps: 3", "steps: 3, learning_rate: 1e-4", 1))
+    assert specs(load_suite(str(suite_file), "cpu"), {})[0].learning_rate == 1e-4
+
+
+# ---- running a suite ----
+
+
+class FakeLaunch:
+    """Writes a result as ``launch.run`` does; ``ends`` maps a recipe to how it ends."""
+
+    def __init__(self, **ends: Status | BaseException) -> None:
+        self.ends, self.started = ends, []
+
+    def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
+        recipe = resolved.spec.recipe
+        self.started.append(recipe)
+        on_status({"phase": "measure", "step": 1, "of": 3, "peak_bytes": 0})
+        end = self.ends.get(recipe, Status.OK)
+        if isinstance(end, BaseException):
+            raise end
+        result = Result(status=end, spec=resolved.spec)
+        result.write(folder / "result.json")
+        return result
+
+
+def go(out: Path, launch: FakeLaunch, recipes: list[str], **more: object) -> list[Result]:
+    suite = matrix.ad_hoc(recipes, "cpu")
+    here = more.pop("machine", machine(out))
+    return suite_run.run_suite(
+        suite,
+        specs(suite, {"data": "synthetic"}),
+        out,
+        machine=here,
+        progress=Progress(Console(quiet=True)),
+        start=launch,
+        **more,
+    )
+
+
+def test_a_second_run_repeats_only_what_may_end_otherwise(tmp_path: Path) -> None:
+    recipes = ["ddp", "zero2", "zero3", "single"]
+    ends = {"zero2": Status.FAILED, "zero3": Status.VOID}
+    first, again, fresh = FakeLaunch(**ends), FakeLaunch(), FakeLaunch()
+    go(tmp_path, first, recipes)
+    results = go(tmp_path, again, recipes)
+    go(tmp_path, fresh, recipes, fresh=True)
+    assert first.started == fresh.started == recipes
+    assert again.started == ["zero2"]
+    assert [r.status for r in results] == [Status.OK, Status.OK, Status.VOID, Status.OK]
+
+
+def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeypatch) -> None:
+    again = FakeLaunch()
+    go(tmp_path, FakeLaunch(), ["ddp"])
+    go(tmp_path, again, ["ddp"], machine=machine(tmp_path, cores=64))
+    monkeypatch.setattr(suite_run, "_code", lambda: "changed")
+    go(tmp_path, again, ["ddp"])
+    assert again.started == ["ddp", "ddp"]
+
+
+def test_rows_that_cannot_run_are_results_too(tmp_path: Path) -> None:
+    here, launch = machine(tmp_path), FakeLaunch()
+    here.probe["ops"]["async_io"] = {"ok": False, "reason": "not compatible", "built": False}
+    found = go(tmp_path, launch, ["ddp", "zero3_nvme", "ddp+fp32:tf32=on"], machine=here)
+    assert launch.started == ["ddp"]
+    assert [r.status for r in found] == [Status.OK, Status.UNSUPPORTED, Status.REFUSED]
+    assert "libaio-dev" in found[1].way_out
+    assert all(r.reason and r.way_out and r.command for r in found[1:])
+    written = json.loads(next(tmp_path.glob("runs/zero3_nvme*/result.json")).read_text())
+    assert written["status"] == "unsupported"
+
+
+def test_bad_input_in_the_last_row_starts_nothing(tmp_path: Path) -> None:
+    launch = FakeLaunch()
+    with pytest.raises(ValueError, match="does not divide"):
+        go(tmp_path, launch, ["ddp", "ddp+accumulate:steps=3"])
+    assert launch.started == []
+
+
+def test_interrupted_keeps_what_was_measured(tmp_path: Path) -> None:
+    launch = FakeLaunch(zero2=KeyboardInterrupt())
+    with pytest.raises(suite_run.Interrupted) as caught:
+        go(tmp_path, launch, ["ddp", "zero2", "zero3"])
+    assert [r.spec.recipe for r in caught.value.results] == ["ddp"]
+    again = FakeLaunch()
+    go(tmp_path, again, ["ddp", "zero2", "zero3"])
+    assert again.started == ["zero2", "zero3"]
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.INTERRUPTED])
+def test_the_row_that_was_running_is_kept_as_far_as_it_came(tmp_path: Path, status: Status) -> None:
+    class Cut(FakeLaunch):
+        def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
+            super().__call__(resolved, folder, timeout=timeout, on_status=on_status)
+            raise KeyboardInterrupt
+
+    with pytest.raises(suite_run.Interrupted) as caught:
+        go(tmp_path, Cut(ddp=status), ["ddp"])
+    assert [r.status for r in caught.value.results] == [status]
+    again = FakeLaunch()
+    go(tmp_path, again, ["ddp"])
+    assert again.started == ([] if status is Status.OK else ["ddp"])
+
+
+def test_two_suites_do_not_share_a_folder(tmp_path: Path) -> None:
+    def second(*args: object, **more: object) -> Result:
+        with pytest.raises(suite_run.OutputError, match="another run"):
+            go(tmp_path, FakeLaunch(), ["ddp"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(suite_run.Interrupted):
+        go(tmp_path, second, ["ddp"])
+
+
+def test_a_full_disk_is_told_before_the_start(tmp_path: Path, monkeypatch) -> None:
+    usage = suite_run.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(suite_run.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(suite_run.OutputError, match="free disk space"):
+        go(tmp_path, FakeLaunch(), ["ddp"])
+
+
+def test_identity_moves_with_the_spec_alone(tmp_path: Path) -> None:
+    spec, here = Spec(recipe="ddp"), machine(tmp_path)
+    mark = suite_run.identity(spec, here)
+    assert mark == suite_run.identity(spec, dataclasses.replace(here, disk_free_bytes=1))
+    assert mark != suite_run.identity(dataclasses.replace(spec, seed=1), here)

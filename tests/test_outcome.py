@@ -1,0 +1,387 @@
+"""How a run ended, for many pieces of evidence, the misleading ones among them. No processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import kernel
+from harness.log import decisive, tail
+from harness.outcome import Facts, classify, retryable, where
+from harness.result import Status
+
+GPU, HOST, FAILED, TIMEOUT = Status.GPU_OOM, Status.HOST_OOM, Status.FAILED, Status.TIMEOUT
+
+
+def fail(kind: str, message: str = "", trace: str = "", rank: int = 0, phase: str = "measure"):
+    facts = {"rank": rank, "phase": phase, "step": 3, "type": kind, "message": message}
+    return {**facts, "traceback": trace, "peak_bytes": 10}
+
+
+TORCHRUN_KILL = """
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 6408)
+  traceback : Signal 9 (SIGKILL) received by PID 6408
+"""
+SIMPLE_KILL = "subprocess.CalledProcessError: Command '[...]' died with <Signals.SIGKILL: 9>."
+TRIED = "CUDA out of memory. Tried to allocate 2.00 GiB."
+GLOO = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345"
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+NCCL = (
+    "NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda error\n"
+    "Last error:\nCuda failure 2 'out of memory'"
+)
+CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+PINNING = '  File "setup.py", line 3, in buffer\n    torch.empty(n, pin_memory=True)\n'
+BUS = (
+    "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that "
+    "dataloader's workers are out of shared memory."
+)
+SHM = "RuntimeError: unable to write to file </torch_77_1_2>: No space left on device (28)"
+
+# name: (facts, status, words of the reason, words of the way out)
+CASES = {
+    "finished though exit code 1": (
+        {"result": Status.OK, "exit_code": 1, "log": "terminate called"},
+        Status.OK,
+        "",
+        "",
+    ),
+    "finished, then the deadline": ({"result": Status.OK, "stopped": "timeout"}, Status.OK, "", ""),
+    "void with its reason": (
+        {"result": Status.VOID, "result_reason": "bf16 was not in force", "exit_code": 0},
+        Status.VOID,
+        "bf16 was not",
+        "",
+    ),
+    "finished, old OOM in the log": ({"result": Status.OK, "log": TRIED}, Status.OK, "", ""),
+    "interrupted": ({"stopped": "interrupted"}, Status.INTERRUPTED, "phase start", "again"),
+    "interrupted while an OOM was logged": (
+        {"stopped": "interrupted", "log": TRIED},
+        Status.INTERRUPTED,
+        "interrupted",
+        "again",
+    ),
+    # GPU memory, in all spellings
+    "torch.OutOfMemoryError": (
+        {"failures": (fail("OutOfMemoryError", TRIED, rank=1),)},
+        GPU,
+        "rank 1 ran out of GPU memory in phase measure, step 3",
+        "checkpoint",
+    ),
+    "cuda runtime": (
+        {"failures": (fail("RuntimeError", "CUDA error: out of memory"),)},
+        GPU,
+        "",
+        "",
+    ),
+    "accelerator error": (
+        {"failures": (fail("AcceleratorError", "CUDA error: out of memory\nSearch for `x'"),)},
+        GPU,
+        "CUDA error: out of memory",
+        "",
+    ),
+    "error name": ({"log": "RuntimeError: cudaErrorMemoryAllocation"}, GPU, "", ""),
+    "cublas": (
+        {
+            "failures": (
+                fail("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+            )
+        },
+        GPU,
+        "CUBLAS",
+        "",
+    ),
+    "cudnn alloc": ({"log": "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"}, GPU, "", ""),
+    "hip": ({"log": "[rank1]: torch.OutOfMemoryError: HIP out of memory. Tried"}, GPU, "HIP", ""),
+    "nccl": ({"failures": (fail("DistBackendError", NCCL),)}, GPU, "", ""),
+    "c10, no failure file": (
+        {"exit_code": -6, "log": "terminate called after throwing 'c10::OutOfMemoryError'"},
+        GPU,
+        "c10::OutOfMemoryError",
+        "",
+    ),
+    "driver": ({"log": "RuntimeError: CUDA driver error: out of memory"}, GPU, "", ""),
+    "triton": ({"log": "RuntimeError: Triton Error [CUDA]: out of memory"}, GPU, "", ""),
+    "another process on the GPU": (
+        {
+            "failures": (
+                fail("OutOfMemoryError", TRIED + " Process 77 has 60.1 GiB memory in use."),
+            )
+        },
+        GPU,
+        "",
+        "process 77 holds 60.1 GiB",
+    ),
+    "first rank out of memory, the others lose their peer": (
+        {
+            "failures": (
+                fail("RuntimeError", GLOO),
+                fail("OutOfMemoryError", TRIED, rank=1, phase="warmup"),
+            ),
+            "log": GLOO,
+        },
+        GPU,
+        "rank 1 ran out of GPU memory in phase warmup",
+        "",
+    ),
+    "out of memory, then hung until the deadline": (
+        {"stopped": "timeout", "failures": (fail("OutOfMemoryError", TRIED),)},
+        GPU,
+        "",
+        "",
+    ),
+    # what sounds like it, and is not
+    "illegal access": ({"failures": (fail("AcceleratorError", ILLEGAL),)}, FAILED, "illegal", ""),
+    "cudnn internal": (
+        {"failures": (fail("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),)},
+        FAILED,
+        "INTERNAL_ERROR",
+        "",
+    ),
+    "autotuner's skipped choice": (
+        {"log": f"{TRIED} Ignoring this choice.\nValueError: nan", "exit_code": 1},
+        FAILED,
+        "ValueError: nan",
+        "log.txt",
+    ),
+    "autotuner's skipped choice, then the deadline": (
+        {"log": TRIED, "stopped": "timeout", "timeout_seconds": 60.0},
+        TIMEOUT,
+        "60 s",
+        "--timeout",
+    ),
+    "triton's shared memory": (
+        {"failures": (fail("OutOfResources", "out of resource: shared memory, Required: 1"),)},
+        FAILED,
+        "out of resource",
+        "",
+    ),
+    # host memory
+    "MemoryError": (
+        {"failures": (fail("MemoryError"),), "processes": 2},
+        HOST,
+        "rank 0 ran out of host memory",
+        "fewer --processes than 2",
+    ),
+    "cpu allocator": ({"failures": (fail("RuntimeError", CPU),)}, HOST, "", ""),
+    "windows' words": (
+        {"log": "RuntimeError: DefaultCPUAllocator: not enough memory"},
+        HOST,
+        "",
+        "",
+    ),
+    "bad_alloc": ({"log": "terminate called after throwing 'std::bad_alloc'"}, HOST, "", ""),
+    "fork": ({"log": "OSError: [Errno 12] Cannot allocate memory"}, HOST, "Errno 12", ""),
+    "numpy": (
+        {"failures": (fail("_ArrayMemoryError", "Unable to allocate 3.0 GiB for an array"),)},
+        HOST,
+        "3.0 GiB",
+        "",
+    ),
+    "pinned, by the call": (
+        {"failures": (fail("RuntimeError", "cudaHostAlloc failed: out of memory"),)},
+        HOST,
+        "pin host memory",
+        "",
+    ),
+    "pinned, by the traceback": (
+        {"failures": (fail("RuntimeError", "CUDA error: out of memory", PINNING),)},
+        HOST,
+        "pin host memory",
+        "",
+    ),
+    "device memory while pinning is near": (
+        {"failures": (fail("OutOfMemoryError", TRIED, PINNING),)},
+        GPU,
+        "GPU",
+        "",
+    ),
+    # killed from outside
+    "kernel's killer": (
+        {"exit_code": 1, "log": TORCHRUN_KILL, "machine_kills": 1},
+        HOST,
+        "the kernel's out-of-memory killer",
+        "",
+    ),
+    "container's limit": (
+        {"log": SIMPLE_KILL, "machine_kills": 1, "group_kills": 1, "group_limit_bytes": 8 << 30},
+        HOST,
+        "the container's memory limit of 8.0 GiB",
+        "",
+    ),
+    "launcher itself killed": ({"signal": 9, "group_kills": 1}, HOST, "container", ""),
+    "killed, and the peer reports the loss": (
+        {"log": TORCHRUN_KILL, "machine_kills": 1, "failures": (fail("RuntimeError", GLOO),)},
+        HOST,
+        "killer",
+        "",
+    ),
+    "killed by hand": (
+        {"log": TORCHRUN_KILL},
+        FAILED,
+        "killed by SIGKILL from outside, no out-of-memory kill was counted",
+        "earlyoom",
+    ),
+    "a kill elsewhere on the machine": (
+        {"exit_code": 1, "machine_kills": 1, "failures": (fail("ValueError", "nan"),)},
+        FAILED,
+        "ValueError: nan",
+        "",
+    ),
+    "our own SIGKILL at the deadline": (
+        {"stopped": "timeout", "signal": 9, "machine_kills": 1, "log": TORCHRUN_KILL},
+        TIMEOUT,
+        "",
+        "--timeout",
+    ),
+    # the rest
+    "deadline": (
+        {
+            "stopped": "timeout",
+            "timeout_seconds": 90.0,
+            "statuses": ({"phase": "measure", "step": 4}, {"phase": "measure", "step": 3}),
+        },
+        TIMEOUT,
+        "not done after 90 s: stopped in phase measure, step 3",
+        "--timeout",
+    ),
+    "bus error": ({"log": BUS}, FAILED, "bus error", "--shm-size"),
+    "SIGBUS": ({"log": "traceback : Signal 7 (SIGBUS) received by PID 1"}, FAILED, "bus", "shm"),
+    "shm full": ({"log": SHM}, FAILED, "shared memory is full", "--shm-size"),
+    "disk full": (
+        {"failures": (fail("OSError", "[Errno 28] No space left on device: 'r.json'"),)},
+        FAILED,
+        "No space",
+        "disk",
+    ),
+    "port": (
+        {"log": "RuntimeError: The server socket has failed to listen ... EADDRINUSE"},
+        FAILED,
+        "port",
+        "again",
+    ),
+    "crash": ({"log": "died with <Signals.SIGSEGV: 11>."}, FAILED, "SIGSEGV", "log.txt"),
+    "too few GPUs": (
+        {"failures": (fail("AcceleratorError", "CUDA error: invalid device ordinal"),)},
+        FAILED,
+        "ordinal",
+        "--processes",
+    ),
+    "only the peers were heard": (
+        {"exit_code": 1, "failures": (fail("RuntimeError", GLOO),)},
+        FAILED,
+        "Connection closed",
+        "",
+    ),
+    "bad option": (
+        {
+            "exit_code": 2,
+            "log": "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x",
+        },
+        FAILED,
+        "unrecognized arguments: --x",
+        "",
+    ),
+    "silence": ({"exit_code": 0}, FAILED, "exit code 0, with no message", "log.txt"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outcome(name):
+    facts, status, reason, way_out = CASES[name]
+    found = classify(Facts(recipe="zero2+bf16", **facts))
+    assert found.status is status
+    assert reason in (found.reason or "") and way_out in (found.way_out or "")
+    if status not in (Status.OK, Status.VOID):
+        assert found.reason and found.way_out and "\n" not in found.reason
+        assert len(found.reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "has", "has_not"),
+    [
+        ("ddp", "OutOfMemoryError", ("checkpoint", "accumulate", "zero3"), ("offload",)),
+        ("zero3+checkpoint", "OutOfMemoryError", ("zero3_offload",), ("add checkpoint",)),
+        ("zero3+accumulate:steps=4", "OutOfMemoryError", ("checkpoint",), ("accumulate",)),
+        ("zero3_offload", "MemoryError", ("zero3_nvme",), ()),
+    ],
+)
+def test_the_way_out_names_what_the_recipe_has_not_tried(recipe, kind, has, has_not):
+    way_out = classify(Facts(recipe=recipe, failures=(fail(kind),))).way_out
+    assert all(word in way_out for word in has)
+    assert not any(word in way_out for word in has_not)
+
+
+def test_only_a_taken_port_before_training_is_tried_again():
+    taken = "torch.distributed.DistNetworkError: ... EADDRINUSE, Address already in use"
+    assert retryable(Facts(exit_code=1, log=taken, statuses=({"phase": "start"},)))
+    assert not retryable(Facts(exit_code=1, log=taken, statuses=({"phase": "measure"},)))
+    assert not retryable(Facts(exit_code=1, log=taken, result=Status.OK))
+    assert not retryable(Facts(stopped="interrupted", log=taken))
+    assert not retryable(Facts(exit_code=1, log="ValueError: nan"))
+
+
+def test_where_is_the_rank_that_failed_else_the_slowest():
+    slow = ({"phase": "measure", "step": 3}, {"phase": "warmup", "step": 1})
+    assert where(Facts(statuses=slow)) == ("warmup", 1)
+    assert where(Facts(statuses=slow, failures=(fail("ValueError"),))) == ("measure", 3)
+    assert where(Facts()) == ("start", 0)
+    assert where(Facts(statuses=({"phase": "unheard of", "step": None},))) == ("start", 0)
+
+
+def test_the_log_without_noise():
+    text = (
+        "W1121 04:50 9 torch/distributed/run.py:874] Setting OMP_NUM_THREADS environment variable\n"
+        "  0%|   | 0/9\r 50%|##  | 4/9 [00:01<00:01, 3.9it/s]\nloaded\nloaded\n"
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in main\n'
+        "ValueError: the loss is nan\n"
+        "Traceback (most recent call last):\n"
+        '  File "/venv/bin/accelerate", line 8, in <module>\n'
+        '  File "/x/accelerate/commands/launch.py", line 999, in simple_launcher\n'
+        "    raise subprocess.CalledProcessError(1)\n"
+        "subprocess.CalledProcessError: Command '[]' returned non-zero exit status 1.\n"
+    )
+    lines = tail(text).splitlines()
+    assert lines[0] == "loaded" and lines[1].startswith("Traceback") and len(lines) == 5
+    assert decisive(text) == "ValueError: the loss is nan"
+    assert tail("x\n" * 3 + "\n".join(map(str, range(100))), lines=2) == "98\n99"
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_kernel_counters_of_both_versions(tmp_path):
+    two, one = tmp_path / "two", tmp_path / "one"
+    write(
+        two,
+        {
+            "proc/vmstat": "pgfault 1\noom_kill 5\n",
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/a/b/memory.events": "oom 9\noom_kill 3\n",
+            "sys/a/b/memory.max": "max\n",
+            "sys/a/memory.max": "1024\n",
+            "sys/cpu.max": "200000 100000\n",
+        },
+    )
+    write(
+        one,
+        {
+            "proc/vmstat": "pgfault 1\n",
+            "proc/self/cgroup": "4:memory:/host/path\n1:cpu:/\n0::/\n",
+            "sys/memory/memory.oom_control": "under_oom 0\noom_kill 2\n",
+            "sys/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/cpu/cpu.cfs_quota_us": "-1\n",
+        },
+    )
+    assert kernel.memory_kills(two / "proc", two / "sys") == kernel.MemoryKills(5, 3, 1024)
+    assert kernel.memory_kills(one / "proc", one / "sys") == kernel.MemoryKills(0, 2, None)
+    assert kernel.cores(two / "sys") <= 2 and kernel.cores(one / "sys") >= 1
+    assert kernel.MemoryKills(5, 3, 1).since(kernel.MemoryKills(4, 3, 1)).machine == 1

@@ -1,0 +1,123 @@
+"""Counts and FLOPs in closed form against the built model, torch's counter and the paper."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.model import DiT
+from harness.presets import (
+    PRESETS,
+    Shape,
+    forward_flops,
+    largest_block_count,
+    parameter_count,
+    train_flops,
+    trainable_count,
+)
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "reference_dit.json").read_text())
+DATA = {
+    "imagenet": dict(input_size=32, channels=4),
+    "digits": dict(input_size=32, channels=4, classes=10),
+    "512 pixels": dict(input_size=64, channels=4),
+    "three channels": dict(input_size=16, channels=3, classes=7),
+}
+
+
+def built(shape: Shape, input_size=32, channels=4, classes=1000, learn_sigma=True) -> DiT:
+    """The model on the meta device, where neither memory nor arithmetic is spent."""
+    with torch.device("meta"):
+        return DiT(
+            input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
+            shape.num_heads, shape.mlp_ratio, 0.1, classes, learn_sigma,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN["structure"]["counts"])
+def test_counts_are_the_reference_s(name):
+    assert parameter_count(PRESETS[name]) == GOLDEN["structure"]["counts"][name]
+    assert trainable_count(PRESETS[name]) == GOLDEN["structure"]["trainable"][name]
+
+
+@pytest.mark.parametrize("learn_sigma", [True, False])
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+@pytest.mark.parametrize("name", ["DiT-T/2", "DiT-T/8", "DiT-S/4", "DiT-XL/2"])
+def test_counts_are_the_model_s(name, data, learn_sigma):
+    model = built(PRESETS[name], **data, learn_sigma=learn_sigma)
+    parameters = list(model.parameters())
+    count = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    assert parameter_count(PRESETS[name], **data, learn_sigma=learn_sigma) == count
+    assert trainable_count(PRESETS[name], **data, learn_sigma=learn_sigma) == trainable
+    block = max(sum(p.numel() for p in b.parameters()) for b in model.blocks)
+    assert largest_block_count(PRESETS[name]) == block
+
+
+@pytest.mark.parametrize("learn_sigma", [True, False])
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("name", ["DiT-T/4", "DiT-S/8", "DiT-B/2", "DiT-XL/2"])
+def test_forward_flops_are_torch_s(name, size, learn_sigma):
+    model = built(PRESETS[name], size, learn_sigma=learn_sigma)
+    latents = torch.zeros(3, 4, size, size, device="meta")
+    index = torch.zeros(3, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model(latents, index, index)
+    flops = forward_flops(PRESETS[name], size, batch=3, learn_sigma=learn_sigma)
+    assert counter.get_total_flops() == flops > 0
+
+
+def test_backward_costs_twice_the_forward_but_for_the_input():
+    """Torch counts what is run: no gradient is taken of the latents and frequencies."""
+    shape = PRESETS["DiT-S/4"]
+    latents = torch.zeros(2, 4, 32, 32, device="meta")
+    index = torch.zeros(2, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        built(shape)(latents, index, index).sum().backward()
+    # Conv and first timestep layer: 2 samples x 2 FLOPs x multiply-adds.
+    unneeded = 2 * 2 * (64 * 64 * 384 + 256 * 384)
+    assert train_flops(shape, batch=2) - counter.get_total_flops() == unneeded
+
+
+@pytest.mark.parametrize(
+    "name, size, gmacs",
+    [  # arXiv:2212.09748: table 4 (256 pixels), section 5.1 (512 pixels)
+        ("DiT-S/8", 32, 0.36), ("DiT-S/4", 32, 1.41), ("DiT-S/2", 32, 6.06),
+        ("DiT-B/8", 32, 1.42), ("DiT-B/4", 32, 5.56), ("DiT-B/2", 32, 23.01),
+        ("DiT-L/8", 32, 5.01), ("DiT-L/4", 32, 19.70), ("DiT-L/2", 32, 80.71),
+        ("DiT-XL/8", 32, 7.39), ("DiT-XL/4", 32, 29.05), ("DiT-XL/2", 32, 118.64),
+        ("DiT-XL/2", 64, 524.60),
+    ],
+)  # fmt: skip
+def test_forward_flops_are_the_paper_s(name, size, gmacs):
+    """Within what the paper's own counter adds for elementwise work."""
+    assert forward_flops(PRESETS[name], size) / 2e9 == pytest.approx(gmacs, rel=2e-3, abs=6e-3)
+
+
+def test_flops_are_proportional_to_the_batch():
+    shape = PRESETS["DiT-T/4"]
+    assert train_flops(shape, batch=7) == 21 * forward_flops(shape, batch=1)
+
+
+@pytest.mark.parametrize("numbers", [(2, 130, 4, 2), (2, 66, 6, 2)])
+def test_a_shape_that_cannot_be_is_refused(numbers):
+    with pytest.raises(ValueError, match="hidden_size"):
+        Shape(*numbers)
+
+
+def test_a_patch_that_does_not_tile_is_refused():
+    with pytest.raises(ValueError, match=r"input_size 12 .* patch_size 8"):
+        PRESETS["DiT-T/8"].tokens(12)
+
+
+def test_imports_no_torch():
+    code = "import sys, harness.presets, harness.data; print('torch' in sys.modules)"
+    root = Path(__file__).parents[1]
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "False"

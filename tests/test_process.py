@@ -1,0 +1,170 @@
+"""Real children: whatever ends a run, nothing of it is left, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import tree
+from harness.process import Ended, run_child
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 1 << 20
+
+
+def worker(mode: str, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "tests.children.worker", mode, str(folder)]
+
+
+def launch(mode: str, folder: Path, **options) -> Ended:
+    options = {"timeout": 30.0, "grace": 0.5, "scratch": (folder / "nvme",), **options}
+    return run_child(
+        worker(mode, folder), cwd=ROOT, env=dict(os.environ), log=folder / "log.txt", **options
+    )
+
+
+def left(folder: Path) -> list[int]:
+    """Living processes whose command line names ``folder``, which is unique to a test."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes()
+            zombie = (path / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+        except OSError:
+            continue
+        if os.fsencode(folder) in words and not zombie:
+            found.append(int(path.name))
+    return found
+
+
+def until(fact, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert fact()
+
+
+def test_a_good_run_leaves_a_log_and_nothing_else(tmp_path):
+    ended = launch("good", tmp_path)
+    assert (ended.exit_code, ended.signal, ended.stopped, ended.left_behind) == (0, None, None, 0)
+    assert ended.wall_seconds > 1.0 and (tmp_path / "log.txt").exists()
+    assert not left(tmp_path)
+
+
+def test_exit_code_and_signal_are_kept_apart(tmp_path):
+    assert launch("good_then_exit_1", tmp_path).exit_code == 1
+    ended = launch("killed", tmp_path)
+    assert (ended.exit_code, ended.signal) == (None, signal.SIGKILL)
+
+
+def test_the_deadline_ends_a_child_that_ignores_sigterm(tmp_path):
+    ended = launch("hang", tmp_path, timeout=0.8)
+    assert ended.timed_out and ended.survivors == 0 and not left(tmp_path)
+
+
+def test_a_daemon_that_forked_away_is_found_and_ended(tmp_path):
+    ended = launch("daemon", tmp_path)
+    assert ended.exit_code == 0 and ended.left_behind == 1
+    assert (tmp_path / "daemon.pid").exists() and not left(tmp_path)
+
+
+def test_a_child_that_hangs_after_its_work_is_ended(tmp_path):
+    done = tmp_path / "result.json"
+    ended = launch("good_then_hang", tmp_path, finished=done.exists, linger=0.5)
+    assert ended.stopped == "lingered" and not left(tmp_path)
+
+
+def test_resident_memory_is_summed_over_the_tree(tmp_path):
+    ended = launch("fat", tmp_path)
+    assert ended.tree_processes == 2
+    assert 128 * MIB < ended.tree_peak_bytes < 300 * MIB
+
+
+def test_a_tick_that_raises_ends_the_tree(tmp_path):
+    def tick(_: int) -> None:
+        if (tmp_path / "ready").exists():
+            raise RuntimeError("the display broke")
+
+    with pytest.raises(RuntimeError, match="display"):
+        launch("hang", tmp_path, on_tick=tick)
+    assert not left(tmp_path)
+
+
+def test_a_foreign_process_of_the_same_name_is_not_touched(tmp_path):
+    (tmp_path / "foreign").mkdir()
+    foreign = subprocess.Popen(worker("hang", tmp_path / "foreign"), cwd=ROOT)
+    segment = Path(f"/dev/shm/psm_foreign_{tmp_path.name}")
+    try:
+        until((tmp_path / "foreign" / "ready").exists)
+        (tmp_path / "ours").mkdir()
+        launch("hang", tmp_path / "ours", timeout=1.0, on_tick=lambda _: segment.touch())
+        assert not left(tmp_path / "ours")
+        assert foreign.poll() is None and segment.exists()
+    finally:
+        foreign.kill()
+        foreign.wait()
+        segment.unlink(missing_ok=True)
+
+
+def test_shared_memory_and_swap_of_the_tree_are_removed(tmp_path):
+    launch("shared_memory", tmp_path)
+    names = json.loads((tmp_path / "ready").read_text())
+    assert len(names) == 2 and not any(Path(name).exists() for name in names)
+    assert not (tmp_path / "nvme").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_harness_ends_the_tree_then_it(tmp_path, number):
+    harness = start_harness("daemon_and_hang", tmp_path)
+    harness.send_signal(number)
+    said, _ = harness.communicate(timeout=20)
+    assert harness.returncode == 7
+    assert said.split() == ["interrupted", "by", number.name, "interrupted", "0"]
+    assert not left(tmp_path)
+
+
+def test_a_killed_harness_leaves_nothing(tmp_path):
+    harness = start_harness("daemon_and_hang", tmp_path)
+    (tmp_path / "nvme").mkdir()
+    harness.kill()
+    harness.wait()
+    until(lambda: not left(tmp_path))
+    until(lambda: not (tmp_path / "nvme").exists())
+
+
+def test_a_killed_harness_leaves_no_shared_memory(tmp_path):
+    harness = start_harness("shared_memory_and_hang", tmp_path)
+    time.sleep(1.5)  # for one look at the open files, at the least
+    harness.kill()
+    harness.wait()
+    names = json.loads((tmp_path / "ready").read_text())
+    until(lambda: not left(tmp_path) and not any(Path(name).exists() for name in names))
+
+
+def start_harness(mode: str, folder: Path) -> subprocess.Popen:
+    argv = [sys.executable, "-m", "tests.children.harness", mode, str(folder)]
+    harness = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    until((folder / "ready").exists)
+    return harness
+
+
+def test_a_stale_compile_lock_is_freed_and_a_held_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    old = time.time() - 2 * tree.STALE_SECONDS
+    paths = [tmp_path / "py" / name / "lock" for name in ("stale", "held", "young")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    os.utime(paths[0], (old, old))
+    os.utime(paths[1], (old, old))
+    with subprocess.Popen(["sleep", "60"], stdin=paths[1].open()) as holder:
+        assert tree.free_stale_locks() == [paths[0]]
+        holder.kill()
+    assert [path.exists() for path in paths] == [False, True, True]

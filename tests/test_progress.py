@@ -1,0 +1,105 @@
+"""Progress in a log file and on a terminal, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from harness.progress import Progress, clock, summary
+from harness.result import Peak, Rank, Result, Status
+from harness.spec import Spec
+
+GIB = 2**30
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def ok(recipe: str) -> Result:
+    rank = Rank(
+        rank=0,
+        device="cpu",
+        baseline_bytes=0,
+        phases={"steady": Peak(allocated=3 * GIB // 2)},
+        categories=None,
+        host_peak_bytes=0,
+        pinned_bytes=0,
+        nvme_bytes=0,
+        warmup_seconds=[9.0],
+        step_seconds=[0.1, 0.3, 0.2],
+        phase_seconds={},
+    )
+    return Result(status=Status.OK, spec=Spec(recipe=recipe), ranks=[rank])
+
+
+def watch(terminal: bool) -> tuple[Progress, io.StringIO, Clock]:
+    out, now = io.StringIO(), Clock()
+    console = Console(file=out, width=100, force_terminal=terminal, color_system=None)
+    return Progress(console, now), out, now
+
+
+def test_a_log_gets_a_line_an_event() -> None:
+    progress, out, now = watch(terminal=False)
+    progress.begin_suite("mine", ["ddp", "zero3_nvme", "zero2"], [True, False, True])
+    progress.begin_run("ddp", 90)
+    for _ in range(130):
+        now.seconds += 1
+        progress.status({"phase": "measure", "step": 2, "of": 6})
+    progress.end_run(ok("ddp"))
+    gone = Spec(recipe="zero3_nvme")
+    lack = Result(status=Status.UNSUPPORTED, spec=gone, reason="no libaio", way_out="install it")
+    progress.skip(lack)
+    progress.begin_run("zero2", None)
+    progress.end_suite()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "suite mine: 3 rows, 2 to run"
+    assert lines[1] == "[1/3] ddp: begins, at most 1 min 30 s"
+    assert lines[2] == "[1/3] ddp: measuring 2/6  1 min 00 s"
+    assert lines[4].split() == [
+        *("[1/3]", "ddp", "ok", "200.0", "ms", "a", "step", "1.50", "GiB", "peak"),
+        *("2", "min", "10", "s"),
+    ]
+    assert "unsupported" in lines[5]
+    assert "no libaio" in lines[5]
+    assert lines[6].strip() == "-> install it"
+    assert lines[7] == "[3/3] zero2: begins  about 2 min 10 s left"
+    assert len(lines) == 8
+
+
+def test_the_rest_counts_only_rows_that_will_run() -> None:
+    progress, _, now = watch(terminal=False)
+    progress.begin_suite("mine", list("abcd"), [True, True, False, True])
+    progress.begin_run("a", None)
+    assert progress.rest_seconds() is None
+    now.seconds = 10
+    progress.end_run(ok("ddp"))
+    progress.begin_run("b", None)
+    now.seconds = 14
+    assert progress.rest_seconds() == 6 + 10
+
+
+def test_one_live_line_on_a_terminal() -> None:
+    progress, out, now = watch(terminal=True)
+    recipe = "zero3_offload+bf16+checkpoint+accumulate:steps=4+adamw:impl=foreach+ema:place=cpu"
+    progress.begin_suite("mine", [recipe], [True])
+    progress.begin_run(recipe, 90)
+    now.seconds = 65
+    progress.status({"phase": "warmup", "step": 1, "of": 2})
+    line = progress.line()
+    assert line.plain.endswith("warm-up 1/2  1 min 05 s")
+    assert line.no_wrap
+    progress.end_run(ok(recipe))
+    progress.end_suite()
+    assert progress.live is None
+    assert "200.0 ms a step" in out.getvalue()
+
+
+def test_words() -> None:
+    assert [clock(s) for s in (0.4, 59, 185, 7800)] == ["0 s", "59 s", "3 min 05 s", "2 h 10 min"]
+    assert summary(ok("ddp")).split() == ["200.0", "ms", "a", "step", "1.50", "GiB", "peak"]

@@ -1,0 +1,80 @@
+"""The picture of samples: its size, its pixels, and that it is replaced whole or not at all."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from harness.sample import GAP, write_grid
+
+
+def picture(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.array(image)
+
+
+def test_digits_are_grey_widened_and_in_reading_order(tmp_path):
+    x = torch.linspace(-1, 1, 5).view(5, 1, 1, 1).expand(5, 4, 32, 32)
+    write_grid(x, tmp_path / "grid.png", 3)
+    pixels = picture(tmp_path / "grid.png")
+    assert pixels.shape == (2 * 96 + GAP, 3 * 96 + 2 * GAP)
+    step = 96 + GAP
+    found = [int(pixels[r * step + 5, c * step + 5]) for r in range(2) for c in range(3)]
+    assert found == [0, 64, 128, 191, 255, 0]
+    assert (pixels[:96, 96 : 96 + GAP] == 0).all()
+
+
+def test_grey_is_the_mean_over_channels_and_is_clipped(tmp_path):
+    x = torch.tensor([-1.0, 1.0, -1.0, 1.0]).view(1, 4, 1, 1).expand(1, 4, 96, 96).clone()
+    x[0, :, 0, 0] = 9
+    write_grid(x, tmp_path / "grid.png", 1)
+    pixels = picture(tmp_path / "grid.png")
+    assert pixels.shape == (96, 96) and pixels[1, 1] == 128 and pixels[0, 0] == 255
+
+
+def test_latents_show_three_stretched_channels(tmp_path):
+    x = torch.zeros(2, 4, 96, 96)
+    x[1, 0], x[1, 1], x[0, 2], x[1, 3] = 7, -3, 0.5, 99
+    write_grid(x, tmp_path / "grid.png", 2, grey=False)
+    pixels = picture(tmp_path / "grid.png")
+    assert pixels.shape == (96, 2 * 96 + GAP, 3)
+    assert pixels[9, 9].tolist() == [0, 255, 255] and pixels[9, 150].tolist() == [255, 0, 0]
+
+
+def test_an_existing_file_is_replaced_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "new folder" / "grid.png"
+    write_grid(torch.full((1, 4, 8, 8), -1.0), path, 1)
+    write_grid(torch.full((1, 4, 8, 8), 1.0), path, 1)
+    assert (picture(path) == 255).all()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "grid.png"
+    write_grid(torch.full((1, 4, 8, 8), 1.0), path, 1)
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_grid(torch.full((1, 4, 8, 8), -1.0), path, 1)
+    assert (picture(path) == 255).all() and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "x, columns, words",
+    [
+        (torch.zeros(0, 4, 8, 8), 1, "cannot lay out"),
+        (torch.zeros(4, 8, 8), 1, "cannot lay out"),
+        (torch.zeros(1, 4, 8, 8), 0, "in 0 columns"),
+        (torch.full((1, 4, 8, 8), torch.nan), 1, "the model has diverged"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(tmp_path, x, columns, words):
+    with pytest.raises(ValueError, match=words):
+        write_grid(x, tmp_path / "grid.png", columns)
+    assert not list(tmp_path.iterdir())
