@@ -217,7 +217,7 @@ def optimizer_tensors(trained: Trained) -> list[torch.Tensor]:
 
 
 def gradient_buffers(trained: Trained) -> list[torch.Tensor]:
-    """Buffers that hold gradients between steps: DeepSpeed's buckets, partitions and host copies."""
+    """What holds gradients between steps: DeepSpeed's buckets, partitions and host copies."""
     if trained.engine is None:
         return []
     optimizer = trained.engine.optimizer

@@ -1,4 +1,4 @@
-"""The training loop. It knows no strategy: whatever a recipe changes is inside the objects it runs."""
+"""The training loop. It knows no strategy: what a recipe changes is inside what it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Log", "Run", "optimizer_step", "timed_step"]
 
 @dataclass(kw_only=True)
 class Run:
-    """What the loop needs, and nothing of how it came to be. ``digest`` names the initial weights."""
+    """What the loop needs; ``digest`` names the initial weights."""
 
     trained: Trained
     feed: data.Feed

@@ -36,7 +36,8 @@ def train_steps(
         if index in chapters and (index != 1 or warmup > 1):
             meter.enter(chapters[index] if index != warmup else "steady")
         timed_step(run, first + index, log, meter)
-        reporter.at(index + 1 - (warmup if index >= warmup else 0))
+        more = {} if fit is None else {"loss": float(log.losses[-1])}
+        reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
         if fit is not None:
             fit.after_step(run, resolved, log, last=index + 1 == total)
     meter.close()
@@ -64,6 +65,7 @@ def measure(
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
+    setup.rehearse(resolved, accelerator)
     meter = make_meter(accelerator.device)
     reporter.peak = meter.peak_bytes
 

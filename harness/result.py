@@ -22,8 +22,8 @@ from harness.spec import Spec
 __all__ = [
     "SCHEMA",
     "BadResult",
-    "Check",
     "Categories",
+    "Check",
     "LaunchRecord",
     "Peak",
     "Rank",
@@ -203,6 +203,7 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep colleagues from reading
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(data, stream, indent=1, default=_plain)
             stream.write("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,38 @@ def build_model(resolved: Resolved) -> model.DiT:
         learn_sigma=OBJECTIVES[spec.objective].learn_sigma,
         class_dropout=spec.class_dropout,
     )
+
+
+ENGINE_MODULES = (
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.ops.adam",
+    "deepspeed.checkpoint",
+)
+
+
+def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
+    """On a CPU, load what a step loads, before the meter takes its baseline.
+
+    Building, stepping and dropping a tiny model brings in modules, kernels and their scratch:
+    some 100 MiB that belong to the process and not to the training. A GPU's allocator counts
+    tensors alone and needs none of this.
+    """
+    if accelerator.device.type != "cpu":
+        return
+    if resolved.launch.engine == "DEEPSPEED":
+        for name in ENGINE_MODULES:
+            importlib.import_module(name)
+    facts = resolved.facts
+    module = model.build(
+        "DiT-T/8", input_size=32, channels=facts.channels, classes=facts.classes, seed=0
+    )
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+    x_BCHW = torch.zeros(1, facts.channels, 32, 32)
+    index_B = torch.zeros(1, dtype=torch.long)
+    module(x_BCHW, index_B, index_B).square().mean().backward()
+    torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    optimizer.step()
 
 
 def prepare(

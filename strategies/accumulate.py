@@ -32,12 +32,13 @@ class Accumulate(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
         demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
-        own = trained.optimizer_steps - trained.resumed_steps
-        engine, ratio = trained.engine, trained.micro_steps / max(own, 1)
+        engine = trained.engine
         if engine is not None:
             told = engine.gradient_accumulation_steps()
             demand(told == self.steps, f"the engine accumulates {told} steps, not {self.steps}")
-            # The engine counts its own: micro steps seen against optimizer steps taken.
-            ratio = engine.micro_steps / engine.global_steps
+        # The loop counts what it fed, the optimizer's state counts the steps it took.
+        taken = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
+        demand(bool(taken), "the optimizer holds no state: it never stepped")
+        ratio = trained.micro_steps / (int(max(map(float, taken))) - trained.resumed_steps)
         demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")
         return {"steps": known, "micro_steps_per_optimizer_step": ratio}

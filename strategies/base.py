@@ -174,6 +174,10 @@ class Strategy:
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
 
+    def promise(self) -> Parity:
+        """The parity of this strategy with these parameters."""
+        return self.parity
+
     def refuses(self, launch: Launch) -> str | None:
         """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
         return None

@@ -61,6 +61,9 @@ class Fp32(Strategy):
 
     tf32: bool = False
 
+    def promise(self) -> Parity:
+        return Parity.BY_DESIGN if self.tf32 else Parity.EXACT
+
     def refuses(self, launch: Launch) -> str | None:
         if self.tf32 and launch.device != "cuda":
             return "TF32 exists on NVIDIA GPUs since Ampere only; leave tf32=on out here"

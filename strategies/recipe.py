@@ -46,7 +46,7 @@ class Recipe:
     @property
     def parity(self) -> Parity:
         """EXACT only if every part is."""
-        exact = all(s.parity is Parity.EXACT for s in self.strategies)
+        exact = all(s.promise() is Parity.EXACT for s in self.strategies)
         return Parity.EXACT if exact else Parity.BY_DESIGN
 
     @property

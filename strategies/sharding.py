@@ -115,7 +115,8 @@ def zero_sizes(total: int, block: int, tensor: int, bias: int) -> dict[str, int]
         # Biases stay gathered: a collective each would cost more than their bytes.
         "stage3_param_persistence_threshold": bias,
         # The optimizer walks a rank's shard in pieces; offloading holds one piece at a time.
-        "sub_group_size": max(total // 8, tensor),
+        # DeepSpeed leaves pieces below 1 MiB a rank in host memory instead of swapping them.
+        "sub_group_size": max(total // 8, tensor, 2**20),
     }
 
 
@@ -162,8 +163,11 @@ class Sharding(Strategy):
         return None
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        if launch.engine == "NO" or launch.device != "cpu":
+        if launch.device != "cpu":
             return {}
+        if launch.engine != "DEEPSPEED":
+            # torchrun's path drops the launch file's use_cpu; under DeepSpeed it would mean DDP.
+            return {"cpu": True}
         from accelerate import InitProcessGroupKwargs
 
         # Without a named backend accelerate gives DeepSpeed on a CPU no process group at all.

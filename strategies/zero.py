@@ -38,7 +38,8 @@ def evidence(trained: Trained) -> dict[str, Any]:
 def buckets(engine: Any) -> dict[str, int]:
     """The buffer sizes in force, in elements."""
     config = engine.config["zero_optimization"]
-    return {k: v for k, v in config.items() if isinstance(v, int) and "size" in k or "stage3_" in k}
+    sizes = ("size", "stage3_prefetch", "stage3_max", "stage3_param")
+    return {k: v for k, v in config.items() if any(word in k for word in sizes)}
 
 
 def _shares(trained: Trained) -> dict[str, float]:

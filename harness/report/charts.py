@@ -1,0 +1,174 @@
+"""The charts of the HTML report, drawn by hand in SVG: no library, no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.report import derive, units
+from harness.report.columns import SPLIT_NAMES
+from harness.report.rows import Group, Row
+from harness.report.svg import (
+    COLOURS,
+    DASHES,
+    LINE,
+    WIDTH,
+    Scale,
+    axes,
+    drawing,
+    element,
+    padded,
+    text,
+    width_of,
+)
+
+__all__ = ["curves", "distances", "legend", "split_bars", "split_legend", "steps"]
+
+SPLIT_COLOURS = ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#c4c4c4")
+
+
+def _label_width(rows: Sequence[Row]) -> float:
+    return min(max(width_of(row.label, 11.5) for row in rows) + 12, WIDTH * 0.42)
+
+
+def split_bars(group: Group) -> str:
+    """The measured peak of each row, stacked by what it is made of."""
+    rows = [row for row in group.rows if row.numbers.parameters_bytes is not None]
+    if not rows:
+        return ""
+    totals = [sum(getattr(r.numbers, key) for _, key in SPLIT_NAMES) for r in rows]
+    left, top = _label_width(rows), 8.0
+    bottom = top + LINE * len(rows)
+    x = Scale(0.0, max(totals) / units.GIB or 1.0, left, WIDTH - 52)
+    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
+    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
+    for index, (row, shown) in enumerate(zip(rows, units.column("gib", totals), strict=True)):
+        parts += _split_bar(row, top + LINE * index, x, shown)
+    parts.append(text((left + WIDTH - 52) / 2, bottom + 31, "GiB", class_="axis mid"))
+    return drawing(WIDTH, bottom + 38, parts, "Peak memory by category")
+
+
+def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
+    parts = [text(x.start - 8, top + 16, row.label, class_="label end")]
+    before = 0.0
+    for (name, key), colour in zip(SPLIT_NAMES, SPLIT_COLOURS, strict=True):
+        size = getattr(row.numbers, key) / units.GIB
+        tip = element("title", f"{name}: {units.gib(size * units.GIB)}")
+        wide = x(before + size) - x(before)
+        if wide > 0:
+            box = {"x": x(before), "y": top + 4, "width": wide, "height": LINE - 8}
+            parts.append(element("rect", tip, **box, fill=colour, class_="part"))
+        before += size
+    return [*parts, text(x(before) + 6, top + 16, shown, class_="value")]
+
+
+def split_legend() -> list[tuple[str, str]]:
+    """Name and colour of each category, in the order of the stack."""
+    return [(name, c) for (name, _), c in zip(SPLIT_NAMES, SPLIT_COLOURS, strict=True)]
+
+
+def style_of(index: int) -> tuple[str, str]:
+    """Colour and dash of the ``index``-th line: colours first, then dashes."""
+    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def legend(group: Group) -> list[tuple[str, str, str]]:
+    """Label, colour and dash of each row's line."""
+    return [(row.label, *style_of(index)) for index, row in enumerate(group.rows)]
+
+
+def curves(group: Group) -> str:
+    """Loss of each step, warm-up first; the reference thick and behind the others."""
+    lines = [row.first.losses for row in group.rows]
+    shown = [v for line in lines for v in line if math.isfinite(v)]
+    if not shown:
+        return ""
+    y = Scale(*padded(shown), 220.0, 26.0)
+    parts = _lines(group, lines, y, "loss")
+    return drawing(WIDTH, 260, parts, "Loss of each step")
+
+
+def distances(group: Group) -> str:
+    """Relative distance of each step's loss to the reference row's, logarithmic."""
+    home = group.reference.first.losses
+    lines = [
+        [] if row.versus.is_reference else derive.step_distances(row.first.losses, home)
+        for row in group.rows
+    ]
+    # What is closer than float64 can tell is drawn at the foot of the chart.
+    floor = 1e-9
+    raised = [[max(v, floor) if math.isfinite(v) else 1.0 for v in line] for line in lines]
+    shown = [v for line in raised for v in line]
+    if not shown:
+        return ""
+    high = 10 ** math.ceil(math.log10(max(*shown, derive.PARITY_LIMIT) * 1.01))
+    low = 10 ** math.floor(math.log10(min(shown)) + 1e-9)
+    y = Scale(min(low, 1e-5), high, 220.0, 26.0, log=True)
+    parts = _lines(group, raised, y, "loss: |a - b| / |b| to the reference")
+    edge = y(derive.PARITY_LIMIT)
+    parts.append(element("line", x1=48.0, x2=WIDTH - 10, y1=edge, y2=edge, class_="limit"))
+    parts.append(text(42.0, edge + 4, "1e-3", class_="tick end alarm"))
+    return drawing(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
+
+
+def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[str]:
+    longest = max(len(line) for line in lines)
+    x = Scale(1, max(longest, 2), 48.0, WIDTH - 10)
+    parts = axes(x, y, "optimizer step, warm-up first", name, y.end)
+    drawn = []
+    for index, (row, line) in enumerate(zip(group.rows, lines, strict=True)):
+        spots = [(x(i), y(v)) for i, v in enumerate(line, 1) if math.isfinite(v)]
+        if not spots:
+            continue
+        colour, dash = style_of(index)
+        path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
+        home = row.versus.is_reference
+        look = {"stroke": colour, "stroke_dasharray": dash or None}
+        look["class_"] = "curve home" if home else "curve"
+        tip = element("title", row.label.replace("<", "&lt;"))
+        drawn.insert(0 if home else len(drawn), element("path", tip, d=path, **look))
+    return parts + drawn
+
+
+def steps(group: Group) -> str:
+    """Every timed step of each row as a dot, p10 to p90 as a bar, the median as a tick."""
+    rows = group.rows
+    times = [[s * 1e3 for r in row.results for s in derive.step_seconds(r)] for row in rows]
+    every = [t for line in times for t in line]
+    left, top = _label_width(rows), 8.0
+    bottom = top + LINE * len(rows)
+    wide = max(every) > 8 * min(every)
+    low, high = (min(every) * 0.9, max(every) * 1.1) if wide else padded(every)
+    x = Scale(low, high, left, WIDTH - 62, log=wide)
+    marks = _log_ticks(low, high) if wide else x.ticks()
+    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in marks]
+    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in marks]
+    medians = units.column("ms", [row.numbers.step_seconds_median for row in rows])
+    for index, (row, line) in enumerate(zip(rows, times, strict=True)):
+        parts += _strip(row, line, top + LINE * index + LINE / 2, x)
+        at = top + LINE * index + 16
+        parts.append(text(WIDTH - 4, at, medians[index], class_="value end"))
+    name = "step time, ms (logarithmic)" if wide else "step time, ms"
+    parts.append(text((left + WIDTH - 62) / 2, bottom + 31, name, class_="axis mid"))
+    return drawing(WIDTH, bottom + 38, parts, "Step times of each row")
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+
+
+def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
+    numbers = row.numbers
+    ends = x(numbers.step_seconds_p10 * 1e3), x(numbers.step_seconds_p90 * 1e3)
+    box = {"x": ends[0], "width": max(ends[1] - ends[0], 1.5), "y": middle - 6, "height": 12}
+    at = x(numbers.step_seconds_median * 1e3)
+    loud = " noisy" if numbers.noisy else ""
+    parts = [text(x.start - 8, middle + 4, row.label, class_="label end")]
+    parts.append(element("rect", **box, class_=f"spread{loud}"))
+    for index, value in enumerate(line):
+        # Three heights in turn keep equal times visible as several dots.
+        up = (index % 3 - 1) * 3.0
+        parts.append(element("circle", cx=x(value), cy=middle + up, r=1.8, class_="sample"))
+    parts.append(element("line", x1=at, x2=at, y1=middle - 8, y2=middle + 8, class_="median"))
+    return parts

@@ -1,0 +1,244 @@
+"""What each column of each table is: its head with its unit, its value in a row, its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.report import units
+from harness.report.rows import Row, Unfinished
+from harness.result import Categories
+
+__all__ = [
+    "BUCKETS",
+    "HOST_SPLIT",
+    "MEMORY",
+    "PARITY",
+    "PHASES",
+    "RANKING",
+    "SHORT",
+    "SPLIT",
+    "SPLIT_NAMES",
+    "TIME",
+    "UNFINISHED",
+    "Column",
+    "fullest_host",
+    "marks",
+    "zero_block",
+]
+
+BUCKET_NAMES = (
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_max_live_parameters",
+    "stage3_param_persistence_threshold",
+    "sub_group_size",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: head (with unit), how to take its value from a row, and its kind (units.py)."""
+
+    head: str
+    take: Callable[[Any], Any]
+    kind: str = "text"
+
+
+def _number(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.numbers, name)
+
+
+def _versus(name: str) -> Callable[[Row], Any]:
+    return lambda row: None if row.versus.is_reference else getattr(row.versus, name)
+
+
+def _host(name: str) -> Callable[[Row], Any]:
+    """A category of what the host held, from the field that Numbers names with its unit."""
+    return lambda row: getattr(fullest_host(row), name.removesuffix("_bytes"), None)
+
+
+def fullest_host(row: Row) -> Categories | None:
+    """What the fullest rank held in host memory at its traced peak; None without a GPU."""
+    found = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
+    return max(found, key=lambda categories: categories.total, default=None)
+
+
+def flags(row: Row) -> str:
+    """What a reader must know about a row before its numbers."""
+    words = ["front"] if row.versus.front else []
+    words += ["noisy"] if row.numbers.noisy else []
+    words += ["DIFFERS"] if row.versus.parity == "DIFFERS" else []
+    return ", ".join([*words, *row.notes])
+
+
+def marks(row: Row) -> tuple[str, ...]:
+    """The same, as words for a style sheet."""
+    found = {
+        "reference": row.versus.is_reference,
+        "front": row.versus.front,
+        "noisy": row.numbers.noisy,
+        "alarm": row.versus.parity == "DIFFERS",
+    }
+    return tuple(word for word, holds in found.items() if holds)
+
+
+def loss_cell(row: Row) -> str:
+    """The parity verdict, with the distance wherever it is not equality."""
+    word, distance = row.versus.parity, row.versus.loss_distance
+    if word in ("by design", "DIFFERS") and distance is not None:
+        return f"{word} {units.one('distance', distance)}"
+    return word
+
+
+def p10_p90(row: Row) -> str:
+    """Both ends of the step time's spread, in ms."""
+    ends = [row.numbers.step_seconds_p10, row.numbers.step_seconds_p90]
+    return " to ".join(units.column("ms", ends))
+
+
+RANK = Column("#", lambda r: r.versus.rank, "count")
+RECIPE = Column("Recipe", lambda r: r.label)
+SPEED = Column("Samples/s", _number("samples_per_second"), "rate")
+SPEED_RATIO = Column("x ref", _versus("speed_ratio"), "ratio")
+STEP = Column("Step ms", _number("step_seconds_median"), "ms")
+PEAK = Column("Peak GiB", _number("peak_bytes"), "gib")
+PEAK_CHANGE = Column("vs ref %", _versus("peak_change_fraction"), "change")
+HOST = Column("Host GiB", _number("host_total_bytes"), "gib")
+MFU = Column("MFU %", _number("mfu_fraction"), "percent")
+LOSS = Column("Loss vs ref", loss_cell)
+FLAGS = Column("Notes", flags, "flag")
+
+RANKING = (
+    RANK,
+    RECIPE,
+    SPEED,
+    SPEED_RATIO,
+    STEP,
+    Column("p10 to p90 ms", p10_p90),
+    PEAK,
+    PEAK_CHANGE,
+    Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
+    HOST,
+    MFU,
+    LOSS,
+    FLAGS,
+)
+SHORT = (RANK, RECIPE, SPEED, SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
+PHASES = (
+    RECIPE,
+    *(
+        Column(head, _number(f"{key}_peak_bytes"), "gib")
+        for head, key in (
+            ("Load GiB", "load"),
+            ("Prepare GiB", "prepare"),
+            ("First step GiB", "first_step"),
+            ("Forward GiB", "forward"),
+            ("Backward GiB", "backward"),
+            ("Optimizer GiB", "optimizer"),
+            ("Steady GiB", "steady"),
+        )
+    ),
+    Column("Peak in", lambda r: (r.numbers.peak_phase or "").replace("_", " ") or None),
+)
+MEMORY = (
+    RECIPE,
+    PEAK,
+    Column("Active GiB", _number("active_peak_bytes"), "gib"),
+    Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
+    Column("Process GiB", _number("process_peak_bytes"), "gib"),
+    Column("Baseline GiB", _number("baseline_bytes"), "gib"),
+    Column("Ranks max/min", _number("imbalance_ratio"), "ratio"),
+    Column("Host, a rank GiB", _number("host_peak_bytes"), "gib"),
+    Column("Host, all GiB", _number("host_total_bytes"), "gib"),
+    Column("Pinned GiB", lambda r: r.numbers.pinned_bytes or None, "gib"),
+    Column("NVMe GiB", lambda r: r.numbers.nvme_bytes or None, "gib"),
+)
+SPLIT_NAMES = (
+    ("Parameters", "parameters_bytes"),
+    ("Gradients", "gradients_bytes"),
+    ("Optimizer state", "optimizer_state_bytes"),
+    ("EMA", "ema_bytes"),
+    ("Activations", "activations_bytes"),
+    ("Workspace", "workspace_bytes"),
+    ("Untraced", "untraced_bytes"),
+)
+SPLIT = (
+    RECIPE,
+    *(Column(f"{head} GiB", _number(key), "gib") for head, key in SPLIT_NAMES),
+)
+HOST_SPLIT = (
+    RECIPE,
+    *(Column(f"{head} GiB", _host(key), "gib") for head, key in SPLIT_NAMES[:-1]),
+)
+TIME = (
+    RECIPE,
+    STEP,
+    Column("p10 ms", _number("step_seconds_p10"), "ms"),
+    Column("p90 ms", _number("step_seconds_p90"), "ms"),
+    Column("Spread %", _number("noise_fraction"), "percent"),
+    Column("Steps", _number("timed_steps"), "count"),
+    Column("Repeats", _number("repeats"), "count"),
+    Column("Between repeats %", _number("repeat_spread_fraction"), "percent"),
+    Column("TFLOP/s a device", _number("flops_per_second_device"), "tera"),
+    Column("Computes in", _number("precision")),
+    Column("Set-up s", _number("setup_seconds"), "seconds"),
+    Column("Warm-up s", _number("warmup_seconds"), "seconds"),
+    Column("Whole run s", _number("wall_seconds"), "seconds"),
+)
+PARITY = (
+    RECIPE,
+    Column("Promised", lambda r: r.first.parity),
+    Column("Loss distance", _versus("loss_distance"), "distance"),
+    Column("Gradient norm distance", _versus("grad_norm_distance"), "distance"),
+    Column("Verdict", lambda r: r.versus.parity),
+    Column("First loss", lambda r: r.first.losses[0] if r.first.losses else None, "loss"),
+    Column("Last loss", lambda r: r.first.losses[-1] if r.first.losses else None, "loss"),
+)
+
+
+def zero_block(row: Row) -> dict[str, Any]:
+    config = row.first.configs.get("deepspeed")
+    block = config.get("zero_optimization") if isinstance(config, dict) else None
+    return block if isinstance(block, dict) else {}
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _bucket(name: str) -> Callable[[Row], str | None]:
+    def cell(row: Row) -> str | None:
+        elements = zero_block(row).get(name)
+        if isinstance(elements, bool) or not isinstance(elements, (int, float)):
+            return _text_or_none(elements)
+        each = 2 if row.numbers.precision in ("bfloat16", "float16") else 4
+        return f"{int(elements):,} ({units.one('mib', elements * each)} MiB)"
+
+    return cell
+
+
+BUCKETS = (
+    RECIPE,
+    Column("Stage", lambda r: _text_or_none(zero_block(r).get("stage"))),
+    *(Column(name, _bucket(name)) for name in BUCKET_NAMES),
+)
+
+
+def _phase(gone: Unfinished) -> str | None:
+    place = gone.result.phase
+    if place is None or gone.result.step is None:
+        return place
+    return f"{place}, step {gone.result.step}"
+
+
+UNFINISHED = (
+    Column("Recipe", lambda u: u.label),
+    Column("Status", lambda u: u.status.value),
+    Column("In", _phase),
+    Column("Peak so far GiB", lambda u: u.peak_bytes, "gib"),
+    Column("Why", lambda u: u.reason),
+    Column("Way out", lambda u: u.result.way_out),
+)

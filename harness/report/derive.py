@@ -1,0 +1,206 @@
+"""Every derived number, one small pure function each. Seconds and bytes in, base units out.
+
+A number that is not defined for the data at hand is None, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.report import peaks
+from harness.result import Rank, Result, Status
+
+__all__ = [
+    "NOISE_LIMIT",
+    "PARITY_LIMIT",
+    "PHASES",
+    "REPEAT_LIMIT",
+    "curve_distance",
+    "effective_status",
+    "pareto_front",
+    "quantile",
+    "step_seconds",
+]
+
+PHASES = ("load", "prepare", "first_step", "forward", "backward", "optimizer", "steady")
+NOISE_LIMIT = 0.2
+REPEAT_LIMIT = 0.1
+PARITY_LIMIT = 1e-3
+LEAST = 1e-12
+
+
+def effective_status(result: Result) -> tuple[Status, str | None]:
+    """The status to show and its reason: an ``ok`` row without proof of its work is void."""
+    if result.status is not Status.OK:
+        return result.status, result.reason
+    bad = next((c for c in result.audit if not c.ok), None)
+    if bad is not None:
+        return Status.VOID, f"{bad.name}: asked {bad.asked}, found {bad.found}"
+    if not step_seconds(result):
+        return Status.VOID, "the result holds no timed step of all ranks"
+    return Status.OK, None
+
+
+def step_seconds(result: Result) -> list[float]:
+    """Seconds of each timed step: the slowest rank's, since the others wait for it."""
+    return [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """The ``q`` quantile (0 to 1), linear between neighbours as NumPy's default."""
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def noise(seconds: Sequence[float]) -> float | None:
+    """(p90 - p10) / median of the step seconds; None below two steps."""
+    spread = quantile(seconds, 0.9) - quantile(seconds, 0.1) if len(seconds) > 1 else None
+    return None if spread is None else spread / quantile(seconds, 0.5)
+
+
+def repeat_spread(runs: Sequence[Sequence[float]]) -> float | None:
+    """(slowest - fastest) / fastest of the repetitions' median steps; None below two runs."""
+    medians = [quantile(run, 0.5) for run in runs if run]
+    return (max(medians) - min(medians)) / min(medians) if len(medians) > 1 else None
+
+
+def is_noisy(step_noise: float | None, spread: float | None) -> bool:
+    """Whether (p90 - p10) / median exceeds 0.2, or repetitions' medians differ by over 10 %."""
+    return (step_noise or 0) > NOISE_LIMIT or (spread or 0) > REPEAT_LIMIT
+
+
+def samples_per_second(global_batch: int, median_seconds: float) -> float:
+    """Samples a second of the whole job: global batch over the median step."""
+    return global_batch / median_seconds
+
+
+def flops_per_second(flops_per_step: float, median_seconds: float) -> float | None:
+    """FLOP/s of the whole job, from the closed form of the model's FLOPs a step."""
+    return flops_per_step / median_seconds if flops_per_step > 0 else None
+
+
+def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
+    """The type matrix products ran in, as a strategy read it back; "tf32" for rounded float32."""
+    for facts in evidence.values():
+        kind = facts.get("compute_dtype") if isinstance(facts, dict) else None
+        if kind:
+            return "tf32" if kind == "float32" and facts.get("tf32") else str(kind)
+    return None
+
+
+def mfu(flops_device: float | None, device: str, kind: str | None) -> float | None:
+    """Share of one device's dense peak FLOP/s that the model's FLOPs reach; None on a CPU."""
+    peak, _ = peaks.lookup(device, kind)
+    return flops_device / peak if peak and flops_device else None
+
+
+def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
+    """Why there is no MFU; None where there is one."""
+    return peaks.lookup(device, kind)[1] if flops_device else "the model's FLOPs were not counted"
+
+
+def phase_peaks(ranks: Iterable[Rank], field: str = "allocated") -> dict[str, int]:
+    """Bytes: each phase's peak of ``field``, the maximum over ranks."""
+    found: dict[str, int] = {}
+    for rank in ranks:
+        for phase, peak in rank.phases.items():
+            value = getattr(peak, field)
+            if value is not None:
+                found[phase] = max(found.get(phase, 0), value)
+    return found
+
+
+def peak_of(ranks: Iterable[Rank], field: str = "allocated") -> int | None:
+    """Bytes: the highest ``field`` over ranks and phases, what a device must have free."""
+    return max(phase_peaks(ranks, field).values(), default=None)
+
+
+def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
+    """Bytes a device must have for this row to run.
+
+    On a GPU the largest of what is known of allocated, reserved and the process (context and
+    libraries included): a cache that cannot be reserved fails as an allocation does. Without a
+    GPU the resident mark above the baseline.
+    """
+    fields = ("allocated", "reserved", "process") if meter == "cuda" else ("allocated",)
+    return max((p for f in fields if (p := peak_of(ranks, f)) is not None), default=None)
+
+
+def imbalance(ranks: Sequence[Rank]) -> float | None:
+    """Highest over lowest peak of the ranks; None for one rank or a rank without a peak."""
+    found = [peak_of([rank]) for rank in ranks]
+    return max(found) / min(found) if len(found) > 1 and all(found) else None
+
+
+def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
+    """The rank with the highest peak, among those that traced a step."""
+    traced = [r for r in ranks if r.categories is not None]
+    return max(traced, key=lambda r: peak_of([r]) or 0, default=None)
+
+
+def untraced_bytes(rank: Rank) -> int:
+    """Bytes of a rank's measured peak that the traced step does not account for; can be < 0."""
+    return (peak_of([rank]) or 0) - (rank.categories.total if rank.categories else 0)
+
+
+def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float | None:
+    """max over steps of abs(a - b) / max(abs(b), 1e-12); None without a common step.
+
+    Infinite where one of two curves is not a finite number.
+    """
+    worst = None
+    for a, b in zip(curve, reference, strict=False):
+        finite = math.isfinite(a) and math.isfinite(b)
+        here = abs(a - b) / max(abs(b), LEAST) if finite else math.inf
+        worst = here if worst is None else max(worst, here)
+    return worst
+
+
+def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float | None]:
+    """The relative distance of each step, as in ``curve_distance``."""
+    pairs = zip(curve, reference, strict=False)
+    return [curve_distance([a], [b]) for a, b in pairs]
+
+
+def verdict(parity: str, reference: str, loss: float | None, grad: float | None) -> str:
+    """ "equal" within 1e-3 on losses and gradient norms, "DIFFERS" beyond, or "by design".
+
+    "not comparable" without a curve, or for an exact row whose reference is not exact itself.
+    """
+    if loss is None or (parity == "exact" and reference != "exact"):
+        return "not comparable"
+    if parity != "exact":
+        return "by design"
+    return "equal" if max(loss, grad or 0.0) <= PARITY_LIMIT else "DIFFERS"
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the (memory, speed) points that no other one beats in both."""
+
+    def beaten(one: tuple[float, float]) -> bool:
+        return any(o[0] <= one[0] and o[1] >= one[1] and o != one for o in points)
+
+    return [i for i, point in enumerate(points) if not beaten(point)]
+
+
+def compromise(points: Sequence[tuple[float, float]]) -> int | None:
+    """The point that saves most memory for the speed it gives up; None where no saving pays.
+
+    Against the fastest point: share of memory saved minus share of speed lost, if above 0.
+    """
+    memory, speed = max(points, key=lambda p: (p[1], -p[0]), default=(0, 0))
+    if memory <= 0:
+        return None
+    margins = [(1 - m / memory) - (1 - s / speed) for m, s in points]
+    best = max(range(len(points)), key=margins.__getitem__)
+    return best if margins[best] > 0 else None
+
+
+def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """Whether two (low, high) intervals share a value."""
+    return a[0] <= b[1] and b[0] <= a[1]

@@ -1,0 +1,135 @@
+"""The report as CSV and JSON: base units, with the unit in each name."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from typing import Any
+
+from harness.report import derive, words
+from harness.report.numbers import Numbers
+from harness.report.rows import Group, Report, Row, Unfinished, Versus
+
+__all__ = ["csv_text", "json_text"]
+
+BEFORE = ("group", "rank", "recipe", "status", "device", "meter", "processes", "global_batch")
+VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
+NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
+AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
+
+
+def csv_text(report: Report) -> str:
+    """One line a row, unfinished rows last; an empty cell is a value that is not defined."""
+    stream = io.StringIO()
+    names = [*BEFORE, *VERSUS, *NUMBERS, *AFTER]
+    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    for index, group in enumerate(report.groups, 1):
+        writer.writerows(_flat(index, group, row) for row in group.rows)
+    writer.writerows(_gone(one) for one in report.unfinished)
+    return stream.getvalue()
+
+
+def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
+    facts = {
+        "group": index,
+        "recipe": row.spec.recipe,
+        "status": "ok",
+        "device": group.device,
+        "meter": group.meter,
+        "processes": row.spec.processes,
+        "global_batch": row.spec.global_batch,
+        "command": row.first.command,
+    }
+    numbers = dataclasses.asdict(row.numbers)
+    versus = dataclasses.asdict(row.versus)
+    return {k: "" if v is None else v for k, v in {**facts, **versus, **numbers}.items()}
+
+
+def _gone(one: Unfinished) -> dict[str, Any]:
+    spec = one.result.spec
+    facts = {
+        "recipe": spec.recipe,
+        "status": one.status.value,
+        "device": one.result.environment.get("device") or spec.device,
+        "processes": spec.processes,
+        "global_batch": spec.global_batch,
+        "phase": one.result.phase,
+        "peak_so_far_bytes": one.peak_bytes,
+        "reason": one.reason,
+        "way_out": one.result.way_out,
+        "command": one.result.command,
+    }
+    return {k: "" if v is None else v for k, v in facts.items()}
+
+
+def json_text(report: Report) -> str:
+    """Everything derived, with the raw samples it was derived from."""
+    data = {
+        "schema": "headroom-report-1",
+        "suite": dataclasses.asdict(report.suite),
+        "groups": [_group(group) for group in report.groups],
+        "unfinished": [
+            {**_gone(one), "spec": dataclasses.asdict(one.result.spec)} for one in report.unfinished
+        ],
+        "skipped": report.skipped,
+    }
+    return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "device": group.device,
+        "meter": group.meter,
+        "stamp": words.stamp(group),
+        "warnings": words.warnings(group),
+        "unlike_first_group": group.unlike or None,
+        "reference": group.reference.label,
+        "answers": [
+            {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}
+            for a in words.answers(group)
+        ],
+        "fastest_that_fits": [
+            {
+                "limit_bytes": f.limit_bytes,
+                "upto_bytes": f.upto_bytes,
+                "row": f.row.label if f.row else None,
+            }
+            for f in words.fits(group)
+        ],
+        "rows": [_row(group, row) for row in group.rows],
+    }
+
+
+def _row(group: Group, row: Row) -> dict[str, Any]:
+    home = group.reference.first
+    return {
+        "label": row.label,
+        "notes": row.notes,
+        "spec": dataclasses.asdict(row.spec),
+        "numbers": dataclasses.asdict(row.numbers),
+        "versus_reference": dataclasses.asdict(row.versus),
+        "step_seconds": [derive.step_seconds(result) for result in row.results],
+        "losses": [result.losses for result in row.results],
+        "grad_norms": [result.grad_norms for result in row.results],
+        "loss_distances": derive.step_distances(row.first.losses, home.losses),
+        "evidence": row.first.evidence,
+        "environment": row.first.environment,
+        "command": row.first.command,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """``value`` without the numbers that JSON has not: NaN and infinity become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)

@@ -1,0 +1,142 @@
+"""The derived numbers of one row, flat: the columns of the CSV, with their unit in their name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.report import derive
+from harness.result import Rank, Result
+
+__all__ = ["Numbers", "numbers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The derived numbers of one row: the columns of the CSV. Bytes, seconds, plain fractions."""
+
+    repeats: int
+    timed_steps: int
+    step_seconds_median: float
+    step_seconds_p10: float
+    step_seconds_p90: float
+    noise_fraction: float | None
+    repeat_spread_fraction: float | None
+    noisy: bool
+    samples_per_second: float
+    flops_per_second: float | None
+    flops_per_second_device: float | None
+    precision: str | None
+    mfu_fraction: float | None
+    mfu_missing: str | None
+    peak_bytes: int | None
+    peak_phase: str | None
+    need_bytes: int | None
+    reserved_peak_bytes: int | None
+    active_peak_bytes: int | None
+    process_peak_bytes: int | None
+    baseline_bytes: int
+    imbalance_ratio: float | None
+    host_peak_bytes: int
+    host_total_bytes: int | None
+    pinned_bytes: int
+    nvme_bytes: int
+    load_peak_bytes: int | None
+    prepare_peak_bytes: int | None
+    first_step_peak_bytes: int | None
+    forward_peak_bytes: int | None
+    backward_peak_bytes: int | None
+    optimizer_peak_bytes: int | None
+    steady_peak_bytes: int | None
+    parameters_bytes: int | None
+    gradients_bytes: int | None
+    optimizer_state_bytes: int | None
+    ema_bytes: int | None
+    activations_bytes: int | None
+    workspace_bytes: int | None
+    untraced_bytes: int | None
+    untraced_raw_bytes: int | None
+    setup_seconds: float
+    warmup_seconds: float
+    wall_seconds: float | None
+
+
+def numbers(results: list[Result]) -> Numbers:
+    """The derived numbers of the repetitions of one spec."""
+    first, ranks = results[0], [rank for result in results for rank in result.ranks]
+    return Numbers(**_time(results, first), **_memory(results, ranks), **_split(ranks))
+
+
+def _time(results: list[Result], first: Result) -> dict[str, Any]:
+    runs = [derive.step_seconds(result) for result in results]
+    steps = [seconds for run in runs for seconds in run]
+    median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
+    spread = derive.repeat_spread(runs)
+    flops = derive.flops_per_second(first.flops_per_step, median)
+    each = flops / len(first.ranks) if flops else None
+    kind = derive.precision(first.evidence)
+    return {
+        "repeats": len(results),
+        "timed_steps": len(steps),
+        "step_seconds_median": median,
+        "step_seconds_p10": derive.quantile(steps, 0.1),
+        "step_seconds_p90": derive.quantile(steps, 0.9),
+        "noise_fraction": step_noise,
+        "repeat_spread_fraction": spread,
+        "noisy": derive.is_noisy(step_noise, spread),
+        "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
+        "flops_per_second": flops,
+        "flops_per_second_device": each,
+        "precision": kind,
+        **_mfu(first, each, kind),
+        **_seconds_around(first),
+    }
+
+
+def _mfu(first: Result, flops_device: float | None, kind: str | None) -> dict[str, Any]:
+    device = str(first.environment.get("device") or first.spec.device)
+    return {
+        "mfu_fraction": derive.mfu(flops_device, device, kind),
+        "mfu_missing": derive.mfu_missing(flops_device, device, kind),
+    }
+
+
+def _seconds_around(first: Result) -> dict[str, Any]:
+    before = ("import", "start", "load", "prepare")
+    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in before) for r in first.ranks]
+    return {
+        "setup_seconds": max(setup),
+        "warmup_seconds": max(sum(r.warmup_seconds) for r in first.ranks),
+        "wall_seconds": first.launch.wall_seconds if first.launch else None,
+    }
+
+
+def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
+    phases = derive.phase_peaks(ranks)
+    trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
+    skews = [s for s in (derive.imbalance(result.ranks) for result in results) if s is not None]
+    return {
+        "peak_bytes": derive.peak_of(ranks),
+        "peak_phase": max(phases, key=phases.__getitem__, default=None),
+        "need_bytes": derive.need_bytes(ranks, results[0].meter),
+        "reserved_peak_bytes": derive.peak_of(ranks, "reserved"),
+        "active_peak_bytes": derive.peak_of(ranks, "active"),
+        "process_peak_bytes": derive.peak_of(ranks, "process"),
+        "baseline_bytes": max(rank.baseline_bytes for rank in ranks),
+        "imbalance_ratio": max(skews, default=None),
+        "host_peak_bytes": max(rank.host_peak_bytes for rank in ranks),
+        "host_total_bytes": max(trees, default=None),
+        "pinned_bytes": max(rank.pinned_bytes for rank in ranks),
+        "nvme_bytes": max(sum(rank.nvme_bytes for rank in r.ranks) for r in results),
+        **{f"{phase}_peak_bytes": phases.get(phase) for phase in derive.PHASES},
+    }
+
+
+def _split(ranks: list[Rank]) -> dict[str, Any]:
+    names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
+    rank = derive.fullest_rank(ranks)
+    if rank is None:
+        return {f"{n}_bytes": None for n in (*names, "untraced", "untraced_raw")}
+    raw = derive.untraced_bytes(rank)
+    parts = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
+    return {**parts, "untraced_bytes": max(raw, 0), "untraced_raw_bytes": raw}

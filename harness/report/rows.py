@@ -1,0 +1,259 @@
+"""Rows: results of one spec together, with their derived numbers; grouped so that they compare.
+
+Nothing is ranked against a row that did other work or ran on another device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.report import derive
+from harness.report.numbers import Numbers, numbers
+from harness.result import Result, Status
+from harness.spec import Spec
+
+__all__ = ["Group", "Report", "Row", "Suite", "Unfinished", "build", "read_suite"]
+
+# A recipe may change these two and still do the work of the reference.
+FREE = ("recipe", "processes", "repeat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What ``suite.json`` may say: a name, the recipe of the reference row, when it began."""
+
+    name: str = ""
+    reference: str = ""
+    started: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versus:
+    """A row against its reference row. ``front``: on the Pareto front of memory and speed."""
+
+    rank: int
+    front: bool
+    is_reference: bool
+    speed_ratio: float
+    peak_change_fraction: float | None
+    loss_distance: float | None
+    grad_norm_distance: float | None
+    parity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One spec that ran: its ok results (one a repetition) and what was derived from them."""
+
+    label: str
+    results: tuple[Result, ...]
+    numbers: Numbers
+    versus: Versus | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Result:
+        """The first repetition: facts that all repetitions share are read from it."""
+        return self.results[0]
+
+    @property
+    def spec(self) -> Spec:
+        return self.first.spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """A planned run without a measurement to rank: how it ended, and the way out."""
+
+    label: str
+    status: Status
+    reason: str | None
+    peak_bytes: int | None
+    result: Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rows that did the same work on the same device, fastest first; ``unlike`` says how they
+    differ from the first group, and so why they are not ranked with it."""
+
+    rows: list[Row]
+    reference: Row
+    meter: str
+    device: str
+    unlike: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything a rendering needs."""
+
+    suite: Suite
+    groups: list[Group] = field(default_factory=list)
+    unfinished: list[Unfinished] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def read_suite(folder: Path) -> Suite:
+    """``suite.json`` of a result folder; an empty suite where there is none to read."""
+    try:
+        data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Suite()
+    names = [f.name for f in dataclasses.fields(Suite)]
+    known = data if isinstance(data, dict) else {}
+    return Suite(**{name: str(known.get(name) or "") for name in names})
+
+
+def build(results: list[Result], skipped: list[str], suite: Suite | None = None) -> Report:
+    """Group, derive, compare and rank."""
+    suite = suite or Suite()
+    ended = [(result, *derive.effective_status(result)) for result in results]
+    done = [result for result, status, _ in ended if status is Status.OK]
+    gone = [
+        Unfinished(
+            label=label(result.spec),
+            status=status,
+            reason=reason,
+            peak_bytes=result.peak_so_far_bytes or derive.peak_of(result.ranks),
+            result=result,
+        )
+        for result, status, reason in ended
+        if status is not Status.OK
+    ]
+    groups = _groups(_rows(done, gone), suite.reference)
+    return Report(suite=suite, groups=groups, unfinished=gone, skipped=list(skipped))
+
+
+def label(spec: Spec) -> str:
+    """A row's name where recipes alone may not tell rows apart."""
+    return spec.recipe + (f" (repeat {spec.repeat})" if spec.repeat else "")
+
+
+def device_of(result: Result) -> str:
+    """The device's name; the processor's where there is no GPU."""
+    facts = result.environment
+    name = str(facts.get("device") or result.spec.device)
+    return str(facts.get("cpu") or name) if name == "cpu" else name
+
+
+def same_work(result: Result) -> tuple[Any, ...]:
+    """What rows must share to be ranked together: the spec but for recipe and processes, the
+    meter and the device."""
+    spec = dataclasses.asdict(result.spec)
+    work = tuple(sorted((k, v) for k, v in spec.items() if k not in FREE))
+    return (*work, ("meter", result.meter), ("device name", device_of(result)))
+
+
+def _rows(done: list[Result], gone: list[Unfinished]) -> list[Row]:
+    found: dict[Any, list[Result]] = {}
+    for result in done:
+        key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
+        found.setdefault(key, []).append(result)
+    lost: dict[Spec, list[str]] = {}
+    for one in gone:
+        spec = dataclasses.replace(one.result.spec, repeat=0)
+        lost.setdefault(spec, []).append(one.status.value)
+    return [
+        Row(
+            label=spec.recipe,
+            results=tuple(results),
+            numbers=numbers(results),
+            notes=tuple(f"a repetition ended as {word}" for word in lost.get(spec, [])),
+        )
+        for (spec, _), results in found.items()
+    ]
+
+
+def _groups(rows: list[Row], wanted: str) -> list[Group]:
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(same_work(row.first), []).append(row)
+    home = _named(rows, wanted)
+    ordered = sorted(found.items(), key=lambda item: (home not in item[1], -len(item[1])))
+    first = ordered[0][0] if ordered else ()
+    return [_group(members, wanted, _unlike(work, first)) for work, members in ordered]
+
+
+def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
+    there = dict(first)
+    changed = [f"{k} {v} (not {there.get(k)})" for k, v in work if there.get(k) != v]
+    return ", ".join(changed)
+
+
+def _named(rows: list[Row], wanted: str) -> Row | None:
+    """The row of the wanted recipe, however its parts are ordered; else that of plain ddp."""
+    for name in (wanted, "ddp"):
+        parts = sorted(name.split("+"))
+        for row in rows:
+            if sorted(row.spec.recipe.split("+")) == parts:
+                return row
+    return None
+
+
+def _reference(rows: list[Row], wanted: str) -> Row:
+    """The named row, or the plainest of those that promise the exact computation."""
+    exact = [row for row in rows if row.first.parity == "exact"]
+    return _named(rows, wanted) or min(exact or rows, key=lambda r: r.spec.recipe.count("+"))
+
+
+def _group(members: list[Row], wanted: str, unlike: str) -> Group:
+    members = _labelled(members)
+    reference = _reference(members, wanted)
+    fastest = sorted(members, key=lambda r: -r.numbers.samples_per_second)
+    compared = [_compare(row, reference, rank) for rank, row in enumerate(fastest, 1)]
+    rows = _with_front(compared)
+    home = next(row for row in rows if row.versus.is_reference)
+    first = home.first
+    return Group(
+        rows=rows, reference=home, meter=first.meter, device=device_of(first), unlike=unlike
+    )
+
+
+def _labelled(rows: list[Row]) -> list[Row]:
+    recipes = [row.label for row in rows]
+    twice = {recipe for recipe in recipes if recipes.count(recipe) > 1}
+    return [
+        dataclasses.replace(row, label=f"{row.label} x{row.spec.processes}")
+        if row.label in twice
+        else row
+        for row in rows
+    ]
+
+
+def _compare(row: Row, reference: Row, rank: int) -> Row:
+    ours, theirs, home = row.numbers, reference.numbers, reference.first
+    loss = _worst([derive.curve_distance(r.losses, home.losses) for r in row.results])
+    grad = _worst([derive.curve_distance(r.grad_norms, home.grad_norms) for r in row.results])
+    word = derive.verdict(row.first.parity, home.parity, loss, grad)
+    peaks = (ours.peak_bytes, theirs.peak_bytes)
+    versus = Versus(
+        rank=rank,
+        front=False,
+        is_reference=row is reference,
+        speed_ratio=ours.samples_per_second / theirs.samples_per_second,
+        peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
+        loss_distance=loss,
+        grad_norm_distance=grad,
+        parity="reference" if row is reference else word,
+    )
+    return dataclasses.replace(row, versus=versus)
+
+
+def _worst(distances: list[float | None]) -> float | None:
+    return max((d for d in distances if d is not None), default=None)
+
+
+def _with_front(rows: list[Row]) -> list[Row]:
+    """Mark the front. A row that computes something else than it should cannot be on it."""
+    able = [r for r in rows if r.versus.parity != "DIFFERS" and r.numbers.peak_bytes is not None]
+    points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in able]
+    front = {id(able[i]) for i in derive.pareto_front(points)}
+    return [
+        dataclasses.replace(r, versus=dataclasses.replace(r.versus, front=id(r) in front))
+        for r in rows
+    ]

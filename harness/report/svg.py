@@ -1,0 +1,176 @@
+"""The little of SVG that charts need: elements, scales with round ticks, labels that keep apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+__all__ = [
+    "COLOURS",
+    "Box",
+    "Point",
+    "Scale",
+    "axes",
+    "drawing",
+    "element",
+    "padded",
+    "place_labels",
+    "text",
+    "ticks",
+    "width_of",
+]
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+# Okabe and Ito's colours, told apart by every kind of colour vision; yellow is too pale on white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+DASHES = ("", "6 3", "2 2", "8 2 2 2")
+# Every chart is this wide; a row of a bar chart is this high.
+WIDTH = 600.0
+LINE = 24.0
+# Mean width of a character of a sans serif font, in ems: enough to keep labels apart.
+EM = 0.6
+
+
+def element(tag: str, content: str = "", **attributes: Any) -> str:
+    """One element; underscores in names become hyphens, None leaves an attribute out."""
+    shown = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return f"<{tag}{shown}>{content}</{tag}>" if content else f"<{tag}{shown}/>"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def text(x: float, y: float, words: str, **attributes: Any) -> str:
+    """Text at a point; y is the baseline. A white rim (page.css) keeps it legible over lines."""
+    return element("text", escape(words), x=float(x), y=float(y), **attributes)
+
+
+def drawing(width: float, height: float, parts: Sequence[str], title: str) -> str:
+    """A whole picture, with its title for those who do not see it."""
+    content = element("title", escape(title)) + "".join(parts)
+    box = f"0 0 {_text(float(width))} {_text(float(height))}"
+    return element("svg", content, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
+
+
+def width_of(words: str, size: float = 11) -> float:
+    """About how wide ``words`` is drawn at ``size``."""
+    return len(words) * size * EM
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About ``count`` round values from ``low`` to ``high``."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    rough = span / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from ``low`` to ``high`` onto pixels from ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self._bend(self.low), self._bend(self.high)
+        share = (self._bend(value) - low) / (high - low) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+    def _bend(self, value: float) -> float:
+        return math.log10(max(value, 1e-300)) if self.log else value
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Round values of the scale; powers of ten (all or every other) on a logarithmic one."""
+        if not self.log:
+            return ticks(self.low, self.high, count)
+        low, high = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+        step = max(1, math.ceil((high - low) / count))
+        return [10.0**p for p in range(low, high + 1, step)]
+
+
+def _hits(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def place_labels(
+    points: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    frame: Box,
+    taken: Sequence[Box] = (),
+    size: float = 11.0,
+) -> list[tuple[float, float] | None]:
+    """Left end and baseline for each label, near its point, over no point and no other label.
+
+    Greedy, in the order given; None where no free place was found near enough.
+    """
+    used = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(taken)
+    found: list[tuple[float, float] | None] = []
+    for (x, y), words in zip(points, labels, strict=True):
+        spot = None
+        for left, base in _candidates(x, y, width_of(words, size), size):
+            box = (left - 2, base - size, left + width_of(words, size) + 2, base + 3)
+            inside = frame[0] <= box[0] and box[2] <= frame[2]
+            inside = inside and frame[1] <= box[1] and box[3] <= frame[3]
+            if inside and not any(_hits(box, other) for other in used):
+                spot = (left, base)
+                used.append(box)
+                break
+        found.append(spot)
+    return found
+
+
+def _candidates(x: float, y: float, wide: float, size: float) -> list[tuple[float, float]]:
+    """Places around a point, the nearest and most natural first."""
+    found = []
+    for away in (0, 12, 24, 38):
+        side = 10.5 + away * 0.5
+        for rise in (0, -away, away) if away else (0,):
+            found.append((x + side, y + size * 0.35 + rise))
+            found.append((x - side - wide, y + size * 0.35 + rise))
+        found.append((x - wide / 2, y - 9 - away))
+        found.append((x - wide / 2, y + 9 + size + away))
+    return found
+
+
+def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:
+    """Grid lines, tick labels and axis names."""
+    left, right, bottom = x.start, x.end, y.start
+    parts = []
+    for value in y.ticks():
+        parts.append(element("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
+        parts.append(text(left - 6, y(value) + 4, _tick(value, y), class_="tick end"))
+    for value in x.ticks(6):
+        parts.append(element("line", x1=x(value), x2=x(value), y1=bottom, y2=top, class_="grid"))
+        parts.append(text(x(value), bottom + 15, _tick(value, x), class_="tick mid"))
+    parts.append(text((left + right) / 2, bottom + 31, x_name, class_="axis mid"))
+    parts.append(text(4, top - 9, y_name, class_="axis"))
+    return parts
+
+
+def _tick(value: float, scale: Scale) -> str:
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+") if scale.log else f"{value:g}"
+
+
+def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
+    """The range of ``values`` with air around it, never below zero."""
+    low, high = min(values), max(values)
+    air = (high - low or abs(high) or 1.0) * share
+    return max(0.0, low - air), high + air

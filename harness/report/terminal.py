@@ -1,0 +1,89 @@
+"""The report in a terminal of 100 columns: the ranking, the answers, what did not finish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from harness.report import table, units, words
+from harness.report.rows import Group, Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["draw", "render"]
+
+LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
+
+
+def render(report: Report, console: Console) -> None:
+    """Print it; without a terminal rich leaves colours out by itself."""
+    console.print(f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]")
+    console.print(escape(words.summary(report)))
+    for group in report.groups:
+        _group(group, console)
+    if report.unfinished:
+        console.print("\n[bold]Did not finish[/bold]")
+        for gone in report.unfinished:
+            _gone(gone, console)
+    for line in report.skipped:
+        console.print(f"[yellow]skipped[/yellow] {escape(line)}")
+
+
+def _group(group: Group, console: Console) -> None:
+    console.print(f"\n[bold]{escape(words.setting(group))}[/bold]")
+    if group.unlike:
+        console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
+    look = "yellow" if group.meter != "cuda" else "dim"
+    console.print(f"[{look}]{escape(words.stamp(group))}[/{look}]")
+    draw(table.short_ranking(group), console)
+    for answer in words.answers(group):
+        name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
+        line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
+        console.print(Padding(line, (0, 0, 0, 1), expand=False))
+    found = words.fits(group)
+    for fit in found:
+        name = escape(fit.row.label) if fit.row else "nothing that was measured"
+        console.print(f" {fit.sizes} GiB: {name}", highlight=False)
+    for text in words.warnings(group):
+        console.print(f"[red]{escape(text)}[/red]" if "DIFFERS" in text else escape(text))
+
+
+def draw(grid: table.Grid, console: Console) -> None:
+    """A table; recipes fold rather than push the numbers off the screen."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for head, kind in zip(grid.heads, grid.kinds, strict=True):
+        right = kind not in units.TEXT
+        side = "right" if right else "left"
+        shown.add_column(head, justify=side, no_wrap=right, overflow="fold")
+    for line, marks in zip(grid.lines, grid.marks, strict=True):
+        look = next((look for word, look in LOOKS if word in marks), None)
+        shown.add_row(*(escape(_folded(cell)) for cell in line), style=look)
+    console.print(shown)
+
+
+def _folded(recipe: str, width: int = 24) -> str:
+    """A long recipe on several lines, broken between its parts rather than in a word."""
+    lines = [""]
+    for part in recipe.replace("+", "+\n").split("\n"):
+        if lines[-1] and len(lines[-1]) + len(part) > width and "+" in recipe:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _gone(gone: object, console: Console) -> None:
+    head, *cells = table.unfinished_grid([gone]).lines[0]
+    names = table.unfinished_grid([gone]).heads[1:]
+    facts = dict(zip(names, cells, strict=True))
+    console.print(
+        f" [bold]{escape(head)}[/bold]  [red]{facts.pop('Status')}[/red]", highlight=False
+    )
+    for name, cell in facts.items():
+        console.print(
+            Padding(f"{name}: {escape(cell)}", (0, 0, 0, 3), expand=False), highlight=False
+        )

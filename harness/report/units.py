@@ -1,0 +1,68 @@
+"""Numbers as text. A column's digits are chosen once, by its largest value, so decimals align."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["GIB", "MIB", "NONE", "column", "gib", "one"]
+
+GIB = 2**30
+MIB = 2**20
+NONE = "-"
+SCALE = {
+    "gib": 1 / GIB,
+    "mib": 1 / MIB,
+    "ms": 1e3,
+    "percent": 100.0,
+    "change": 100.0,
+    "tera": 1e-12,
+}
+TEXT = ("text", "flag")
+FIXED = {"count": 0, "ratio": 2, "percent": 1, "change": 1, "loss": 4}
+
+
+def digits(kind: str, values: Sequence[float]) -> int:
+    """Decimals that give a column's largest value about three significant digits."""
+    if kind in FIXED:
+        return FIXED[kind]
+    top = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    fine = 3 if kind in ("gib", "rate") else 2
+    if kind == "gib":
+        return 3 if top < 1 else 2
+    return next((d for limit, d in ((10, fine), (100, 2), (1000, 1)) if top < limit), 0)
+
+
+def column(kind: str, values: Sequence[Any]) -> list[str]:
+    """The cells of one column; ``None`` is a dash.
+
+    Kinds: text, flag, count, gib and mib (from bytes), ms (from seconds), seconds, rate, ratio,
+    loss, percent and change (from fractions), tera, distance (scientific).
+    """
+    if kind in TEXT:
+        return [NONE if v is None else str(v) for v in values]
+    scaled = [None if v is None else v * SCALE.get(kind, 1) for v in values]
+    places = digits(kind, [v for v in scaled if v is not None])
+    return [_number(kind, v, places) for v in scaled]
+
+
+def one(kind: str, value: Any) -> str:
+    """A single value as text."""
+    return column(kind, [value])[0]
+
+
+def gib(value: float | None) -> str:
+    """Bytes as GiB with its unit."""
+    return NONE if value is None else f"{one('gib', value)} GiB"
+
+
+def _number(kind: str, value: float | None, places: int) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return NONE
+    if kind == "distance":
+        return "0" if value == 0 else f"{value:.1e}"
+    if kind == "change":
+        text = f"{value:+.{places}f}"
+        return "0.0" if float(text) == 0 else text
+    return f"{value:.{places}f}"

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Headroom's front door. `./run.sh` sets up its environment and runs the default suite;
+# `./run.sh --help` shows the rest, `./run.sh test` runs the tests.
+#
+#   HEADROOM_PYTHON=/path/to/python   use this Python with its own PyTorch instead of creating
+#                                     an environment (a cluster, a vendor container)
+#   HEADROOM_VENV=/path/to/folder     where to create the environment (default: .venv here)
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=${HEADROOM_VENV:-$here/.venv}
+
+say() { printf 'headroom: %s\n' "$*" >&2; }
+die() { say "$*"; exit 2; }
+
+# The first supported Python on the PATH, the default one before others.
+find_python() {
+    local name
+    for name in python3 python python3.13 python3.12 python3.11 python3.10; do
+        if supported "$name"; then command -v "$name"; return; fi
+    done
+    die "no Python 3.10 to 3.13 found; install one, or name yours: HEADROOM_PYTHON=/path/to/python"
+}
+
+supported() {
+    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' >/dev/null 2>&1
+}
+
+# What pyproject.toml pins, one requirement a line; $1 is an extra or nothing.
+pins() {
+    "$venv/bin/python" - "$here/pyproject.toml" "$1" <<'PY'
+import sys
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import pip._vendor.tomli as tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+extra = sys.argv[2]
+print(*(project["optional-dependencies"][extra] if extra else project["dependencies"]), sep="\n")
+PY
+}
+
+# Creates the environment once; a changed pyproject.toml brings it up to date.
+set_up() {
+    local python stamp
+    stamp=$(cksum < "$here/pyproject.toml")
+    if [ "$(cat "$venv/headroom.stamp" 2>/dev/null)" = "$stamp" ]; then return; fi
+    python=$(find_python)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$python cannot create environments; install its venv package (Debian: python3-venv)"
+    say "setting up $venv with $("$python" --version) (once; a few minutes)"
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    install
+    printf '%s' "$stamp" > "$venv/headroom.stamp"
+    say "ready"
+}
+
+install() {
+    local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+    # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
+    say "installing torch"
+    pins "" | grep '^torch==' | xargs "${pip[@]}"
+    "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
+    say "installing accelerate, deepspeed and the rest"
+    { pins ""; pins test; } > "$venv/requirements.txt"
+    # deepspeed is built from source: its C++ ops compile on first use, not here.
+    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
+}
+
+# A Python of the user's own: say what it lacks instead of changing it.
+check_own() {
+    supported "$1" || die "HEADROOM_PYTHON=$1 is no working Python 3.10 to 3.13"
+    "$1" - <<'PY' || exit 2
+import importlib.util, sys
+needed = {"torch": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed",
+          "transformers": "transformers", "numpy": "numpy", "sklearn": "scikit-learn",
+          "psutil": "psutil", "yaml": "pyyaml", "PIL": "pillow", "rich": "rich", "ninja": "ninja"}
+missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
+hard = [name for name in missing if name not in ("deepspeed", "scikit-learn", "ninja", "transformers")]
+if missing:
+    print(f"headroom: {sys.executable} lacks: {', '.join(missing)}\n"
+          f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
+          file=sys.stderr)
+if missing and not hard:
+    print("headroom: going on without; rows that need them will say so", file=sys.stderr)
+sys.exit(bool(hard))
+PY
+}
+
+if [ -n "${HEADROOM_PYTHON:-}" ]; then
+    python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
+    [ "${1:-}" = report ] || check_own "$python"
+else
+    set_up
+    python=$venv/bin/python
+fi
+
+# The harness is run from its sources; commands work from any folder.
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+if [ "${1:-}" = test ]; then
+    shift
+    cd "$here"
+    exec "$python" -m pytest "$@"
+fi
+exec "$python" -m harness "$@"

@@ -1,0 +1,387 @@
+"""The rendered reports: golden files, formats that agree, and sets that are small or broken.
+
+Golden files are built again by `PYTHONPATH=. python tests/test_report_data.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.report import (
+    Suite,
+    build,
+    export,
+    html,
+    markdown,
+    print_report,
+    svg,
+    words,
+    write_report,
+)
+from harness.report.rows import read_suite
+from harness.report.table import group_grids
+from harness.result import Status, load_all
+
+GOLDEN = Path(__file__).parent / "golden" / "report"
+GIB = 2**30
+SETS = ("cpu", "gpu")
+
+
+def recorded(name: str):
+    return load_all(GOLDEN / name)[0]
+
+
+def report_of(name: str):
+    return build(*load_all(GOLDEN / name), read_suite(GOLDEN / name))
+
+
+class Tables(HTMLParser):
+    """Every table of a page: its key, and its lines of cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.cell = {}, None
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "table":
+            self.lines = self.tables.setdefault(dict(attrs)["data-key"], [])
+        elif tag == "tr":
+            self.lines.append([])
+        elif tag in ("td", "th"):
+            self.cell = ""
+
+    def handle_data(self, data):
+        if self.cell is not None:
+            self.cell += data
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.lines[-1].append(self.cell)
+            self.cell = None
+
+
+def html_table(text: str, key: str) -> list[dict[str, str]]:
+    parser = Tables()
+    parser.feed(text)
+    heads, *lines = parser.tables[key]
+    return [dict(zip(heads, line, strict=True)) for line in lines]
+
+
+def markdown_table(text: str, head: str) -> list[dict[str, str]]:
+    lines = iter(text.splitlines())
+    heads = next(line for line in lines if line.startswith(head)).strip("| ").split(" | ")
+    next(lines)
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        cells = [re.sub("[`*]", "", c).strip() for c in line[1:-1].split(" | ")]
+        found.append(dict(zip(heads, cells, strict=True)))
+    return found
+
+
+def printed(results, skipped=(), **more) -> str:
+    stream = io.StringIO()
+    print_report(results, list(skipped), Console(file=stream, width=100), **more)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    ("file", "render"), [("report.md", markdown.render), ("report.csv", export.csv_text)]
+)
+def test_golden(name, file, render):
+    assert render(report_of(name)) == (GOLDEN / name / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_formats_agree(name):
+    report = report_of(name)
+    raw = [r for r in csv.DictReader(io.StringIO(export.csv_text(report))) if r["status"] == "ok"]
+    pages = html_table(html.render(report), "ranking")
+    marks = markdown_table(markdown.render(report), "| # |")
+    data = json.loads(export.json_text(report))["groups"][0]["rows"]
+    assert len(raw) == len(pages) == len(marks) == len(data) > 5
+    for line, page, mark, row in zip(raw, pages, marks, data, strict=True):
+        assert page == mark
+        assert page["Recipe"] == line["recipe"] == row["spec"]["recipe"]
+        speed = float(line["samples_per_second"])
+        assert float(page["Samples/s"]) == pytest.approx(speed, abs=0.051)
+        assert row["numbers"]["samples_per_second"] == pytest.approx(speed)
+        assert float(page["Peak GiB"]) == pytest.approx(int(line["peak_bytes"]) / GIB, abs=0.0051)
+        step = 1e3 * float(line["step_seconds_median"])
+        assert float(page["Step ms"]) == pytest.approx(step, abs=0.51)
+        if page["x ref"] != "-":
+            assert float(page["x ref"]) == pytest.approx(float(line["speed_ratio"]), abs=0.0051)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_ranking_is_by_speed_and_holds_only_finished_rows(name):
+    report = report_of(name)
+    for group in report.groups:
+        speeds = [row.numbers.samples_per_second for row in group.rows]
+        assert speeds == sorted(speeds, reverse=True)
+        assert all(row.first.status is Status.OK for row in group.rows)
+    assert all(gone.status is not Status.OK for gone in report.unfinished)
+
+
+def test_repetitions_are_one_row():
+    row = next(r for r in report_of("cpu").groups[0].rows if r.label == "zero2")
+    assert (row.numbers.repeats, row.numbers.timed_steps) == (2, 16)
+
+
+def test_a_repetition_that_failed_is_told_on_the_row_and_listed():
+    results = recorded("cpu")
+    lost = next(r for r in results if r.spec.recipe == "zero2" and r.spec.repeat == 1)
+    lost.status, lost.reason = Status.HOST_OOM, "killed by the kernel"
+    report = build(results, [])
+    row = next(r for r in report.groups[0].rows if r.label == "zero2")
+    assert row.numbers.repeats == 1
+    assert "a repetition ended as host_oom" in markdown.render(report)
+    assert "zero2 (repeat 1)" in [gone.label for gone in report.unfinished]
+
+
+def test_an_unknown_gpu_has_no_mfu_and_the_report_says_why():
+    results = recorded("gpu")
+    for result in results:
+        result.environment = {**result.environment, "device": "Abacus 3"}
+    text = markdown.render(build(results, []))
+    assert "No MFU: Abacus 3 is not in the table of peaks" in text
+    assert "MFU %" not in text
+
+
+def test_a_failed_check_is_shown_as_void():
+    gone = {u.label: u for u in report_of("cpu").unfinished}["zero1"]
+    assert gone.status is Status.VOID
+    assert gone.reason == "micro batch: asked [8], found [4]"
+    assert gone.result.status is Status.OK
+
+
+def test_an_exact_row_that_differs_is_flagged_and_never_advised():
+    group = report_of("cpu").groups[0]
+    row = next(r for r in group.rows if "accumulate" in r.label)
+    assert row.versus.parity == "DIFFERS"
+    assert not row.versus.front
+    assert all(answer.row is not row for answer in words.answers(group))
+    assert all(fit.row is not row for fit in words.fits(group))
+    for text in (markdown.render(report_of("cpu")), html.render(report_of("cpu"))):
+        assert "DIFFERS 2.1e-02" in text
+
+
+def test_a_row_that_differs_is_not_on_the_front_however_fast():
+    results = recorded("cpu")
+    wrong = next(r for r in results if "accumulate:steps=4" in r.spec.recipe)
+    for rank in wrong.ranks:
+        rank.step_seconds = [s / 100 for s in rank.step_seconds]
+    group = build(results, []).groups[0]
+    rows = group.rows
+    assert (rows[0].versus.parity, rows[0].versus.front) == ("DIFFERS", False)
+    assert rows[1].versus.front
+    assert words.answers(group)[0].row is rows[1]
+    assert words.fits(group)[-1].row is rows[1]
+
+
+def test_an_exact_row_is_not_held_to_a_reference_that_is_not_exact():
+    rows = build(recorded("gpu"), [], Suite(reference="ddp+bf16")).groups[0].rows
+    assert {row.label: row.versus.parity for row in rows}["ddp+checkpoint"] == "not comparable"
+
+
+def test_answers_on_a_gpu():
+    group = report_of("gpu").groups[0]
+    found = {a.question: a.row.label for a in words.answers(group)}
+    assert found["Fastest"] == "ddp+bf16"
+    assert found["Fastest, same loss"] == "ddp"
+    assert found["Least memory"] == "zero3+bf16+checkpoint"
+    fits = {fit.sizes: fit.row and fit.row.label for fit in words.fits(group)}
+    assert fits == {"8": None, "12 to 24": "zero3+bf16+checkpoint", "from 40": "ddp+bf16"}
+
+
+def test_without_a_gpu_every_format_says_so():
+    results = recorded("cpu")
+    report = report_of("cpu")
+    for text in (markdown.render(report), html.render(report), export.json_text(report)):
+        assert "NOT comparable with a GPU" in text
+    assert "NOT comparable with a GPU" in " ".join(printed(results).split())
+    assert "NOT comparable" not in markdown.render(report_of("gpu"))
+
+
+def test_meter_notes_are_shown():
+    results = recorded("cpu")
+    results[0].meter_notes.append("freed memory may still be counted")
+    assert "freed memory may still be counted" in markdown.render(build(results, []))
+
+
+def test_rows_on_other_devices_or_of_other_work_are_not_ranked_together():
+    report = build(recorded("cpu") + recorded("gpu"), [], Suite(reference="ddp"))
+    assert len(report.groups) == 2
+    assert report.groups[0].unlike == ""
+    assert "H100" in report.groups[1].unlike
+    assert "global_batch 64 (not 16)" in report.groups[1].unlike
+    assert "Not ranked with group 1" in html.render(report)
+    assert "Not ranked with" in printed(recorded("cpu") + recorded("gpu"))
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", 1), ("learning_rate", 1e-3), ("steps", 9)])
+def test_unequal_work_makes_another_group(field, value):
+    results = recorded("cpu")
+    spec = dataclasses.replace(results[0].spec, **{field: value})
+    results[0] = dataclasses.replace(results[0], spec=spec)
+    assert len(build(results, []).groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("zero2", "zero2"), ("checkpoint+zero2", "zero2+checkpoint"), ("nothing", "ddp"), ("", "ddp")],
+)
+def test_reference(wanted, found):
+    report = build(recorded("cpu"), [], Suite(reference=wanted))
+    assert report.groups[0].reference.label == found
+
+
+def test_without_ddp_the_plainest_exact_row_is_the_reference():
+    names = ("zero3", "zero3+checkpoint", "ddp+bf16")
+    results = [r for r in recorded("cpu") if r.spec.recipe in names]
+    assert build(results[::-1], []).groups[0].reference.label == "zero3"
+
+
+def test_environments_that_differ_are_named():
+    results = recorded("cpu")
+    results[0].environment = {**results[0].environment, "threads": 2}
+    assert "threads is 2 / 4" in markdown.render(build(results, []))
+
+
+def test_nothing_finished():
+    for results in ([], [r for r in recorded("cpu") if r.status is not Status.OK]):
+        report = build(results, ["x: not a result file"])
+        for render in (markdown.render, html.render, export.csv_text, export.json_text):
+            assert render(report)
+        assert "No run finished" in markdown.render(report)
+        assert "No run finished" in html.render(report)
+        assert "No run finished" in printed(results, ["x: not a result file"])
+
+
+def test_one_row():
+    results = [r for r in recorded("cpu") if r.spec.recipe == "zero3"]
+    report = build(results, [])
+    assert "**Fastest**: `zero3`" in markdown.render(report)
+    assert html.render(report).count("<svg") > 3
+
+
+def test_a_row_without_traces_curves_or_launch():
+    results = recorded("gpu")
+    for result in results:
+        result.losses, result.grad_norms, result.launch = [], [], None
+        result.environment, result.configs, result.evidence = {}, {}, {}
+        for rank in result.ranks:
+            rank.categories, rank.phases = None, {}
+    report = build(results, [])
+    for render in (markdown.render, html.render, export.csv_text, export.json_text):
+        assert render(report)
+    assert printed(results)
+
+
+def test_broken_and_foreign_files_are_named_and_skipped(tmp_path):
+    shutil.copytree(GOLDEN / "cpu", tmp_path, dirs_exist_ok=True)
+    for name, text in {"a": "{", "b": '{"schema": 99, "spec": {}}', "c": "[]"}.items():
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "result.json").write_text(text)
+    results, skipped = load_all(tmp_path)
+    paths = write_report(results, skipped, tmp_path)
+    assert len(skipped) == 3
+    assert [p.name for p in paths] == ["report.md", "report.csv", "report.json", "report.html"]
+    for path in paths:
+        if path.suffix != ".csv":
+            assert "schema 99" in path.read_text(encoding="utf-8")
+    assert len(list(csv.reader(io.StringIO(paths[1].read_text())))) == 14
+    assert "schema 99" in " ".join(printed(results, skipped).split())
+    assert list(tmp_path.glob(".report*")) == []
+
+
+def test_a_broken_suite_file_is_no_harm(tmp_path):
+    (tmp_path / "suite.json").write_text("[1")
+    assert read_suite(tmp_path) == Suite()
+
+
+def test_not_a_number_is_null_in_json():
+    results = recorded("cpu")
+    results[1].losses[3] = float("nan")
+    data = json.loads(export.json_text(build(results, [])), parse_constant=pytest.fail)
+    assert data["groups"]
+
+
+def test_html_stands_alone_and_escapes_what_runs_say():
+    results = recorded("cpu")
+    results[0].status, results[0].reason = Status.FAILED, "<script>alert(1)</script>"
+    results[0].log_tail = "</pre><b>bold"
+    text = html.render(build(results, []))
+    assert "<script>alert(1)" not in text
+    assert "</pre><b>bold" not in text
+    links = re.findall(r"""(?:src|href)=["']([^"'#][^"']*)""", text)
+    assert links == []
+    assert not re.search(r"url\(|@import", text)
+
+
+def test_terminal_table_fits_100_columns():
+    text = printed(recorded("cpu")) + printed(recorded("gpu"))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("count", [2, 8, 16])
+def test_chart_labels_keep_apart(count):
+    points = [(100 + 40.0 * (i % 4) + i, 100 + 14.0 * (i // 4)) for i in range(count)]
+    labels = [f"zero{i}+bf16" for i in range(count)]
+    spots = svg.place_labels(points, labels, (0, 0, 600, 340))
+    boxes = [
+        (x, y - 11, x + svg.width_of(words), y)
+        for (x, y), words in zip([s for s in spots if s], labels, strict=False)
+    ]
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    assert sum(s is not None for s in spots) >= count * 0.9
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (3, 3, [3]), (95, 130, [100, 110, 120, 130])],
+)
+def test_ticks_are_round(low, high, expected):
+    assert svg.ticks(low, high) == pytest.approx(expected)
+
+
+def test_bars_of_the_split_add_up_to_the_peak():
+    for row in report_of("gpu").groups[0].rows:
+        numbers = dataclasses.asdict(row.numbers)
+        names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
+        parts = sum(numbers[f"{name}_bytes"] for name in names)
+        assert parts + numbers["untraced_raw_bytes"] == numbers["peak_bytes"]
+
+
+def test_effects_pair_rows_that_differ_in_one_part():
+    lines = group_grids(report_of("gpu").groups[0])["effects"].lines
+    assert lines == [["bf16", "ddp", "2.83", "-25.0"], ["checkpoint", "ddp", "0.77", "-53.4"]]
+
+
+def test_effects_are_not_of_other_processes():
+    results = [r for r in recorded("cpu") if r.spec.recipe in ("ddp", "ddp+checkpoint")]
+    for count, found in ((2, 1), (1, 0)):
+        results[0].spec = dataclasses.replace(results[0].spec, processes=count)
+        assert len(group_grids(build(results, []).groups[0])["effects"].lines) == found
+
+
+def test_report_needs_no_torch():
+    code = "import sys, harness.report; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,159 @@
+"""Comparing two result sets: only what the noise does not explain is a change."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.report import build, compare
+from harness.report.compare import compare_reports, is_peak_change, is_step_change
+from harness.result import Result, Status, load_all
+
+GOLDEN = Path(__file__).parent / "golden" / "report"
+MIB = 2**20
+
+
+def recorded() -> list[Result]:
+    return load_all(GOLDEN / "cpu")[0]
+
+
+def after(edit, recipe: str = "zero3"):
+    """The comparison of the recorded set with one in which ``recipe`` is edited; its change."""
+    results = recorded()
+    for result in results:
+        if result.spec.recipe == recipe:
+            edit(result)
+    found = compare_reports(build(recorded(), []), build(results, []))
+    return next(c for c in found.changes if c.label == recipe), found
+
+
+def slow(factor: float):
+    def edit(result: Result) -> None:
+        for rank in result.ranks:
+            rank.step_seconds = [s * factor for s in rank.step_seconds]
+
+    return edit
+
+
+def grow(size: int):
+    def edit(result: Result) -> None:
+        for rank in result.ranks:
+            for peak in rank.phases.values():
+                peak.allocated += size
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("ratio", "overlap", "changed"),
+    [(1.2, False, True), (1.2, True, False), (1.04, False, False), (0.9, False, True)],
+)
+def test_step_change(ratio, overlap, changed):
+    assert is_step_change(ratio, overlap) is changed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        (100 * MIB, 103 * MIB, True),
+        (100 * MIB, 101 * MIB, False),
+        (4000 * MIB, 4020 * MIB, True),
+        (4000 * MIB, 4010 * MIB, False),
+        (None, 1, False),
+    ],
+)
+def test_peak_change(old, new, changed):
+    assert is_peak_change(old, new) is changed
+
+
+def test_a_set_compared_with_itself_is_unchanged():
+    found = compare(GOLDEN / "cpu", GOLDEN / "cpu")
+    assert found.changed == []
+    assert found.environment == []
+    assert len(found.changes) == 13
+    assert "0 changed beyond noise" in found.markdown()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (slow(1.3), "SLOWER"),
+        (slow(0.7), "faster"),
+        (slow(1.04), ""),
+        (grow(100 * MIB), "MORE MEMORY"),
+        (grow(-100 * MIB), "less memory"),
+        (grow(MIB), ""),
+    ],
+)
+def test_what_counts_as_a_change(edit, words):
+    change, found = after(edit)
+    assert change.words == words
+    assert len(found.changed) == bool(words)
+
+
+def test_ratio_is_new_over_old():
+    change, _ = after(slow(1.3))
+    assert change.step_ratio == pytest.approx(1.3)
+
+
+def test_moved_loss():
+    def edit(result: Result) -> None:
+        result.losses = [x * 1.01 for x in result.losses]
+
+    change, _ = after(edit)
+    assert change.words == "LOSS MOVED"
+    assert change.loss_distance == pytest.approx(0.01)
+
+
+def test_status_change():
+    def edit(result: Result) -> None:
+        result.status, result.ranks = Status.HOST_OOM, []
+
+    change, found = after(edit)
+    assert change.words == "ok -> host_oom"
+    assert change.step_ratio is None
+    assert "ok -> host_oom" in found.markdown()
+
+
+def test_environment_is_listed_on_top():
+    results = recorded()
+    for result in results:
+        versions = {**result.environment["versions"], "torch": "2.10.0"}
+        result.environment = {**result.environment, "versions": versions, "changed_files": 7}
+    found = compare_reports(build(recorded(), []), build(results, []))
+    assert found.environment == [("versions.torch", "2.9.0", "2.10.0")]
+    text = found.markdown()
+    assert text.index("versions.torch") < text.index("| Recipe")
+
+
+def test_rows_of_one_side_are_listed():
+    results = [r for r in recorded() if r.spec.recipe != "zero3"]
+    first = results[0]
+    results[0] = dataclasses.replace(first, spec=dataclasses.replace(first.spec, seed=4))
+    found = compare_reports(build(recorded(), []), build(results, []))
+    assert any(name.startswith("zero3 ") for name in found.only_old)
+    assert any("--seed 4" in name for name in found.only_new)
+
+
+def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
+    shutil.copytree(GOLDEN / "cpu", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs" / "zero3" / "result.json").write_text("{")
+    found = compare(GOLDEN / "cpu", tmp_path)
+    assert len(found.skipped) == 1
+    stream = io.StringIO()
+    found.print(Console(file=stream, width=100))
+    text = stream.getvalue()
+    assert "only in the old set: zero3" in text
+    assert "skipped" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_empty_sets(tmp_path):
+    found = compare(tmp_path, tmp_path)
+    assert found.changes == []
+    assert found.markdown()

@@ -1,0 +1,313 @@
+"""Derived numbers, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from harness.report import derive, peaks, units
+from harness.report.numbers import numbers
+from harness.result import Categories, Check, Peak, Rank, Result, Status
+from harness.spec import Spec
+
+GIB = 2**30
+
+
+def rank(index: int = 0, *, seconds: list[float] | None = None, **changes) -> Rank:
+    fields = {
+        "rank": index,
+        "device": "cpu",
+        "baseline_bytes": 7,
+        "phases": {"load": Peak(allocated=10), "steady": Peak(allocated=100)},
+        "categories": None,
+        "host_peak_bytes": 50,
+        "pinned_bytes": 3,
+        "nvme_bytes": 4,
+        "warmup_seconds": [2.0, 1.0],
+        "step_seconds": seconds or [1.0, 2.0, 3.0],
+        "phase_seconds": {"import": 1.0, "start": 2.0, "load": 3.0, "prepare": 4.0, "measure": 9.0},
+    }
+    return Rank(**{**fields, **changes})
+
+
+def result(*ranks: Rank, **changes) -> Result:
+    spec = Spec(recipe="ddp", global_batch=16, processes=max(len(ranks), 1))
+    return Result(**{"status": Status.OK, "spec": spec, "ranks": list(ranks), **changes})
+
+
+def traced(*sizes: int) -> Categories:
+    names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
+    return Categories(**dict(zip(names, sizes, strict=True)), phase="backward", where="mm")
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank():
+    found = derive.step_seconds(result(rank(seconds=[1.0, 5.0]), rank(1, seconds=[2.0, 4.0])))
+    assert found == [2.0, 5.0]
+
+
+def test_no_ranks_no_steps():
+    assert derive.step_seconds(result()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "q", "expected"),
+    [
+        ([3.0], 0.9, 3.0),
+        ([1.0, 2.0], 0.5, 1.5),
+        ([4.0, 1.0, 3.0, 2.0], 0.5, 2.5),
+        ([0.0, 10.0], 0.1, 1.0),
+        (list(range(11)), 0.9, 9.0),
+    ],
+)
+def test_quantile(values, q, expected):
+    assert derive.quantile(values, q) == pytest.approx(expected)
+
+
+def test_noise_is_p90_minus_p10_over_median():
+    # 0..10: p10 = 1, p90 = 9, median = 5.
+    assert derive.noise([float(i) for i in range(11)]) == pytest.approx(1.6)
+    assert derive.noise([1.0]) is None
+
+
+def test_repeats_are_apart_by_their_medians():
+    assert derive.repeat_spread([[1.0, 1.0], [1.2, 1.2]]) == pytest.approx(0.2)
+    assert derive.repeat_spread([[1.0]]) is None
+
+
+@pytest.mark.parametrize(
+    ("noise", "spread", "noisy"),
+    [(0.2, None, False), (0.21, None, True), (0.0, 0.11, True), (None, 0.1, False)],
+)
+def test_noisy_beyond_the_stated_limits(noise, spread, noisy):
+    assert derive.is_noisy(noise, spread) is noisy
+
+
+def test_rates_are_of_the_whole_job():
+    assert derive.samples_per_second(16, 0.5) == 32
+    assert derive.flops_per_second(3e12, 0.5) == 6e12
+    assert derive.flops_per_second(0.0, 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        ({"bf16": {"compute_dtype": "bfloat16"}}, "bfloat16"),
+        ({"ddp": {"wrapper": "x"}, "fp32": {"compute_dtype": "float32", "tf32": True}}, "tf32"),
+        ({"fp32": {"compute_dtype": "float32", "tf32": False}}, "float32"),
+        ({"ddp": {}}, None),
+        ({}, None),
+    ],
+)
+def test_precision_is_what_was_read_back(evidence, expected):
+    assert derive.precision(evidence) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "peak"),
+    [
+        ("NVIDIA H200", "bfloat16", 989e12),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494e12),
+        ("NVIDIA H100 PCIe", "bfloat16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "float32", 19.5e12),
+        ("NVIDIA A10", "bfloat16", 125e12),
+        ("NVIDIA L40S", "bfloat16", 362e12),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165e12),
+    ],
+)
+def test_peak_flops(device, kind, peak):
+    assert peaks.lookup(device, kind) == (peak, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "word"),
+    [
+        ("cpu", "float32", "CPU"),
+        ("Abacus 3", "float32", "Abacus 3"),
+        ("NVIDIA H200", None, "no precision"),
+        ("NVIDIA H200", "float64", "float64"),
+        ("Tesla T4", "bfloat16", "no bfloat16 unit"),
+    ],
+)
+def test_no_peak_comes_with_a_reason(device, kind, word):
+    peak, reason = peaks.lookup(device, kind)
+    assert peak is None
+    assert word in reason
+
+
+def test_mfu():
+    assert derive.mfu(98.9e12, "NVIDIA H200", "bfloat16") == pytest.approx(0.1)
+    assert derive.mfu(1e12, "cpu", "float32") is None
+    assert derive.mfu(None, "NVIDIA H200", "bfloat16") is None
+    assert derive.mfu_missing(1e12, "NVIDIA H200", "bfloat16") is None
+    assert "CPU" in derive.mfu_missing(1e12, "cpu", "float32")
+    assert "FLOPs" in derive.mfu_missing(None, "NVIDIA H200", "bfloat16")
+
+
+def test_peaks_are_maxima_over_ranks_and_phases():
+    other = rank(1, phases={"load": Peak(allocated=30), "steady": Peak(allocated=80)})
+    ranks = [rank(), other]
+    assert derive.phase_peaks(ranks) == {"load": 30, "steady": 100}
+    assert derive.peak_of(ranks) == 100
+    assert derive.peak_of(ranks, "reserved") is None
+    assert derive.peak_of([]) is None
+
+
+def test_need_is_the_largest_known_count_on_a_gpu():
+    one = rank(phases={"steady": Peak(allocated=100, reserved=120, process=150)})
+    bare = rank(phases={"steady": Peak(allocated=100, reserved=120)})
+    assert derive.need_bytes([one], "cuda") == 150
+    assert derive.need_bytes([bare], "cuda") == 120
+    # Without a GPU "process" holds the baseline too: Python and its libraries are not the row's.
+    assert derive.need_bytes([one], "resident") == 100
+
+
+def test_imbalance():
+    other = rank(1, phases={"steady": Peak(allocated=80)})
+    assert derive.imbalance([rank(), other]) == pytest.approx(1.25)
+    assert derive.imbalance([rank()]) is None
+    assert derive.imbalance([rank(), rank(1, phases={})]) is None
+
+
+def test_untraced_may_be_negative():
+    low, high = traced(10, 10, 20, 10, 5, 5), traced(50, 20, 20, 20, 5, 5)
+    assert derive.untraced_bytes(rank(categories=low)) == 40
+    assert derive.untraced_bytes(rank(categories=high)) == -20
+
+
+def test_the_split_is_of_the_fullest_rank():
+    full = rank(1, phases={"steady": Peak(allocated=200)}, categories=traced(9, 0, 0, 0, 0, 0))
+    found = numbers([result(rank(categories=traced(8, 0, 0, 0, 0, 0)), full)])
+    assert found.parameters_bytes == 9
+    assert found.untraced_bytes == found.untraced_raw_bytes == 191
+
+
+def test_a_negative_rest_is_shown_as_none_and_kept_raw():
+    found = numbers([result(rank(categories=traced(50, 50, 20, 0, 0, 0)))])
+    assert (found.untraced_bytes, found.untraced_raw_bytes) == (0, -20)
+
+
+def test_numbers_of_two_repetitions():
+    one = result(rank(seconds=[1.0, 2.0]), flops_per_step=3e12)
+    two = result(rank(seconds=[3.0, 4.0], nvme_bytes=6), flops_per_step=3e12)
+    found = numbers([one, two])
+    assert found.repeats == 2
+    assert found.timed_steps == 4
+    assert found.step_seconds_median == 2.5
+    assert found.samples_per_second == pytest.approx(6.4)
+    assert found.flops_per_second == pytest.approx(1.2e12)
+    assert found.repeat_spread_fraction == pytest.approx((3.5 - 1.5) / 1.5)
+    assert found.noisy
+    assert found.nvme_bytes == 6
+    assert found.setup_seconds == 10.0
+    assert found.warmup_seconds == 3.0
+    assert found.peak_phase == "steady"
+    assert found.mfu_fraction is None
+
+
+def test_over_repetitions_the_worst_counts_and_files_add_up_over_ranks():
+    low = rank(1, phases={"steady": Peak(allocated=50)}, nvme_bytes=5)
+    even = rank(1, phases={"steady": Peak(allocated=100)}, nvme_bytes=1)
+    found = numbers([result(rank(), even), result(rank(), low)])
+    assert found.imbalance_ratio == 2.0
+    assert found.nvme_bytes == 4 + 5
+
+
+@pytest.mark.parametrize(
+    ("curve", "reference", "expected"),
+    [
+        ([1.0, 2.2], [1.0, 2.0], 0.1),
+        ([1.0, 9.0], [1.0], 0.0),
+        ([-1.0], [-2.0], 0.5),
+        ([], [1.0], None),
+        ([math.nan], [1.0], math.inf),
+        ([1e-13], [0.0], 0.1),
+    ],
+)
+def test_curve_distance(curve, reference, expected):
+    found = derive.curve_distance(curve, reference)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_step_distances():
+    assert derive.step_distances([1.0, 3.0], [1.0, 2.0]) == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("parity", "reference", "loss", "grad", "word"),
+    [
+        ("exact", "exact", 1e-3, 1e-4, "equal"),
+        ("exact", "exact", 2e-3, 1e-4, "DIFFERS"),
+        ("exact", "exact", 1e-6, 2e-3, "DIFFERS"),
+        ("exact", "exact", 1e-6, None, "equal"),
+        ("exact", "exact", math.inf, None, "DIFFERS"),
+        ("by design", "exact", 0.3, 0.3, "by design"),
+        ("exact", "exact", None, None, "not comparable"),
+        ("exact", "by design", 0.0, 0.0, "not comparable"),
+        ("by design", "by design", 0.0, 0.0, "by design"),
+    ],
+)
+def test_verdict(parity, reference, loss, grad, word):
+    assert derive.verdict(parity, reference, loss, grad) == word
+
+
+def test_pareto_front_keeps_ties_and_drops_the_beaten():
+    points = [(10, 5), (8, 5), (4, 3), (5, 3), (4, 3), (2, 1)]
+    assert derive.pareto_front(points) == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("points", "best"),
+    [
+        # Half the memory for a tenth of the speed, against a quarter for two tenths.
+        ([(100, 10), (50, 9), (75, 8)], 1),
+        # Saves a tenth, costs a half: it does not pay.
+        ([(100, 10), (90, 5)], None),
+        ([(100, 10)], None),
+        ([], None),
+    ],
+)
+def test_compromise(points, best):
+    assert derive.compromise(points) == best
+
+
+def test_intervals():
+    assert derive.overlap((1, 2), (2, 3))
+    assert not derive.overlap((1, 2), (2.1, 3))
+
+
+def test_a_failed_check_voids_an_ok_row():
+    wrong = Check(name="micro batch", asked=[8], found=[4], ok=False)
+    status, reason = derive.effective_status(result(rank(), audit=[wrong]))
+    assert status is Status.VOID
+    assert reason == "micro batch: asked [8], found [4]"
+
+
+def test_an_ok_row_without_steps_is_void():
+    assert derive.effective_status(result())[0] is Status.VOID
+    assert derive.effective_status(result(rank()))[0] is Status.OK
+
+
+def test_other_ends_stay_what_they_are():
+    gone = result(status=Status.GPU_OOM, reason="no room")
+    assert derive.effective_status(gone) == (Status.GPU_OOM, "no room")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "cells"),
+    [
+        ("gib", [GIB, None, GIB // 2], ["1.00", "-", "0.50"]),
+        ("gib", [GIB // 4], ["0.250"]),
+        ("ms", [0.4125, 0.01], ["412.5", "10.0"]),
+        ("ms", [1.9994], ["1999"]),
+        ("rate", [38.784, 9.0], ["38.78", "9.00"]),
+        ("percent", [0.1234], ["12.3"]),
+        ("change", [-0.223, 0.096, -0.00001], ["-22.3", "+9.6", "0.0"]),
+        ("ratio", [0.936], ["0.94"]),
+        ("distance", [3.04e-7, 0.0, math.inf], ["3.0e-07", "0", "inf"]),
+        ("text", ["a", None], ["a", "-"]),
+        ("mib", [2**20], ["1.00"]),
+    ],
+)
+def test_cells(kind, values, cells):
+    assert units.column(kind, values) == cells
