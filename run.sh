@@ -95,6 +95,11 @@ else
     python=$venv/bin/python
 fi
 
+# DeepSpeed's compiled ops belong to one environment: two that share a cache would rebuild them in
+# turns, minutes each time.
+export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$("$python" -c 'import sys; print(sys.prefix)')/torch_extensions}
+[ -w "$(dirname "$TORCH_EXTENSIONS_DIR")" ] || unset TORCH_EXTENSIONS_DIR
+
 # The harness is run from its sources; commands work from any folder.
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 if [ "${1:-}" = test ]; then

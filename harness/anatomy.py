@@ -11,7 +11,7 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,9 @@ class Trace(TorchDispatchMode):
     tensor, so that it does not lengthen the life of what it counts.
     """
 
-    def __init__(self, trained: Trained, device_type: str) -> None:
+    def __init__(self, trained: Trained, device_type: str, left_out: Iterable[Any] = ()) -> None:
         super().__init__()
+        self.left_out = {t.untyped_storage()._cdata for t in left_out if torch.is_tensor(t)}
         self.trained, self.device_type, self.phase = trained, device_type, "before"
         self.sharded = trained.engine is not None
         self.blocks: list[Block] = []
@@ -125,7 +126,7 @@ class Trace(TorchDispatchMode):
                 self.blocks[self._live[key][0]].category = category
             return
         size = storage.nbytes()
-        if not size:
+        if not size or key in self.left_out:
             return
         index = len(self.blocks)
         category = category or (self._by_maker() if self.sharded else None)
@@ -164,6 +165,7 @@ class Trace(TorchDispatchMode):
         for category, tensors in known.items():
             for tensor in tensors:
                 self._see(tensor, "before", category)
+        gc.collect()  # what only cycles keep alive is not part of the step
         for thing in gc.get_objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_sparse:
                 self._see(thing, "before")
@@ -235,9 +237,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if type(leaf) is torch.Tensor]
 
 
-def trace_step(trained: Trained, device_type: str, step: Callable[[], None]) -> Categories:
-    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``."""
-    trace = Trace(trained, device_type)
+def trace_step(
+    trained: Trained, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
+) -> Categories:
+    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``.
+
+    ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
+    """
+    trace = Trace(trained, device_type, left_out)
     handles = [
         p.register_hook(trace.mark_gradient) for p in trained.module.parameters() if p.requires_grad
     ]

@@ -52,8 +52,10 @@ def dissect(run: Run, log: Log, meter: Meter, device_type: str) -> dict[str, Any
     meter.close()
     found = {}
     for kind in dict.fromkeys((device_type, "cpu")):
+        # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
+        held = () if device_type == "cuda" else vars(run.feed.dataset).values()
         found[kind] = anatomy.trace_step(
-            run.trained, kind, lambda: optimizer_step(run, run.trained.optimizer_steps, log)
+            run.trained, kind, lambda: optimizer_step(run, run.trained.optimizer_steps, log), held
         )
     return found
 

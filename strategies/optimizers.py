@@ -67,7 +67,7 @@ class AdamW(Strategy):
         if offloaded:
             demand(optimizer.adam_w_mode, "weight decay is not decoupled")
         else:
-            for key, value in KERNELS[self.impl].items():
+            for key, value in {"amsgrad": False, **KERNELS[self.impl]}.items():
                 demand(group.get(key) is value, f"{key} is {group.get(key)}, not {value}")
         return {"class": kind, "impl": self.impl, "steps": self._steps(trained)}
 

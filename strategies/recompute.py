@@ -67,13 +67,16 @@ class Checkpoint(Strategy):
             raise ValueError(f"every is {self.every!r}; a number of blocks from 1, or sqrt")
 
     def edit_model(self, module: Any) -> None:
-        depth = len(module.blocks)
-        length = round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every)
-        module.run_blocks = Segments(length)
+        module.run_blocks = Segments(self._length(len(module.blocks)))
+
+    def _length(self, depth: int) -> int:
+        return round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         runner, depth = trained.module.run_blocks, len(trained.module.blocks)
         demand(isinstance(runner, Segments), "the blocks are not run in segments")
+        asked = self._length(depth)
+        demand(runner.length == asked, f"segments of {runner.length} blocks, not {asked}")
         segments = runner.segments_run / trained.micro_steps
         forwards = runner.blocks_run / trained.micro_steps / depth
         demand(segments == math.ceil(depth / runner.length), f"{segments} segments a micro step")

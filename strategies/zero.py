@@ -81,13 +81,19 @@ def _gradients(engine: Any, stage: int) -> dict[str, bool]:
 def _offload(trained: Trained) -> dict[str, Any]:
     """Where optimizer and parameters live: the devices of the tensors, and files on NVMe."""
     engine, launch = trained.engine, trained.launch
-    if launch.offload_optimizer == "none" and launch.offload_param == "none":
-        return {}
     facts: dict[str, Any] = {}
+    flags = {"cpu_offload": launch.offload_optimizer}
+    if launch.zero_stage == 3:
+        flags = {
+            "offload_optimizer": launch.offload_optimizer,
+            "offload_param": launch.offload_param,
+            "swap_optimizer": "nvme" if launch.offload_optimizer == "nvme" else "none",
+        }
+    for flag, place in flags.items():
+        found = bool(getattr(engine.optimizer, flag))
+        demand(found == (place != "none"), f"the engine's {flag} is {found}, asked is {place}")
     if launch.offload_optimizer == "cpu":
         devices = {master.device.type for _, master in masters(trained)}
-        flag = "cpu_offload" if launch.zero_stage < 3 else "offload_optimizer"
-        demand(getattr(engine.optimizer, flag), "the engine does not offload its optimizer")
         demand(devices == {"cpu"}, f"the optimizer's weights live on {devices}, not in host memory")
         facts["optimizer_on"] = "cpu"
     if launch.offload_optimizer == "nvme":
@@ -96,7 +102,6 @@ def _offload(trained: Trained) -> dict[str, Any]:
         facts["optimizer_on"] = "nvme"
         facts["nvme_bytes"] = sum(size for _, size in files)
     if launch.offload_param == "cpu":
-        demand(engine.optimizer.offload_param, "the engine does not offload its parameters")
         places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
         demand(places == {"cpu"}, f"parameter shards live on {places}, not in host memory")
         facts["parameters_on"] = "cpu"

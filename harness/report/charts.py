@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 
 from harness.report import derive, units
 from harness.report.columns import SPLIT_NAMES
@@ -31,6 +32,14 @@ def _label_width(rows: Sequence[Row]) -> float:
     return min(max(width_of(row.label, 11.5) for row in rows) + 12, WIDTH * 0.42)
 
 
+def _row_label(row: Row, right: float, base: float) -> str:
+    """A row's name left of its bar, cut where the room ends; whole in its tip."""
+    room = int(right / width_of("x", 11.5))
+    words = row.label if len(row.label) <= room else f"{row.label[: room - 2]}.."
+    tip = element("title", escape(row.label))
+    return element("text", tip + escape(words), x=right, y=base, class_="label end")
+
+
 def split_bars(group: Group) -> str:
     """The measured peak of each row, stacked by what it is made of."""
     rows = [row for row in group.rows if row.numbers.parameters_bytes is not None]
@@ -49,7 +58,7 @@ def split_bars(group: Group) -> str:
 
 
 def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
-    parts = [text(x.start - 8, top + 16, row.label, class_="label end")]
+    parts = [_row_label(row, x.start - 8, top + 16)]
     before = 0.0
     for (name, key), colour in zip(SPLIT_NAMES, SPLIT_COLOURS, strict=True):
         size = getattr(row.numbers, key) / units.GIB
@@ -164,7 +173,7 @@ def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     box = {"x": ends[0], "width": max(ends[1] - ends[0], 1.5), "y": middle - 6, "height": 12}
     at = x(numbers.step_seconds_median * 1e3)
     loud = " noisy" if numbers.noisy else ""
-    parts = [text(x.start - 8, middle + 4, row.label, class_="label end")]
+    parts = [_row_label(row, x.start - 8, middle + 4)]
     parts.append(element("rect", **box, class_=f"spread{loud}"))
     for index, value in enumerate(line):
         # Three heights in turn keep equal times visible as several dots.

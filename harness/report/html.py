@@ -155,7 +155,7 @@ def _curves(group: Group) -> str:
     loss = _figure("Loss", "the reference is the broad line", charts.curves(group))
     away = _figure(
         "Distance of the loss to the reference",
-        "dashed: the limit for exact rows",
+        "dashed: limit of exact rows; at the foot: identical",
         charts.distances(group),
     )
     keys = html_parts.line_keys(charts.legend(group)) if loss else ""

@@ -1,0 +1,56 @@
+"""What the tests of real training share: runs by accelerate, and training in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import command, launch
+from harness.resolve import resolve
+from harness.result import Result
+from harness.spec import Spec
+
+TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
+
+
+def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file=None) -> Result:
+    """``spec`` run by accelerate as the harness does, with another module or launch file if given,
+    and further words for the worker."""
+
+    def words(port: int) -> list[str]:
+        line = command.command(spec, folder, port=port)
+        line[line.index("harness.train")] = module
+        if file is not None:
+            line[line.index("--config_file") + 1] = str(file)
+        return [*line, *extra]
+
+    return launch.run(resolve(spec), folder, timeout=300, argv=words)
+
+
+@pytest.fixture
+def train_here() -> Iterator[Callable]:
+    """Prepare a spec in this process and take steps: ``train_here(spec, steps) -> (Run, Log)``."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    from harness import setup
+    from harness.loop import Log, optimizer_step
+
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        PartialState._reset_state()
+        GradientState._reset_state()
+
+    def go(spec: Spec, steps: int, scratch: Path = Path("unused")):
+        forget()
+        resolved, log = resolve(spec), Log()
+        accelerator = setup.make_accelerator(resolved)
+        feed = setup.build_feed(resolved, accelerator)
+        run = setup.prepare(resolved, feed, accelerator, scratch, lambda phase: None)
+        for step in range(steps):
+            optimizer_step(run, step, log)
+        return run, log
+
+    yield go
+    forget()

@@ -1,0 +1,101 @@
+"""The meter without a GPU against tensors of known size; the trace against known bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import TINY
+
+from harness import anatomy
+from harness.loop import Log, optimizer_step
+from harness.meter import ALLOCATOR_SETTINGS
+from harness.resolve import project_root
+
+MIB = 2**20
+CHILD = """
+import json, torch
+from harness.meter import ResidentMeter
+torch.ones(2**20).add_(1)
+meter = ResidentMeter()
+meter.enter("big")
+kept = torch.ones(32 * 2**18)
+lost = torch.ones(64 * 2**18)
+del lost
+meter.enter("small")
+more = torch.ones(16 * 2**18)
+meter.enter("big")
+meter.close()
+print(json.dumps([{k: p.allocated for k, p in meter.phases.items()}, meter.notes]))
+"""
+
+
+def measured(settings: dict[str, str]) -> tuple[dict[str, int], list[str]]:
+    clean = {k: v for k, v in os.environ.items() if k not in ALLOCATOR_SETTINGS}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], cwd=project_root(), env={**clean, **settings},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return tuple(json.loads(done.stdout))
+
+
+def test_peaks_are_those_of_the_tensors_and_freed_memory_is_not_counted():
+    phases, notes = measured(ALLOCATOR_SETTINGS)
+    assert phases["big"] == pytest.approx(96 * MIB, abs=3 * MIB)
+    assert phases["small"] == pytest.approx(48 * MIB, abs=3 * MIB)
+    assert notes == []
+
+
+def test_a_process_that_keeps_freed_memory_says_so():
+    _, notes = measured({})
+    assert len(notes) == 1 and "MALLOC_TRIM_THRESHOLD_=131072" in notes[0]
+
+
+def traced(train_here, recipe: str, **more):
+    run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8, **more), 2)
+    step = run.trained.optimizer_steps
+    held = vars(run.feed.dataset).values()
+    return run, anatomy.trace_step(
+        run.trained, "cpu", lambda: optimizer_step(run, step, log), held
+    )
+
+
+def test_the_trace_names_what_lives(train_here):
+    run, found = traced(train_here, "single")
+    trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad) * 4
+    frozen = run.trained.module.pos_embed.numel() * 4
+    assert found.parameters == trainable + frozen
+    assert found.ema == trainable
+    # Two moments a weight, and one float32 step count a tensor.
+    assert found.optimizer_state == pytest.approx(2 * trainable, abs=4096)
+    assert found.activations > 0
+
+
+def test_the_trace_sees_as_much_as_the_profiler(train_here):
+    """torch.profiler's own allocation events, summed, reach the same height above the start."""
+    run, found = traced(train_here, "single+ema:place=none")
+    with torch.profiler.profile(profile_memory=True) as profile:
+        optimizer_step(run, run.trained.optimizer_steps, Log())
+    totals, height, peak = profile.profiler.kineto_results.events(), 0, 0
+    for event in totals:
+        if event.name() == "[memory]":
+            height += event.nbytes()
+            peak = max(peak, height)
+    known = found.parameters + found.optimizer_state
+    assert peak == pytest.approx(found.total - known, rel=0.02, abs=MIB)
+
+
+def test_recomputing_keeps_fewer_activations(train_here):
+    _, plain = traced(train_here, "single")
+    _, recomputed = traced(train_here, "single+checkpoint")
+    assert recomputed.activations < 0.5 * plain.activations
+
+
+def test_gradients_are_there_at_the_peak_when_accumulating(train_here):
+    run, found = traced(train_here, "single+accumulate:steps=4")
+    trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad) * 4
+    assert found.gradients == pytest.approx(trainable, rel=0.3)

@@ -1,0 +1,82 @@
+"""Result files: typed, versioned, written whole or not at all; a bad one is named."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from harness import result
+from harness.result import BadResult, Check, Peak, Rank, Result, Status, load, load_all
+from harness.spec import Spec
+
+
+def example() -> Result:
+    rank = Rank(
+        rank=0, device="cpu", baseline_bytes=5, phases={"load": Peak(allocated=7)},
+        categories=None, host_peak_bytes=9, pinned_bytes=0, nvme_bytes=0, warmup_seconds=[2.0],
+        step_seconds=[1.0, 1.5], phase_seconds={"load": 0.5},
+    )  # fmt: skip
+    check = Check(name="processes", asked=2, found=2, ok=True)
+    return Result(
+        status=Status.OK, spec=Spec(recipe="ddp"), losses=[1.0, 0.5], ranks=[rank], audit=[check]
+    )
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "runs" / "a" / "result.json"
+    example().write(path)
+    assert load(path) == example()
+    assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, "colleagues may read it"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    example().write(path)
+    monkeypatch.setattr(result.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    changed = example()
+    changed.losses = [9.0]
+    with pytest.raises(OSError, match="full"):
+        changed.write(path)
+    assert load(path).losses == [1.0, 0.5]
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def broken(**changes) -> str:
+    data = json.loads(json.dumps(example().to_json()))
+    data.update(changes)
+    return json.dumps({k: v for k, v in data.items() if v != "DROP"})
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "unreadable"),
+        ("[]", "not a result"),
+        ('{"a": 1}', "not a result"),
+        (broken(schema=99), "schema 99"),
+        (broken(status="fine"), "fine"),
+        (broken(losses="many"), "losses"),
+        (broken(losses=["a"]), r"losses\[0\]"),
+        (broken(surprise=1), "surprise"),
+        (broken(status="DROP"), "status"),
+        (broken(parameters=True), "parameters"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(tmp_path, text, fault):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(BadResult, match=fault) as error:
+        load(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_bad_file_is_skipped_and_kept(tmp_path):
+    good, bad = tmp_path / "runs/a/result.json", tmp_path / "runs/b/result.json"
+    example().write(good)
+    bad.parent.mkdir()
+    bad.write_text("nonsense")
+    results, skipped = load_all(tmp_path)
+    assert results == [example()] and len(skipped) == 1 and str(bad) in skipped[0]
+    assert bad.read_text() == "nonsense"

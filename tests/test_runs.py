@@ -1,0 +1,326 @@
+"""Real runs: two processes by ``accelerate launch``, every engine held to the same computation.
+
+Each recipe runs once, as ``tests.children.observed``: the real worker, which at the end also asks
+this run for the evidence of every *other* launch. The losses' reference is ddp's; the averaged
+weights' is a plain loop in this process, without accelerate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import launched
+
+from harness import data, diffusion, model, presets, probe
+from harness.resolve import project_root
+from harness.result import Result, Status, load
+from harness.spec import Spec
+from strategies import CATALOG, parse
+from strategies.base import Slot
+from strategies.sharding import sharding_kinds, zero_sizes
+
+# A learning rate at which losses fall, and a clipping that bites: what is equal then is equal
+# because every engine clips, decays and steps alike, not because nothing happens.
+SPEC = Spec(
+    recipe="ddp", model="DiT-T/4", data="digits", global_batch=8, warmup=1, steps=3, processes=2,
+    learning_rate=1e-3, weight_decay=0.01, beta2=0.99, grad_clip=0.25, ema=0.9,
+)  # fmt: skip
+STEPS = SPEC.warmup + SPEC.steps
+EVERYTHING = "zero3_offload+bf16+checkpoint+accumulate:steps=2"
+SHARDED = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme"]
+EXACT = ["single", *SHARDED, "ddp+checkpoint:every=2", "ddp+accumulate:steps=2"]
+ALL = ["ddp", *EXACT, EVERYTHING]
+
+
+@pytest.fixture(scope="module")
+def nvme_fault() -> str:
+    """Why swapping to files cannot run here; empty if it can."""
+    op = probe.facts(build=["async_io"])["ops"].get("async_io", {"reason": "DeepSpeed is missing"})
+    return op["reason"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, nvme_fault):
+    """``runs(recipe) -> (Result, its folder)``, each run once."""
+    base, done = tmp_path_factory.mktemp("runs"), {}
+
+    def get(recipe: str) -> tuple[Result, Path]:
+        if "nvme" in recipe and nvme_fault:
+            pytest.skip(f"async_io cannot be loaded: {nvme_fault}")
+        if recipe not in done:
+            processes = 1 if recipe == "single" else 2
+            spec = dataclasses.replace(SPEC, recipe=recipe, processes=processes)
+            folder = base / recipe.replace(":", "_")
+            done[recipe] = launched(spec, folder, module="tests.children.observed"), folder
+        return done[recipe]
+
+    return get
+
+
+@pytest.fixture
+def run(request, runs) -> tuple[Result, Path]:
+    return runs(request.param)
+
+
+every = pytest.mark.parametrize("run", ALL, indirect=True)
+sharded = pytest.mark.parametrize("run", SHARDED, indirect=True)
+
+
+# -- one run ----------------------------------------------------------------------------------
+
+
+@every
+def test_the_run_is_ok_audited_and_shows_every_part(run):
+    row, _ = run
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    assert [check for check in row.audit if not check.ok] == []
+    parts = parse(row.spec.recipe).strategies
+    names = {check.name for check in row.audit}
+    assert {f"evidence: {part}" for part in parts} <= names
+    assert {"global batch", "optimizer steps", "data order", "gradient clipping"} <= names
+    assert set(row.evidence) == {part.name for part in parts} and all(row.evidence.values())
+    assert row.launch.exit_code is not None and row.launch.tree_peak_bytes > 2**26
+
+
+@every
+def test_the_file_on_disk_is_the_row_and_every_rank_is_in_it(run):
+    row, folder = run
+    assert load(folder / "result.json") == row
+    assert [rank.rank for rank in row.ranks] == list(range(row.spec.processes))
+    for rank in row.ranks:
+        assert len(rank.warmup_seconds) == row.spec.warmup
+        assert len(rank.step_seconds) == row.spec.steps and min(rank.step_seconds) > 0
+    assert row.parameters == presets.parameter_count(
+        presets.PRESETS[row.spec.model], input_size=32, channels=4, classes=10
+    )
+
+
+@every
+def test_nothing_is_left_behind(run):
+    _, folder = run
+    assert not (folder / "nvme").exists()
+
+
+@every
+def test_memory_has_every_phase_and_plausible_categories(run):
+    row, _ = run
+    phases = {"load", "prepare", "first_step", "steady", "forward", "backward", "optimizer"}
+    for rank in row.ranks:
+        assert phases <= set(rank.phases)
+        found = rank.categories
+        assert found.parameters > 0 and found.activations > 0 and found.total > 0
+        # Swapped state is not in memory at the peak of a forward or backward.
+        if "nvme" not in row.spec.recipe:
+            assert found.optimizer_state > 0 and found.ema > 0
+        stepped = max(rank.phases[p].allocated for p in ("forward", "backward", "optimizer"))
+        assert stepped >= 0.9 * found.total, "resident peak against the traced tensors"
+        assert rank.host_peak_bytes >= rank.phases["steady"].allocated + rank.baseline_bytes * 0.9
+
+
+# -- against the reference --------------------------------------------------------------------
+
+
+def distances(a: list[float], b: list[float]) -> list[float]:
+    return [abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)]
+
+
+@pytest.mark.parametrize("run", EXACT, indirect=True)
+def test_losses_and_gradient_norms_are_ddps(run, runs):
+    row, reference = run[0], runs("ddp")[0]
+    assert len(reference.losses) > STEPS and len(reference.grad_norms) == len(reference.losses)
+    assert reference.losses[0] > reference.losses[STEPS - 1] > 0, "it trains"
+    assert max(reference.grad_norms) > SPEC.grad_clip, "the clipping bites"
+    assert max(distances(row.losses, reference.losses)) < 1e-4
+    assert max(distances(row.grad_norms, reference.grad_norms)) < 1e-4
+    assert row.configs["initial_weights"] == reference.configs["initial_weights"]
+
+
+def test_bf16_is_near_and_not_the_same(runs):
+    row, reference = runs(EVERYTHING)[0], runs("ddp")[0]
+    away = distances(row.losses, reference.losses)
+    assert 1e-6 < max(away) < 2e-2
+    assert max(distances(row.grad_norms, reference.grad_norms)) < 0.1
+    assert row.parity == "by design" and reference.parity == "exact"
+
+
+def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
+    """The averaged weights of a plain loop: torch alone, no accelerate and no Average."""
+    facts = data.check_data(spec.data)
+    module = model.build(
+        spec.model, input_size=facts.input_size, channels=facts.channels, classes=facts.classes,
+        seed=spec.seed, init=spec.init, learn_sigma=True, class_dropout=spec.class_dropout,
+    )  # fmt: skip
+    objective = diffusion.OBJECTIVES[spec.objective]
+    feed = data.Feed(
+        dataset=data.open_data(spec.data, "cpu"), objective=objective, seed=spec.seed,
+        global_batch=spec.global_batch, processes=1, rank=0, micro_batch=spec.global_batch,
+        class_dropout=spec.class_dropout,
+    )  # fmt: skip
+    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(
+        trained.values(),
+        lr=spec.learning_rate,
+        betas=(0.9, spec.beta2),
+        weight_decay=spec.weight_decay,
+    )
+    average = {n: p.detach().clone() for n, p in trained.items()}
+    for step in range(steps):
+        (b,) = feed.micro_batches(step)
+        objective.loss(module, b.x, b.y, b.t, b.noise, b.drop).mean().backward()
+        torch.nn.utils.clip_grad_norm_(trained.values(), spec.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        for n, p in trained.items():
+            average[n] = spec.ema * average[n] + (1 - spec.ema) * p.detach()
+    return average
+
+
+@pytest.mark.parametrize("run", ["single", "ddp", *SHARDED], indirect=True)
+def test_the_average_put_together_is_the_plain_loops(run):
+    row, folder = run
+    steps = len(row.losses)
+    assert row.evidence["ema"]["updates"] == steps
+    found = torch.load(folder / "ema.pt", weights_only=True)
+    wanted = plain_average(SPEC, steps)
+    assert set(found) == set(wanted)
+    assert {n: tuple(t.shape) for n, t in found.items()} == {
+        n: tuple(t.shape) for n, t in wanted.items()
+    }
+    start = plain_average(SPEC, 0)
+    moved = torch.cat([(wanted[n] - start[n]).flatten() for n in wanted])
+    off = torch.cat([(found[n] - wanted[n]).flatten() for n in wanted])
+    assert moved.abs().max() > 1e-3, "the average moved"
+    # Adam divides by a gradient's own size: where that is near eps, rounding shows; nowhere else.
+    assert (off.abs() > 1e-6).float().mean() < 1e-3 and off.norm() < 1e-4 * moved.norm()
+
+
+# -- what sharding saves ----------------------------------------------------------------------
+
+
+@sharded
+def test_each_rank_holds_half(run, runs):
+    row, _ = run
+    facts = row.evidence[row.spec.recipe]
+    assert facts["stage"] == int(row.spec.recipe[4]) and facts["skipped_steps"] == 0
+    assert facts["optimizer_share"] == pytest.approx(0.5, abs=0.03)
+    full = runs("ddp")[0].evidence["ema"]["bytes"]
+    assert full == 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
+    assert row.evidence["ema"]["bytes"] == pytest.approx(full / 2, rel=0.03)
+    if facts["stage"] == 3:
+        assert facts["parameter_share"] == pytest.approx(0.5, abs=0.03)
+
+
+SIZES = {"input_size": 32, "channels": 4}
+
+
+@pytest.mark.parametrize("run", ["zero1", "zero2", "zero3"], indirect=True)
+def test_optimizer_state_is_less_than_ddps(run, runs):
+    """Half the moments, and the half of a float32 master of its own below stage 3."""
+    full = runs("ddp")[0].ranks[0].categories.optimizer_state
+    share = 0.5 if run[0].spec.recipe == "zero3" else 0.75
+    for rank in run[0].ranks:
+        assert rank.categories.optimizer_state == pytest.approx(share * full, rel=0.05)
+
+
+@sharded
+def test_bucket_sizes_are_derived_from_the_model(run):
+    row, _ = run
+    module = model.build(SPEC.model, input_size=32, channels=4, classes=10, seed=0)
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    wanted = zero_sizes(
+        total=sum(p.numel() for p in trainable),
+        block=sum(p.numel() for p in module.blocks[0].parameters()),
+        tensor=max(p.numel() for p in trainable),
+        bias=max(p.numel() for p in trainable if p.ndim == 1),
+    )
+    used = row.configs["deepspeed"]["zero_optimization"]
+    found = {key: used[key] for key in wanted if key in used}
+    assert "reduce_bucket_size" in found and found == {key: wanted[key] for key in found}
+    assert row.evidence[row.spec.recipe]["buckets"].items() >= found.items()
+    assert row.configs["deepspeed"]["gradient_clipping"] == SPEC.grad_clip
+
+
+def test_offload_is_where_it_should_be(runs):
+    assert runs("zero2_offload")[0].evidence["zero2_offload"]["optimizer_on"] == "cpu"
+    facts = runs("zero3_offload")[0].evidence["zero3_offload"]
+    assert (facts["optimizer_on"], facts["parameters_on"]) == ("cpu", "cpu")
+    assert runs("zero2_offload")[0].evidence["adamw"]["class"] == "DeepSpeedCPUAdam"
+    assert all(rank.nvme_bytes == 0 for rank in runs("zero3_offload")[0].ranks)
+
+
+def test_nvme_holds_the_optimizers_state(runs):
+    row, _ = runs("zero3_nvme")
+    shard = row.evidence["ema"]["bytes"]
+    for rank in row.ranks:
+        # Master, two moments, perhaps the gradient: in whole blocks of the file system.
+        assert 3 * shard <= rank.nvme_bytes <= 4.5 * shard
+    assert row.evidence["zero3_nvme"]["optimizer_on"] == "nvme"
+
+
+def test_recomputing_keeps_fewer_activations(runs):
+    full, less = (runs(r)[0].ranks[0].categories for r in ("ddp", "ddp+checkpoint:every=2"))
+    assert less.total < full.total
+    facts = runs("ddp+checkpoint:every=2")[0].evidence["checkpoint"]
+    assert facts["block_forwards"] == 2.0 and facts["segment_blocks"] == 2
+
+
+def test_accumulation_feeds_half_a_micro_batch_twice(runs):
+    row, whole = runs("ddp+accumulate:steps=2")[0], runs("ddp")[0]
+    assert (row.micro_batch, row.accumulation) == (2, 2) and whole.micro_batch == 4
+    assert row.evidence["accumulate"]["micro_steps_per_optimizer_step"] == 2.0
+    assert row.ranks[0].categories.total < whole.ranks[0].categories.total
+    engine = runs(EVERYTHING)[0].configs["deepspeed"]
+    assert engine["gradient_accumulation_steps"] == 2
+    assert engine["train_micro_batch_size_per_gpu"] == 2
+
+
+# -- evidence lost ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["single", "ddp", *SHARDED], indirect=True)
+def test_a_run_shows_its_own_launch_and_no_other(run):
+    row, folder = run
+    for rank in row.ranks:
+        found = json.loads((folder / f"crossed{rank.rank}.json").read_text())
+        drifted = found.pop("drifted", None)
+        assert set(found) == set(sharding_kinds())
+        assert found.pop(row.spec.recipe) == "shown"
+        assert {k: v for k, v in found.items() if not v.startswith("NotInForce")} == {}
+        if row.spec.recipe == "ddp":
+            assert "drifted apart" in drifted
+
+
+def test_every_launch_is_tried():
+    tried = {"single", "ddp", *SHARDED}
+    assert tried == {n for n, kind in CATALOG.items() if kind.slot is Slot.SHARD}
+
+
+def test_a_run_launched_as_something_else_is_void(tmp_path):
+    spec = dataclasses.replace(SPEC, recipe="zero2", steps=1)
+    row = launched(spec, tmp_path, file=project_root() / "launch_configs" / "zero1.yaml")
+    assert row.status is Status.VOID and "stage 1, not 2" in row.reason and row.way_out
+    assert len(row.losses) >= 2 and row.evidence["zero2"] == {}
+
+
+def test_accumulation_that_the_launch_file_takes_back_is_void(tmp_path):
+    """The 48% error: one engine accumulates, the other silently does not."""
+    files = project_root() / "launch_configs"
+    config = json.loads((files / "zero2.json").read_text())
+    config["gradient_accumulation_steps"] = 1
+    (tmp_path / "zero2.json").write_text(json.dumps(config))
+    shutil.copy(files / "zero2.yaml", tmp_path)
+    yaml = (tmp_path / "zero2.yaml").read_text()
+    assert "launch_configs/zero2.json" in yaml
+    (tmp_path / "zero2.yaml").write_text(
+        yaml.replace("launch_configs/zero2.json", str(tmp_path / "zero2.json"))
+    )
+    spec = dataclasses.replace(SPEC, recipe="zero2+accumulate:steps=2", steps=1)
+    row = launched(spec, tmp_path / "run", file=tmp_path / "zero2.yaml")
+    assert row.status is Status.VOID, (row.status, row.reason)
+    faults = {check.name for check in row.audit if not check.ok}
+    assert "evidence: accumulate" in faults

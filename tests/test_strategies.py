@@ -1,0 +1,403 @@
+"""The catalog as a table: every strategy round-trips as text, shows its evidence in a real
+training, and loses it when its effect is taken away.
+
+Strategies that need several processes or DeepSpeed show and lose theirs in ``test_runs``.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+
+from harness.resolve import project_root
+from strategies import CATALOG, parse, recompute
+from strategies.accumulate import Accumulate
+from strategies.average import Average, Ema
+from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.optimizers import AdamW
+from strategies.precision import Bf16, Fp32
+from strategies.recipe import RecipeError
+from strategies.recompute import Checkpoint, Segments
+from strategies.sharding import Sharding, sharding_kinds
+
+FILES = project_root() / "strategies"
+SHARDING = set(sharding_kinds())
+
+SETTINGS: dict[str, list[str]] = {
+    "single": ["single"],
+    "ddp": ["ddp"],
+    "zero1": ["zero1"],
+    "zero2": ["zero2"],
+    "zero3": ["zero3"],
+    "zero2_offload": ["zero2_offload"],
+    "zero3_offload": ["zero3_offload"],
+    "zero3_nvme": ["zero3_nvme"],
+    "fp32": ["single+fp32", "single+fp32:tf32=on"],
+    "bf16": ["single+bf16"],
+    "checkpoint": [
+        "single+checkpoint",
+        "single+checkpoint:every=2",
+        "single+checkpoint:every=sqrt",
+    ],
+    "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
+    "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
+}
+"""Recipe texts for every strategy; those on ``single`` are trained in this process."""
+
+TEXTS = [text for texts in SETTINGS.values() for text in texts]
+HERE = [text for text in TEXTS if text.startswith("single") and "tf32=on" not in text]
+
+
+def part_named(text: str, name: str):
+    return next(part for part in parse(text).strategies if part.name == name)
+
+
+# -- as text ----------------------------------------------------------------------------------
+
+
+def test_the_table_covers_the_catalog():
+    assert set(SETTINGS) == set(CATALOG)
+    assert all(part_named(text, name) for name, texts in SETTINGS.items() for text in texts)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_round_trips_without_its_defaults(text):
+    recipe = parse(text)
+    assert parse(str(recipe)) == recipe
+    for part in recipe.strategies:
+        assert parse(f"single+{part}" if part.name not in SHARDING else str(part)).in_slot(
+            part.slot
+        ) == (part)
+        for field in dataclasses.fields(part):
+            shown = f"{field.name}=" in str(part)
+            assert shown == (getattr(part, field.name) != field.default)
+    assert "fp32" not in str(parse("ddp+fp32")) and str(parse("ddp+adamw+ema")) == "ddp"
+
+
+def test_the_order_of_names_does_not_matter():
+    words = ["zero3_offload", "bf16", "checkpoint:every=2", "accumulate:steps=4", "ema:place=cpu"]
+    wanted = parse("+".join(words))
+    assert str(wanted) == "+".join(words)
+    shuffled = random.Random(0).sample(list(itertools.permutations(words)), 12)
+    assert {parse("+".join(order)) for order in shuffled} == {wanted}
+    slots = [part.slot for part in wanted.strategies]
+    assert slots == sorted(slots) and len(set(slots)) == len(slots)
+
+
+def test_parity_is_exact_only_if_every_part_is():
+    assert parse("zero3_offload+checkpoint+accumulate").parity is Parity.EXACT
+    assert parse("zero3+bf16").parity is Parity.BY_DESIGN
+    assert parse("ddp+fp32:tf32=on").parity is Parity.BY_DESIGN
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_strategy_says_what_it_is(name):
+    kind = CATALOG[name]
+    assert kind.name == name and isinstance(kind.slot, Slot) and isinstance(kind.parity, Parity)
+    assert len(kind.source) > 20, "whom it comes from"
+    first = kind.__doc__.strip().splitlines()[0]
+    assert 20 < len(first) <= 100 and not first.startswith(kind.__name__ + "(")
+    assert kind.evidence is not Sharding.__mro__[1].evidence
+
+
+def test_strategy_files_stay_small():
+    large = {"sharding", "zero", "average", "base", "recipe"}
+    lengths = {p.stem: len(p.read_text().splitlines()) for p in FILES.glob("*.py")}
+    assert {"recompute", "accumulate", "precision"} <= set(lengths)
+    assert {n: length for n, length in lengths.items() if n not in large and length > 130} == {}
+    assert all(length <= 250 for length in lengths.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wanted"),
+    [
+        ("ddp+zero3", Conflict, ["ddp", "zero3", "SHARD"]),
+        ("ddp+bf16+fp32", Conflict, ["bf16", "fp32", "PRECISION"]),
+        ("ddp+checkpoint+checkpoint:every=2", Conflict, ["RECOMPUTE"]),
+        ("bf16", Conflict, ["no sharding", "ddp+bf16"]),
+        ("zero4", RecipeError, ["'zero4'", "did you mean 'zero"]),
+        ("ddp+chekpoint", RecipeError, ["'chekpoint'", "did you mean 'checkpoint'"]),
+        ("", RecipeError, ["known: accumulate"]),
+        ("ddp+", RecipeError, ["unknown strategy ''"]),
+        ("ddp+checkpoint:evry=2", RecipeError, ["'evry'", "did you mean 'every'"]),
+        ("ddp+bf16:fast=on", RecipeError, ["'fast'", "it has none"]),
+        ("ddp+checkpoint:every", RecipeError, ["needs a value", "checkpoint:every=1"]),
+        ("ddp+checkpoint:every=0", RecipeError, ["every is 0", "sqrt"]),
+        ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
+        ("ddp+accumulate:steps=1", RecipeError, ["steps is 1", "from 2"]),
+        ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),
+        ("ddp+adamw:impl=fsed", RecipeError, ["'fsed'", "fused, foreach, plain"]),
+        ("ddp+ema:place=disk", RecipeError, ["'disk'", "device, cpu, none"]),
+        ("ddp+fp32:tf32=maybe", RecipeError, ["on or off", "'maybe'"]),
+    ],
+)
+def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
+    with pytest.raises(kind) as caught:
+        parse(text)
+    assert [w for w in wanted if w not in str(caught.value)] == []
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "processes", "wanted"),
+    [
+        ("single", "cpu", 2, ["one process, not 2", "--processes 1"]),
+        ("ddp+fp32:tf32=on", "cpu", 2, ["TF32", "leave"]),
+        ("zero2_offload+adamw:impl=plain", "cpu", 2, ["CPU Adam", "leave impl=plain out"]),
+        ("zero3_offload+adamw:impl=foreach", "cuda", 2, ["leave impl=foreach out"]),
+    ],
+)
+def test_a_part_refuses_a_launch_with_the_way_out(text, device, processes, wanted):
+    recipe = parse(text)
+    reason = recipe.refusal(recipe.sharding.launch(device, processes))
+    assert [w for w in wanted if w not in reason] == []
+    for name in ("ddp", "zero2_offload"):
+        usual = parse(name)
+        assert usual.refusal(usual.sharding.launch("cpu", 2)) is None
+
+
+def test_two_parts_may_not_set_the_same_argument(monkeypatch):
+    monkeypatch.setattr(Checkpoint, "accelerator_kwargs", lambda *_: {"mixed_precision": "fp16"})
+    recipe = parse("single+bf16+checkpoint")
+    with pytest.raises(Conflict, match="checkpoint sets Accelerator.mixed_precision"):
+        recipe.accelerator_kwargs(recipe.sharding.launch("cpu", 1))
+
+
+# -- imports ----------------------------------------------------------------------------------
+
+
+def test_importing_and_parsing_needs_no_torch():
+    code = (
+        "import sys, strategies; strategies.parse('zero3_offload+bf16+checkpoint');"
+        "print([m for m in ('torch', 'accelerate', 'deepspeed') if m in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=project_root(), capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+def test_strategies_import_nothing_of_the_harness():
+    found = {path.stem: imported(path) for path in FILES.glob("*.py")}
+    assert "torch" in found["precision"], "the scan sees imports inside functions"
+    assert {name for name, names in found.items() if "harness" in names} == set()
+
+
+# -- evidence ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", HERE)
+def test_evidence_is_shown_by_a_real_training(text, train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    assert run.trained.optimizer_steps == 2 and len(log.losses) == 2
+    for part in parse(text).strategies:
+        assert part.evidence(run.trained), f"{part} shows facts"
+
+
+def evidence_of(name: str, text: str, train_here, **fields) -> dict:
+    run, _ = train_here(dataclasses.replace(TINY, recipe=text, **fields), 2)
+    return part_named(text, name).evidence(run.trained)
+
+
+def test_evidence_says_what_was_read_back(train_here):
+    bf16 = evidence_of("bf16", "single+bf16", train_here)
+    assert (bf16["compute_dtype"], bf16["parameters"], bf16["master"]) == (
+        "bfloat16", "float32", "float32",
+    )  # fmt: skip
+    assert evidence_of("accumulate", "single+accumulate:steps=4", train_here) == {
+        "steps": 4,
+        "micro_steps_per_optimizer_step": 4.0,
+    }
+    sqrt = evidence_of("checkpoint", "single+checkpoint:every=sqrt", train_here)
+    assert sqrt["segment_blocks"] == 2 and sqrt["block_forwards"] == 2.0
+    plain = evidence_of("adamw", "single+adamw:impl=plain", train_here)
+    assert plain == {"class": "AdamW", "impl": "plain", "steps": 2}
+    assert evidence_of("ema", "single+ema:place=cpu", train_here)["updates"] == 2
+    assert evidence_of("ema", "single", train_here, ema=0.5)["updates"] == 2
+
+
+def lengthen(self, module):
+    module.run_blocks = Segments(len(module.blocks))
+
+
+class Pretending(Segments):
+    """Counts segments and recomputes nothing."""
+
+    def __call__(self, blocks, x_BTD, c_BD):
+        self.segments_run += len(range(0, len(blocks), self.length))
+        return self._run(blocks, x_BTD, c_BD)
+
+
+def pretend(self, module):
+    module.run_blocks = Pretending(int(self.every))
+
+
+def adamw(**other):
+    def make(self, params, settings, launch):
+        usual = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+        usual |= {"weight_decay": settings.weight_decay, "fused": True}
+        return torch.optim.AdamW(params, **{**usual, **other})
+
+    return make
+
+
+def sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate)
+
+
+class Lazy(Average):
+    """Never averages."""
+
+    def after_step(self):
+        pass
+
+
+class Boasting(Average):
+    """Counts its updates and makes none."""
+
+    def after_step(self):
+        self.updates += 1
+
+
+class WitnessOnly(Average):
+    """Averages the witness and leaves the shards alone."""
+
+    def after_step(self):
+        kept = [shard.clone() for shard in self.shards]
+        super().after_step()
+        for shard, before in zip(self.shards, kept, strict=True):
+            shard.copy_(before)
+
+
+class Copying(Average):
+    """Copies the weights instead of averaging them."""
+
+    def after_step(self):
+        super().after_step()
+        for shard, (_, master) in zip(self.shards, self._masters(), strict=True):
+            shard.copy_(master.detach())
+
+
+def attach(kind=Average, decay=None, place="device"):
+    def attached(self, trained):
+        return kind(trained, trained.settings.ema_decay if decay is None else decay, place)
+
+    return attached
+
+
+def nothing(*_, **__):
+    return None
+
+
+LOST = {
+    "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: {"mixed_precision": "bf16"}),
+    "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
+    "every=2 edits nothing": ("single+checkpoint:every=2", Checkpoint, "edit_model", nothing),
+    "sqrt edits nothing": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", nothing),
+    "one segment, not one a block": ("single+checkpoint", Checkpoint, "edit_model", lengthen),
+    "one segment, not sqrt": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", lengthen),
+    "segments counted, not recomputed": ("single+checkpoint", Checkpoint, "edit_model", pretend),
+    "sgd": ("single", AdamW, "make_optimizer", sgd),
+    "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
+    "fused for foreach": ("single+adamw:impl=foreach", AdamW, "make_optimizer", adamw()),
+    "fused for plain": ("single+adamw:impl=plain", AdamW, "make_optimizer", adamw()),
+    "other betas": ("single", AdamW, "make_optimizer", adamw(betas=(0.9, 0.99))),
+    "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
+    "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
+    "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
+    "half the accumulation": (
+        "single+accumulate:steps=4",
+        Accumulate,
+        "accelerator_kwargs",
+        lambda *_: {"gradient_accumulation_steps": 2},
+    ),
+    "no average": ("single", Ema, "attach", nothing),
+    "no average in host memory": ("single+ema:place=cpu", Ema, "attach", nothing),
+    "an average nobody asked for": ("single+ema:place=none", Ema, "attach", attach()),
+    "an average that never steps": ("single", Ema, "attach", attach(Lazy)),
+    "an average that only counts": ("single", Ema, "attach", attach(Boasting)),
+    "a witness without an average": ("single", Ema, "attach", attach(WitnessOnly)),
+    "a copy, not an average": ("single", Ema, "attach", attach(Copying)),
+    "another decay": ("single", Ema, "attach", attach(decay=0.5)),
+}  # fmt: skip
+"""What happened instead -> (recipe, strategy, the stage that is stubbed, the stub)."""
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypatch):
+    text, kind, stage, stub = LOST[case]
+    monkeypatch.setattr(kind, stage, stub)
+    run, _ = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    with pytest.raises(NotInForce):
+        part_named(text, kind.name).evidence(run.trained)
+
+
+def test_every_strategy_without_a_launch_file_is_stubbed():
+    assert {kind.name for _, kind, _, _ in LOST.values()} == set(CATALOG) - SHARDING
+
+
+def test_tf32_left_on_is_noticed(train_here, monkeypatch):
+    monkeypatch.setattr(Fp32, "edit_model", nothing)
+    run, _ = train_here(TINY, 1)
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        with pytest.raises(NotInForce, match="TF32 is on"):
+            Fp32().evidence(run.trained)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_single_is_lost_in_another_launch(train_here):
+    run, _ = train_here(TINY, 1)
+    single, ddp = CATALOG["single"], CATALOG["ddp"]
+    assert single().evidence(run.trained)
+    run.trained.launch = single.launch("cpu", 2)
+    with pytest.raises(NotInForce, match="1 processes"):
+        single().evidence(run.trained)
+    for name in SHARDING - {"single"}:
+        run.trained.launch = CATALOG[name].launch("cpu", 1)
+        with pytest.raises(NotInForce, match="accelerate runs NO"):
+            CATALOG[name]().evidence(run.trained)
+    run.trained.launch = single.launch("cpu", 1)
+    run.trained.model = torch.nn.Sequential(run.trained.module)
+    with pytest.raises(NotInForce, match="Sequential"):
+        single().evidence(run.trained)
+    assert ddp.launch("cpu", 2).engine == "MULTI_CPU"
+
+
+def test_a_step_that_was_skipped_is_noticed(train_here):
+    run, _ = train_here(TINY, 2)
+    run.trained.optimizer_steps += 1
+    for kind in (AdamW, Ema):
+        with pytest.raises(NotInForce, match="2"):
+            kind().evidence(run.trained)
+
+
+def test_blocks_recomputed_once_too_few_are_noticed(train_here):
+    run, _ = train_here(dataclasses.replace(TINY, recipe="single+checkpoint:every=2"), 2)
+    assert isinstance(run.trained.module.run_blocks, recompute.Segments)
+    run.trained.module.run_blocks.blocks_run -= 1
+    with pytest.raises(NotInForce, match="recomputing takes 2"):
+        Checkpoint(every=2).evidence(run.trained)
