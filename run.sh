@@ -100,6 +100,9 @@ fi
 export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$("$python" -c 'import sys; print(sys.prefix)')/torch_extensions}
 [ -w "$(dirname "$TORCH_EXTENSIONS_DIR")" ] || unset TORCH_EXTENSIONS_DIR
 
+# ninja and accelerate of this environment before the system's.
+export PATH="$(dirname "$python"):$PATH"
+
 # The harness is run from its sources; commands work from any folder.
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 if [ "${1:-}" = test ]; then

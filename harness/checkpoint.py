@@ -47,19 +47,23 @@ def latest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def restore(trained: Trained, path: Path, recipe: str) -> dict[str, Any]:
+def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Load ``path`` into the prepared objects; the facts that were saved with it.
 
+    Args:
+        wanted: facts that must be as they were saved.
+
     Raises:
-        ValueError: saved by another recipe or on another number of processes.
+        ValueError: saved with other facts (recipe, processes, model, ...): names the first.
     """
     facts = json.loads((path / DONE).read_text(encoding="utf-8"))
     accelerator = trained.accelerator
-    if facts["processes"] != accelerator.num_processes or facts["recipe"] != recipe:
-        raise ValueError(
-            f"{path} was saved by {facts['recipe']} on {facts['processes']} processes; resume with "
-            "the same, or start anew in another folder"
-        )
+    for name, value in {**wanted, "processes": accelerator.num_processes}.items():
+        if facts.get(name) != value:
+            raise ValueError(
+                f"{path} was saved with {name} {facts.get(name)}, not {value}; resume with the "
+                "same, or start anew in another folder"
+            )
     accelerator.load_state(str(path))
     name = f"attached-{accelerator.process_index}.pt"
     state = torch.load(path / name, map_location="cpu", weights_only=True)

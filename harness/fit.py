@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,14 +35,15 @@ class Fit:
         """Go on from the newest checkpoint, if asked to and there is one."""
         found = checkpoint.latest(self.folder) if self.folder and self.resume else None
         if found is not None:
-            log.earlier = checkpoint.restore(run.trained, found, str(resolved.recipe))["losses"]
+            facts = checkpoint.restore(run.trained, found, _facts(resolved))
+            log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
 
     def after_step(self, run: Run, resolved: Resolved, log: Log, last: bool) -> None:
         """Save every ``save_every`` steps and after the last."""
         due = run.trained.optimizer_steps % self.save_every == 0
         if self.folder and (due or last):
-            facts = {"recipe": str(resolved.recipe), "losses": log.all_losses(run)}
-            checkpoint.save(run.trained, self.folder, facts)
+            curves = {"losses": log.all_losses(run), "grad_norms": log.all_norms()}
+            checkpoint.save(run.trained, self.folder, {**_facts(resolved), **curves})
 
     def finish(self, run: Run, resolved: Resolved) -> None:
         """Draw samples of every class from the averaged weights; all ranks take part."""
@@ -74,6 +77,13 @@ class Fit:
             generator=generator,
         )
         sample.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
+
+
+def _facts(resolved: Resolved) -> dict[str, Any]:
+    """What must be the same when the training goes on; how long it is, and where, may differ."""
+    fields = dataclasses.asdict(resolved.spec)
+    free = ("steps", "warmup", "repeat", "device", "recipe")
+    return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,10 +31,11 @@ class Run:
 class Log:
     """What the loop writes down, step by step, without waiting for the device.
 
-    ``earlier`` has the losses of a training that this one resumes.
+    ``earlier`` and ``earlier_norms`` are of the training that this one resumes.
     """
 
     earlier: list[float] = field(default_factory=list)
+    earlier_norms: list[float] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
     norms: list[Any] = field(default_factory=list)
     positions: list[list[np.ndarray]] = field(default_factory=list)
@@ -47,6 +48,10 @@ class Log:
         stacked = torch.stack(self.losses)
         mean = run.trained.accelerator.reduce(stacked, reduction="mean")
         return self.earlier + mean.tolist()
+
+    def all_norms(self) -> list[float]:
+        """Gradient norm before clipping, one a step."""
+        return self.earlier_norms + [float(norm) for norm in self.norms]
 
 
 def optimizer_step(run: Run, step: int, log: Log) -> None:

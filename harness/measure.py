@@ -142,7 +142,7 @@ def _result(
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         losses=losses,
-        grad_norms=[float(n) for n in log.norms],
+        grad_norms=log.all_norms(),
         ranks=ranks,
         audit=checks,
         evidence=evidence,

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
+from harness.process import own_tools_first
+
 __all__ = ["OPS", "PACKAGES", "facts", "main"]
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
@@ -37,6 +39,7 @@ LONGEST = 400
 
 def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     """Everything, as plain data; ops named in ``build`` are compiled and loaded."""
+    own_tools_first()
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},

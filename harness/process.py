@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness.tree import MARK, Tree, remove
 
-__all__ = ["CannotStart", "Ended", "Interrupted", "die_with_parent", "run_child"]
+__all__ = ["CannotStart", "Ended", "Interrupted", "die_with_parent", "own_tools_first", "run_child"]
 
 TICK_SECONDS = 0.3
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -226,6 +226,17 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it dies. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def own_tools_first() -> None:
+    """Put this Python's own commands at the front of PATH: its ninja before the system's.
+
+    DeepSpeed finds ninja on the PATH. Two versions of it disagree on what is up to date, and each
+    would compile every op anew after the other.
+    """
+    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if path.split(os.pathsep)[0] != own:
+        os.environ["PATH"] = own + os.pathsep + path
 
 
 @contextmanager

@@ -39,6 +39,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m harness.train``; the exit code."""
     process.die_with_parent()
+    process.own_tools_first()
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategies import recipe
 from strategies.accumulate import Accumulate
 from strategies.average import Ema
-from strategies.base import Slot, Strategy
+from strategies.base import Strategy
 from strategies.optimizers import AdamW
 from strategies.precision import Bf16, Fp32
 from strategies.recipe import Recipe

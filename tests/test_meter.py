@@ -59,9 +59,7 @@ def traced(train_here, recipe: str, **more):
     run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8, **more), 2)
     step = run.trained.optimizer_steps
     held = vars(run.feed.dataset).values()
-    return run, anatomy.trace_step(
-        run.trained, "cpu", lambda: optimizer_step(run, step, log), held
-    )
+    return run, anatomy.trace_step(run.trained, "cpu", lambda: optimizer_step(run, step, log), held)
 
 
 def test_the_trace_names_what_lives(train_here):

@@ -37,22 +37,21 @@ EXACT = ["single", *SHARDED, "ddp+checkpoint:every=2", "ddp+accumulate:steps=2"]
 ALL = ["ddp", *EXACT, EVERYTHING]
 
 
-@pytest.fixture(scope="module")
 def nvme_fault() -> str:
-    """Why swapping to files cannot run here; empty if it can."""
+    """Why swapping to files cannot run here; empty if it can. Compiles the op if need be."""
     op = probe.facts(build=["async_io"])["ops"].get("async_io", {"reason": "DeepSpeed is missing"})
     return op["reason"]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, nvme_fault):
+def runs(tmp_path_factory):
     """``runs(recipe) -> (Result, its folder)``, each run once."""
     base, done = tmp_path_factory.mktemp("runs"), {}
 
     def get(recipe: str) -> tuple[Result, Path]:
-        if "nvme" in recipe and nvme_fault:
-            pytest.skip(f"async_io cannot be loaded: {nvme_fault}")
         if recipe not in done:
+            if "nvme" in recipe and (fault := nvme_fault()):
+                pytest.skip(f"async_io cannot be loaded: {fault}")
             processes = 1 if recipe == "single" else 2
             spec = dataclasses.replace(SPEC, recipe=recipe, processes=processes)
             folder = base / recipe.replace(":", "_")
