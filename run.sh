@@ -51,6 +51,10 @@ set_up() {
     say "setting up $venv with $("$python" --version) (once; a few minutes)"
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
     install
+    say "compiling DeepSpeed's ops"
+    # What cannot be compiled here is told later, by the rows that need it and by doctor.
+    (cd "$here" && timeout 1800 "$venv/bin/python" -m harness.probe --build shm_comm cpu_adam async_io) \
+        >/dev/null 2>&1 || say "some did not compile; ./run.sh doctor says which"
     printf '%s' "$stamp" > "$venv/headroom.stamp"
     say "ready"
 }
@@ -91,17 +95,13 @@ if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     [ "${1:-}" = report ] || check_own "$python"
 else
-    set_up
     python=$venv/bin/python
+    # Compiled ops belong to one environment: two that share a cache rebuild them in turns.
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$venv/torch_extensions}
 fi
-
-# DeepSpeed's compiled ops belong to one environment: two that share a cache would rebuild them in
-# turns, minutes each time.
-export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$("$python" -c 'import sys; print(sys.prefix)')/torch_extensions}
-[ -w "$(dirname "$TORCH_EXTENSIONS_DIR")" ] || unset TORCH_EXTENSIONS_DIR
-
 # ninja and accelerate of this environment before the system's.
 export PATH="$(dirname "$python"):$PATH"
+[ -n "${HEADROOM_PYTHON:-}" ] || set_up
 
 # The harness is run from its sources; commands work from any folder.
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"

@@ -28,13 +28,13 @@ def train_steps(
     """Warm-up, then the timed steps: one loop, in several chapters of the books."""
     warmup, first = resolved.spec.warmup, run.trained.optimizer_steps
     total = max(warmup + 1, warmup + resolved.spec.steps - first)
-    chapters = {warmup: "steady", 1: "warmup", 0: "first_step"}
+    chapters = {0: "first_step", 1: "warmup", warmup: "steady"}
     for index in range(total):
         if index in (0, warmup):
             timed = index == warmup
             reporter.enter("measure" if timed else "warmup", total - warmup if timed else warmup)
-        if index in chapters and (index != 1 or warmup > 1):
-            meter.enter(chapters[index] if index != warmup else "steady")
+        if index in chapters:
+            meter.enter(chapters[index])
         timed_step(run, first + index, log, meter)
         more = {} if fit is None else {"loss": float(log.losses[-1])}
         reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)

@@ -149,7 +149,7 @@ def _spawn(
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_bound_to(os.getpid(), signal.SIGTERM),  # noqa: PLW1509 (only prctl)
+                preexec_fn=_bound_to(os.getpid(), signal.SIGTERM),
             )
     except OSError as error:
         raise CannotStart(error.errno, error.strerror, str(error.filename or argv[0])) from None

@@ -32,6 +32,7 @@ def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file
 @pytest.fixture
 def train_here() -> Iterator[Callable]:
     """Prepare a spec in this process and take steps: ``train_here(spec, steps) -> (Run, Log)``."""
+    import torch
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     from harness import setup
@@ -44,6 +45,7 @@ def train_here() -> Iterator[Callable]:
 
     def go(spec: Spec, steps: int, scratch: Path = Path("unused")):
         forget()
+        torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
         resolved, log = resolve(spec), Log()
         accelerator = setup.make_accelerator(resolved)
         feed = setup.build_feed(resolved, accelerator)

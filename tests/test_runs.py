@@ -8,6 +8,7 @@ weights' is a plain loop in this process, without accelerate.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -147,8 +148,10 @@ def test_bf16_is_near_and_not_the_same(runs):
     assert row.parity == "by design" and reference.parity == "exact"
 
 
+@functools.cache
 def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
     """The averaged weights of a plain loop: torch alone, no accelerate and no Average."""
+    torch.set_num_threads(1)
     facts = data.check_data(spec.data)
     module = model.build(
         spec.model, input_size=facts.input_size, channels=facts.channels, classes=facts.classes,
@@ -219,9 +222,8 @@ SIZES = {"input_size": 32, "channels": 4}
 
 @pytest.mark.parametrize("run", ["zero1", "zero2", "zero3"], indirect=True)
 def test_optimizer_state_is_less_than_ddps(run, runs):
-    """Half the moments, and the half of a float32 master of its own below stage 3."""
-    full = runs("ddp")[0].ranks[0].categories.optimizer_state
-    share = 0.5 if run[0].spec.recipe == "zero3" else 0.75
+    """Of two moments a half, and the half of a float32 master that DeepSpeed adds."""
+    full, share = runs("ddp")[0].ranks[0].categories.optimizer_state, 0.75
     for rank in run[0].ranks:
         assert rank.categories.optimizer_state == pytest.approx(share * full, rel=0.05)
 
