@@ -209,7 +209,7 @@ def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
 
 def optimizer_tensors(trained: Trained) -> list[torch.Tensor]:
     """Moments, and the float32 master weights that DeepSpeed keeps (optimizer state in ZeRO's
-    terms). A master that is the parameter itself (fp32, stage 3) was counted there already."""
+    terms). A master that shares its storage with a parameter was counted there already."""
     state = trained.inner_optimizer.state
     found = [v for s in state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     if trained.engine is not None:

@@ -37,6 +37,10 @@ class Fit:
         if found is not None:
             facts = checkpoint.restore(run.trained, found, _facts(resolved))
             log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
+            if facts["step"] >= resolved.spec.warmup + resolved.spec.steps:
+                raise ValueError(
+                    f"{found} has taken all {facts['step']} steps; ask for more with --steps"
+                )
 
     def after_step(self, run: Run, resolved: Resolved, log: Log, last: bool) -> None:
         """Save every ``save_every`` steps and after the last."""

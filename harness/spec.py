@@ -59,11 +59,15 @@ class Spec:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
         for name in ("grad_clip", "weight_decay"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
         if not 0 <= self.ema < 1:
             raise SpecError(f"ema is {self.ema}; a decay lies in [0, 1), 0 keeps no average")
-        if self.learning_rate <= 0:
+        if not 0 <= self.class_dropout < 1:
+            raise SpecError(f"class_dropout is {self.class_dropout}; a share lies in [0, 1)")
+        if not 0 <= self.beta2 < 1:
+            raise SpecError(f"beta2 is {self.beta2}; it lies in [0, 1)")
+        if not 0 < self.learning_rate < float("inf"):
             raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
         known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES}
         for name, words in known.items():
