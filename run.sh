@@ -67,8 +67,8 @@ install() {
     "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
     say "installing accelerate, deepspeed and the rest"
     { pins ""; pins test; } > "$venv/requirements.txt"
-    # deepspeed is built from source: its C++ ops compile on first use, not here.
-    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
+    # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
+    DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
 }
 
 # A Python of the user's own: say what it lacks instead of changing it.
@@ -93,6 +93,7 @@ PY
 
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
+    case $python in /*) ;; *) python=$PWD/$python ;; esac
     [ "${1:-}" = report ] || check_own "$python"
 else
     python=$venv/bin/python
@@ -101,7 +102,15 @@ else
 fi
 # ninja and accelerate of this environment before the system's.
 export PATH="$(dirname "$python"):$PATH"
-[ -n "${HEADROOM_PYTHON:-}" ] || set_up
+if [ -z "${HEADROOM_PYTHON:-}" ]; then
+    # Reports need no torch: any Python with these three will do where nothing is set up yet.
+    if [[ ${1:-} =~ ^(report|compare)$ && ! -e $venv/headroom.stamp ]] &&
+        own=$(find_python) && "$own" -c 'import numpy, rich, yaml' 2>/dev/null; then
+        python=$own
+    else
+        set_up
+    fi
+fi
 
 # The harness is run from its sources; commands work from any folder.
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"

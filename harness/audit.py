@@ -70,6 +70,7 @@ def audit(
     batches = {sum(len(m) for rank in everyone for m in rank[i]) for i in range(len(positions))}
     found = [
         ("processes", spec.processes, accelerator.num_processes),
+        ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine, accelerator.distributed_type.value),
         ("global batch", [spec.global_batch], sorted(batches)),
         ("micro batch", [resolved.micro_batch], sorted(micro)),

@@ -102,7 +102,7 @@ def _accelerate() -> list[str]:
     beside = Path(sys.executable).parent / "accelerate"
     if beside.exists():
         return [_relative(beside)]
-    return [_relative(Path(sys.executable)), "-m", "accelerate.commands.launch"]
+    return [_relative(Path(sys.executable)), "-m", "accelerate.commands.accelerate_cli"]
 
 
 def _relative(path: Path) -> str:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         )
     except suite_run.Interrupted as stop:
         results, code = stop.results, INTERRUPTED
-    _show(results, [], out, console)
+    _show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(
             f"interrupted after {ended(results)} of {len(specs)} rows; the same command resumes"

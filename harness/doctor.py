@@ -197,7 +197,9 @@ def _why_not(name: str, machine: Machine) -> Lack | None:
     sharding = CATALOG[name].slot is Slot.SHARD
     recipe = name if sharding else f"ddp+{name}"
     processes = max(1, len(machine.gpus)) if name != "single" else 1
-    spec = Spec(recipe=recipe, device=machine.device, processes=processes, global_batch=processes)
+    spec = Spec(
+        recipe=recipe, device=machine.device, processes=processes, global_batch=64 * processes
+    )
     resolved = resolve(spec if machine.device == "cuda" else Spec(recipe=recipe))
     if resolved.refusal:
         return Lack(resolved.refusal, "see ./run.sh list")

@@ -77,7 +77,8 @@ class Fit:
             noise,
             labels_B,
             steps=self.sample_steps,
-            guidance=self.guidance,
+            # Trained without withheld labels there is no "no class" to guide away from.
+            guidance=self.guidance if resolved.spec.class_dropout else 1.0,
             generator=generator,
         )
         sample.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")

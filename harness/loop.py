@@ -91,8 +91,13 @@ def gradient_norm(run: Run) -> Any:
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:
-    """An optimizer step with the device idle at both ends, its seconds logged."""
+    """An optimizer step with the device idle at both ends, its seconds logged.
+
+    All ranks start together: what one of them did between two steps (a status file) would count
+    as the others' wait in the first collective.
+    """
     meter.synchronize()
+    run.trained.accelerator.wait_for_everyone()
     start = time.perf_counter()
     optimizer_step(run, step, log)
     meter.synchronize()

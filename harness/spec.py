@@ -54,7 +54,13 @@ class Spec:
         Raises:
             SpecError: names the field, its value and the way out.
         """
-        for name, low in {"global_batch": 1, "steps": 1, "warmup": 1, "processes": 1}.items():
+        for name, low in {
+            "global_batch": 1,
+            "steps": 1,
+            "warmup": 1,
+            "processes": 1,
+            "seed": 0,
+        }.items():
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")

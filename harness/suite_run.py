@@ -8,6 +8,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
 import platform
 import shutil
 import tempfile
@@ -203,9 +204,14 @@ def _not_run(row: Planned, machine: Machine) -> Result:
 # ---- identity ----
 
 
+DECISIVE = ("PYTORCH_", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
+"""Variables of the caller's that change what is measured."""
+
+
 def identity(spec: Spec, machine: Machine) -> str:
     """A hash of all that decides a measurement: spec, code, versions and devices."""
     facts = [spec.key, _code(), platform.python_version(), machine.versions]
+    facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
     devices = machine.device_names if spec.device == "cuda" else [platform.machine(), machine.cores]
     return hashlib.sha256(json.dumps([*facts, devices]).encode()).hexdigest()[:16]
 

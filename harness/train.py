@@ -3,7 +3,8 @@
 Started by accelerate, by the harness or by hand from the repository's root:
 
     accelerate launch --config_file launch_configs/zero3.yaml --num_processes 2 \\
-        -m harness.train --recipe zero3+bf16 --processes 2 --out results/manual/runs/zero3
+        -m harness.train --recipe zero3+bf16 --processes 2 --device cuda \\
+        --out results/manual/runs/zero3
 
 With ``--checkpoint`` it is a plain training program that saves, resumes and draws samples.
 """
