@@ -40,6 +40,11 @@ class Average:
         flat = shard.detach().flatten()
         return flat[:: max(1, len(flat) // WITNESS)][:WITNESS].double()
 
+    def current(self) -> Any:
+        """The same few elements of the weights themselves."""
+        seen = [self.followed(master) for index, master in self._masters() if index == 0]
+        return seen[0]
+
     def after_step(self) -> None:
         """average += (1 - decay) * (weights - average)."""
         import torch
@@ -152,7 +157,7 @@ class Ema(Strategy):
         # A float32 step is off by an ulp at most, and stands still below 1 / (1 - decay) of them.
         bound = 2**-23 * float(kept.abs().max()) * min(steps, 1 / (1 - decay))
         demand(off <= bound, f"the average is {off:.2g} away from its float64 witness")
-        weights = average.followed(next(average._masters())[1])
+        weights = average.current()
         demand(not weights.to(kept.device).equal(kept), "the average equals the weights")
         devices = {s.device.type for s in average.shards}
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type

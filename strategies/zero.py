@@ -154,6 +154,8 @@ def masters(trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
         swapped = optimizer._swappable_optimizer_subgroup(index)
         if swapped:
             optimizer._optimizer_states_and_gradient_swap_in(index)
-        yield index, flat
-        if swapped:
-            optimizer._release_swap_buffers(index)
+        try:
+            yield index, flat
+        finally:  # also where the reader stops early: a shard left in memory blocks the next read
+            if swapped:
+                optimizer._release_swap_buffers(index)
