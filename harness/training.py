@@ -40,7 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "beta2": 0.99,
     "ema": 0.998,
 }
-"""Draws digits in about five minutes on two cores. A large model wants --objective epsilon,
+"""Draws digits in some ten minutes on two cores. A large model wants --objective epsilon,
 --init adaln_zero, --learning-rate 1e-4 and --ema 0.9999, as the reference trains."""
 SHOWN = 20
 """Steps whose mean loss is shown for the beginning and the end: one step's is mostly noise."""
