@@ -71,8 +71,9 @@ class Peak:
 
     ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
-    allocator's and None without a GPU. ``process`` is the device's own view of the process (NVML)
-    on a GPU, and the plain resident high-water mark of the process without one.
+    allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as
+    used at the end of the phase (cudaMemGetInfo: context and libraries too, and whatever other
+    processes hold), and without one the plain resident high-water mark of the process.
     """
 
     allocated: int
