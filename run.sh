@@ -66,7 +66,7 @@ install() {
     pins "" | grep '^torch==' | xargs "${pip[@]}"
     "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
     say "installing accelerate, deepspeed and the rest"
-    { pins ""; pins test; } > "$venv/requirements.txt"
+    { pins ""; pins recipes; pins test; } > "$venv/requirements.txt"
     # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
     DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
 }

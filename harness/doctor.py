@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.machine import Machine
+from harness.probe import version
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies import CATALOG
@@ -34,6 +35,8 @@ WAYS = {
 }
 """Need named in ``strategies`` -> how to come by it."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
+EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers")
+"""Packages that single strategies need; the word of ``Strategy.needs`` is the package's name."""
 
 
 class Lack(NamedTuple):
@@ -59,6 +62,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
 
     Where the machine was only looked at, not examined, an op counts as present.
     """
+    if need in EXTRAS and version(need) is None:
+        return Lack(f"the package {need} is not installed", f"pip install {need}")
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Lack(f"the package {package} is not installed", WAYS[need])

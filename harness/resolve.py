@@ -78,7 +78,7 @@ def resolve(spec: Spec) -> Resolved:
             f"model {spec.model} has patches of {shape.patch_size}, which do not tile "
             f"{facts.input_size}x{facts.input_size} latents of {spec.data}"
         )
-    launch = recipe.sharding.launch(spec.device, spec.processes)
+    launch = recipe.launch(spec.device, spec.processes, clips=spec.grad_clip > 0)
     return Resolved(
         spec=spec,
         recipe=recipe,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "TRAITS",
     "Attachment",
     "Conflict",
     "Launch",
@@ -41,9 +42,21 @@ class Slot(IntEnum):
     OFFLOAD = 6
     COMPILE = 7
     OPTIMIZE = 8
-    ACCUMULATE = 9
-    COMPRESS = 10
-    AVERAGE = 11
+    STEP = 9
+    ACCUMULATE = 10
+    COMPRESS = 11
+    AVERAGE = 12
+
+
+TRAITS = {
+    "frozen_weights": "some of the model's own weights take no gradient",
+    "quantized_weights": "weights are stored in fewer bits than they compute in",
+    "compiled": "the blocks run as compiled graphs",
+    "edits_gradients": "gradients are changed between backward and the optimizer",
+    "frees_gradients": "a gradient is gone before the backward pass ends",
+    "own_state": "the optimizer's state is not two float moments a parameter",
+}
+"""Trait -> meaning. A part that cannot work beside one refuses the trait, never a name."""
 
 
 class Parity(Enum):
@@ -74,10 +87,12 @@ def demand(fact: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a strategy may know of how its processes start; read from the launch file and spec.
+    """What a strategy may know of how its processes start and of the recipe it is part of.
 
     ``offload_optimizer`` and ``offload_param`` are "none", "cpu" or "nvme"; ``zero_stage`` is 0
     outside DeepSpeed; ``engine`` is accelerate's distributed type as the launch file spells it.
+    ``traits`` are the words that all parts of the recipe say of themselves (``Strategy.traits``),
+    so that a part can refuse an effect without knowing who has it.
     """
 
     sharding: str
@@ -87,6 +102,9 @@ class Launch:
     zero_stage: int = 0
     offload_optimizer: str = "none"
     offload_param: str = "none"
+    accumulation: int = 1
+    clips: bool = False
+    traits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +191,10 @@ class Strategy:
     parity: ClassVar[Parity] = Parity.EXACT
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
+
+    def traits(self) -> frozenset[str]:
+        """What other parts may have to know of this one; the words are listed in TRAITS."""
+        return frozenset()
 
     def promise(self) -> Parity:
         """The parity of this strategy with these parameters."""

@@ -6,6 +6,7 @@ each strategy fills one slot, and slots have an order.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -54,6 +55,15 @@ class Recipe:
         """Micro batches an optimizer step, on every process."""
         part = self.in_slot(Slot.ACCUMULATE)
         return part.steps if part else 1
+
+    def launch(self, device: str, processes: int, *, clips: bool = False) -> Launch:
+        """What the launch file says, and what the parts have to know of one another."""
+        return dataclasses.replace(
+            self.sharding.launch(device, processes),
+            accumulation=self.accumulation,
+            clips=clips,
+            traits=frozenset().union(*(part.traits() for part in self.strategies)),
+        )
 
     def refusal(self, launch: Launch) -> str | None:
         """The first reason why a part refuses ``launch``, prefixed by the part's name."""

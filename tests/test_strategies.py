@@ -158,11 +158,11 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
 )
 def test_a_part_refuses_a_launch_with_the_way_out(text, device, processes, wanted):
     recipe = parse(text)
-    reason = recipe.refusal(recipe.sharding.launch(device, processes))
+    reason = recipe.refusal(recipe.launch(device, processes))
     assert [w for w in wanted if w not in reason] == []
     for name in ("ddp", "zero2_offload"):
         usual = parse(name)
-        assert usual.refusal(usual.sharding.launch("cpu", 2)) is None
+        assert usual.refusal(usual.launch("cpu", 2)) is None
 
 
 def test_two_parts_may_not_set_the_same_argument(monkeypatch):
