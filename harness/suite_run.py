@@ -32,6 +32,7 @@ FREE_BYTES = 64 * 2**20
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change: the spec, the code and the machine are the same."""
 WATCHERS = {
+    *("predict", "plan.py"),
     *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
     *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_run.py", "report"),
 }
