@@ -1,4 +1,4 @@
-"""The command line: run (the default), report, compare, list, doctor, train.
+"""The command line: run (the default), plan, report, compare, list, doctor, train.
 
 Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.
@@ -20,7 +20,7 @@ from harness.spec import DEVICES, Spec, add_arguments
 __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("run", "report", "compare", "list", "doctor", "train", "test")
+COMMANDS = ("run", "plan", "report", "compare", "list", "doctor", "train", "test")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,7 +75,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with an example. Without a command: run, default suite.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_run, _add_report, _add_compare, _add_list, _add_doctor, _add_train, _add_test):
+    for add in (
+        _add_run,
+        _add_plan,
+        _add_report,
+        _add_compare,
+        _add_list,
+        _add_doctor,
+        _add_train,
+        _add_test,
+    ):
         add(commands)
     return parser
 
@@ -120,6 +129,17 @@ def _add_run(commands: Any) -> None:
 def _add_settings(parser: Any, *leave_out: str) -> None:
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add_arguments(parser, leave_out=(*leave_out, "device"))
+
+
+def _add_plan(commands: Any) -> None:
+    from harness import plan
+
+    example = (
+        "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
+        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16+checkpoint --largest model"
+    )
+    text = "predict, without a GPU, which recipe fits which GPUs and how fast"
+    plan.add_arguments(_add(commands, "plan", _plan, text, example))
 
 
 def _add_report(commands: Any) -> None:
@@ -201,6 +221,12 @@ def _run(options: argparse.Namespace) -> int:
     from harness.commands import run
 
     return run(options, overrides(options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from harness.plan import plan
+
+    return plan(options)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.presets import FREQUENCIES, PRESETS
+from harness.presets import FREQUENCIES, shape_of
 
 __all__ = ["Attention", "Block", "DiT", "attend", "build", "guide", "run_blocks"]
 
@@ -325,7 +325,7 @@ def build(
     """A DiT on the CPU with float32 weights that depend on the arguments alone.
 
     Args:
-        preset: a name in ``harness.presets.PRESETS``.
+        preset: a name in ``harness.presets.PRESETS``, or a size (``shape_of``).
         init: "adaln_zero", the reference's, or "awake", which fills its zeros (see ``wake``).
         learn_sigma: the objective's; doubles the output channels.
         class_dropout: only whether it is 0 matters here: then the table has no null row.
@@ -333,11 +333,9 @@ def build(
     Raises:
         ValueError: an unknown preset or init, or a patch that does not tile the input.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"unknown model {preset!r}; one of {', '.join(PRESETS)}")
     if init not in ("adaln_zero", "awake"):
         raise ValueError(f"unknown init {init!r}; one of adaln_zero, awake")
-    shape = PRESETS[preset]
+    shape = shape_of(preset)
     shape.tokens(input_size)
     # On meta first: torch's own default initialisation would be drawn only to be overwritten.
     with torch.device("meta"):

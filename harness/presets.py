@@ -7,6 +7,7 @@ FLOPs here count a multiply-add as two.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "forward_flops",
     "largest_block_count",
     "parameter_count",
+    "shape_of",
     "train_flops",
     "trainable_count",
 ]
@@ -75,6 +77,35 @@ PRESETS: dict[str, Shape] = {
     for patch in (2, 4, 8)
 }
 """Name -> shape: DiT-{T,S,B,L,XL}/{2,4,8}."""
+
+CUSTOM = "depth=28,width=1152,heads=16,patch=2"
+_FIELDS = {"depth": "depth", "width": "hidden_size", "heads": "num_heads", "patch": "patch_size"}
+
+
+def shape_of(name: str) -> Shape:
+    """The shape of a preset, or of a size in the form of ``CUSTOM``.
+
+    Raises:
+        ValueError: neither; names the key, its value and the nearest right name.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if "=" not in name:
+        close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
+        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(PRESETS)}"
+        raise ValueError(f"unknown model {name!r}; {hint} Or a size, as in {CUSTOM}")
+    given: dict[str, int] = {}
+    for pair in name.split(","):
+        key, _, value = pair.partition("=")
+        if key not in _FIELDS:
+            raise ValueError(f"model size has no {key!r}; give {', '.join(_FIELDS)} as in {CUSTOM}")
+        if not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"model size: {key} is {value!r}; a whole number from 1")
+        given[_FIELDS[key]] = int(value)
+    missing = [key for key, name in _FIELDS.items() if name not in given]
+    if missing:
+        raise ValueError(f"model size lacks {', '.join(missing)}; write it as in {CUSTOM}")
+    return Shape(**given)
 
 
 def _linear(inputs: int, outputs: int) -> int:

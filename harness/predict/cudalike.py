@@ -10,7 +10,7 @@ AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from harness.predict.shortcuts import stays_in_backward
 from harness.predict.world import GPU
 
 __all__ = ["CudaLike", "cuda_like"]
@@ -131,7 +132,7 @@ def cuda_like() -> Iterator[CudaLike]:
     with contextlib.ExitStack() as stack:
         for target, name, stand_in in _patches(mode):
             stack.enter_context(mock.patch.object(target, name, stand_in))
-        stack.enter_context(mode)
+        stack.enter_context(stays_in_backward(mode))
         yield mode
 
 
@@ -169,18 +170,6 @@ def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "is_bf16_supported", lambda *given, **more: True),
         # Recomputation enters autocast again by the type of its inputs' device.
         (checkpoint, "_infer_device_type", device_type),
-        (torch.autograd, "_engine_run_backward", _with_mode(mode)),
     ]
     return found + [(m, "_device_dtype_check_for_fused", check) for m in (adam, adamw) if
                     hasattr(m, "_device_dtype_check_for_fused")]  # fmt: skip
-
-
-def _with_mode(mode: CudaLike) -> Callable[..., Any]:
-    """A function mode is off while ``Tensor.backward`` runs; recomputation must have it on."""
-    run = torch.autograd._engine_run_backward
-
-    def run_backward(*given: Any, **more: Any) -> Any:
-        with mode:
-            return run(*given, **more)
-
-    return run_backward

@@ -20,6 +20,7 @@ from harness.predict.cudalike import cuda_like
 from harness.predict.peak import Record, peak, phase_peaks
 from harness.predict.prediction import Prediction
 from harness.predict.replicas import replicas_for
+from harness.predict.shortcuts import Shortcuts, stays_in_backward
 from harness.predict.trace import Tracer
 from harness.predict.work import Counter
 from harness.resolve import Resolved
@@ -55,6 +56,7 @@ def trace_training(resolved: Resolved, steps: int = STEPS) -> tuple[Tracer, Coun
             stack.enter_context(patch)
         if on_gpu:
             stack.enter_context(cuda_like())
+        stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
         run, first = _prepare(resolved, tracer), 0

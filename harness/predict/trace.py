@@ -28,6 +28,7 @@ ROOT = str(project_root()) + "/"
 LIBRARIES = ("/deepspeed/", "/torchao/", "/bitsandbytes/", "/peft/", "/torch/optim/")
 RECOMPUTING = "/torch/utils/checkpoint.py"
 OURSELVES = "/harness/predict/"
+MARKS = "/harness/anatomy.py"
 DEPTH = 40
 # What a value that is not there is answered with: no overflow, a norm of one, nothing skipped.
 ANSWERS = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0}
@@ -58,6 +59,8 @@ class Tracer(TorchDispatchMode):
         self._left_out: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
         if func is aten._local_scalar_dense.default:
             return ANSWERS.get(args[0].dtype, 0)
         out = func(*args, **(kwargs or {}))
@@ -181,7 +184,7 @@ class Tracer(TorchDispatchMode):
             file = frame.f_code.co_filename
             if file.endswith(RECOMPUTING) and self.phase == "backward":
                 category = category or "recomputed"
-            if not site and OURSELVES not in file:
+            if not site and OURSELVES not in file and not file.endswith(MARKS):
                 site = _place(file, frame.f_lineno)
             if self.sharded and category is None:
                 category = self._by_maker(file)

@@ -15,7 +15,7 @@ from harness.report.rows import Group, Report
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["draw", "render"]
+__all__ = ["draw", "folded", "render"]
 
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
 
@@ -62,11 +62,11 @@ def draw(grid: table.Grid, console: Console) -> None:
         shown.add_column(head, justify=side, no_wrap=right, overflow="fold")
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), None)
-        shown.add_row(*(escape(_folded(cell)) for cell in line), style=look)
+        shown.add_row(*(escape(folded(cell)) for cell in line), style=look)
     console.print(shown)
 
 
-def _folded(recipe: str, width: int = 24) -> str:
+def folded(recipe: str, width: int = 24) -> str:
     """A long recipe on several lines, broken between its parts rather than in a word."""
     lines = [""]
     for part in recipe.replace("+", "+\n").split("\n"):
