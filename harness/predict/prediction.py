@@ -27,8 +27,8 @@ class Prediction:
 
     ``method``: "trace" (the real step, on tensors without storage), "closed form" (formulas; the
     trace failed for ``reason``) or "none". ``peak`` is of the whole training, set-up included,
-    ``steady`` of a later step; ``phases`` has the peak of each. ``host`` is of host memory, for a
-    GPU. ``untraceable`` are bytes of ``steady`` that a measured run's own trace cannot see.
+    ``steady`` of a later step; ``phases`` has the peak of each. ``host`` (of the
+    whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is what is swapped.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
     limit under which the same allocations still succeed; None without a GPU.
     """
@@ -40,8 +40,8 @@ class Prediction:
     peak: Instant | None = None
     steady: Instant | None = None
     host: Instant | None = None
+    host_steady: Instant | None = None
     phases: dict[str, int] = field(default_factory=dict)
-    untraceable: int = 0
     nvme: int = 0
     allocated: int | None = None
     reserved: int | None = None
@@ -75,7 +75,7 @@ def load(path: Path) -> Prediction | None:
 
 
 def _from(data: dict[str, Any]) -> Prediction:
-    for name in ("peak", "steady", "host"):
+    for name in ("peak", "steady", "host", "host_steady"):
         data[name] = _instant(data.get(name))
     data["work"] = [Work(**one) for one in data.get("work", [])]
     return Prediction(**data)

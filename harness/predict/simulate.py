@@ -11,10 +11,11 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from harness import anatomy, setup
 from harness.loop import Log, Run, optimizer_step
-from harness.predict import storageless, workspace, world
+from harness.predict import nvme, storageless, workspace, world
 from harness.predict.allocator import replay
 from harness.predict.cudalike import cuda_like
 from harness.predict.peak import Record, peak, phase_peaks
@@ -47,7 +48,7 @@ def trace_training(resolved: Resolved, steps: int = STEPS) -> tuple[Tracer, Coun
     counter = Counter(device, host)
     tracer = Tracer(
         {device: "device", **({"cpu": "host"} if on_gpu else {})},
-        temporary=kernel_scratch if on_gpu else no_scratch,
+        temporary=kernel_scratch if on_gpu else gloo_scratch,
         witness=counter.see,
     )
     with contextlib.ExitStack() as stack:
@@ -60,8 +61,11 @@ def trace_training(resolved: Resolved, steps: int = STEPS) -> tuple[Tracer, Coun
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
         run, first = _prepare(resolved, tracer), 0
+        swapped = nvme.Swapped(resolved, tracer, run) if nvme.is_used(resolved) else None
         for step in range(steps):
             first = _step(run, step, tracer, counter)
+        if swapped:
+            swapped.finish(counter)
     return tracer, counter, first
 
 
@@ -122,9 +126,12 @@ def kernel_scratch(func: Any, args: Any, out: Any) -> int:
     return workspace.scratch(name, [a.shape for a in args if isinstance(a, torch.Tensor)])
 
 
-def no_scratch(func: Any, args: Any, out: Any) -> int:
-    """CPU kernels allocate through the same allocator that the trace follows."""
-    return 0
+def gloo_scratch(func: Any, args: Any, out: Any) -> int:
+    """Bytes that gloo holds during this op: it reduce-scatters a copy of its input."""
+    if func.namespace != "c10d" or "reduce_scatter" not in func._schema.name:
+        return 0
+    tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+    return max((t.untyped_storage().nbytes() for t in tensors), default=0)
 
 
 def summary(
@@ -132,17 +139,16 @@ def summary(
 ) -> Prediction:
     """Peaks of a trace, and for a GPU what its allocator makes of them."""
     on_gpu = resolved.spec.device == "cuda"
-    steady = peak(record, "device", steady_from)
-    unseen = [h for h in steady.held if h.op == "c10d.Reducer"]
     return Prediction(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
         method="trace",
         peak=peak(record, "device"),
-        steady=steady,
+        steady=peak(record, "device", steady_from),
         host=peak(record, "host") if on_gpu else None,
+        host_steady=peak(record, "host", steady_from) if on_gpu else None,
+        nvme=sum(b.size for b in record.blocks if b.pool == nvme.POOL and b.freed_in is None),
         phases=phase_peaks(record, "device"),
-        untraceable=sum(h.bytes for h in unseen),
         work=counter.work(),
         **(_allocator(record) if on_gpu else {}),
         **more,

@@ -112,12 +112,14 @@ class Tracer(TorchDispatchMode):
         self._live[key] = (index, weakref.ref(storage, lambda _: self._free(key, index)))
 
     def leave_out(self, tensors: Iterable[Any]) -> None:
-        """Never count these storages."""
+        """Count these storages no longer, or never."""
         for tensor in tensors:
             if torch.is_tensor(tensor):
                 storage = self._storage(tensor)
                 forget = functools.partial(self._forget, storage._cdata)
                 self._left_out[storage._cdata] = weakref.ref(storage, forget)
+                if storage._cdata in self._live:
+                    self._free(None, self._live.pop(storage._cdata)[0])
 
     def _forget(self, key: int, _: Any) -> None:
         """The address of a storage that died may be another's."""
@@ -228,4 +230,6 @@ def _place(file: str, line: int) -> str:
 def bucket_tensors(trained: Trained) -> list[torch.Tensor]:
     """DeepSpeed's communication buckets."""
     buckets = getattr(getattr(trained.engine, "optimizer", None), "ipg_buckets", {})
-    return [t for b in buckets.values() for t in tree_leaves(vars(b)) if type(t) is not int]
+    leaves = [leaf for bucket in buckets.values() for leaf in tree_leaves(vars(bucket))]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [t for t in tensors if not isinstance(t, torch.nn.Parameter)]

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 from harness import command
+from harness.predict import nvme
 from harness.resolve import Resolved
 
 __all__ = ["GPU", "make_accelerator", "world"]
@@ -83,6 +84,7 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
         others = [h for h in others if not isinstance(h, InitProcessGroupKwargs)]
         asked["kwargs_handlers"] = [*others, InitProcessGroupKwargs(backend="fake")]
     accelerator = Accelerator(**asked)
+    nvme.stay_in_memory(accelerator)
     if resolved.launch.engine == "MULTI_GPU":
         # Without a GPU accelerate knows no kind of several ranks but MULTI_CPU.
         for state in (PartialState, AcceleratorState):
