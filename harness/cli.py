@@ -121,6 +121,7 @@ def _add_run(commands: Any) -> None:
     )
     add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too")
+    add("--no-predictions", action="store_true", help="do not predict what was measured")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
     _add_settings(settings, "recipe", "repeat")

@@ -79,7 +79,8 @@ def find(name: str) -> Gpu:
     if starts and _plain(name):
         some = ", ".join(gpu.name for gpu in starts)
         raise ValueError(f"gpu {name!r} is several cards; one of {some}")
-    raise ValueError(f"unknown gpu {name!r}; {nearest(name, table())}, or give --gpu-memory 24GiB")
+    hint = nearest(name, table())
+    raise ValueError(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
 
 
 def of_size(size: int) -> Gpu:

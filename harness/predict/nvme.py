@@ -42,8 +42,11 @@ class Swapped:
     def __init__(self, resolved: Resolved, tracer: Any, run: Any) -> None:
         self.tracer = tracer
         self.host = tracer.pools["cpu"]
+        masters = run.trained.engine.optimizer.fp32_partitioned_groups_flat
+        # Offload to memory keeps a float32 gradient beside each master; swapped, it has none.
+        tracer.tag("optimizer_state", [m.grad for m in masters if m.grad is not None])
         count = resolved.file.zero.get("offload_optimizer", {}).get("buffer_count", BUFFERS)
-        largest = max(m.numel() for m in run.trained.engine.optimizer.fp16_partitioned_groups_flat)
+        largest = max(master.numel() for master in masters)
         tracer.hold(self.host, count * largest * 4, "swap buffers", "buckets")
 
     def finish(self, counter: Any) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.predict.prediction import Prediction
 from harness.report import derive
 from harness.report.numbers import Numbers, numbers
+from harness.report.predicted import Compared, compare
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -53,6 +56,7 @@ class Row:
     results: tuple[Result, ...]
     numbers: Numbers
     versus: Versus | None = None
+    predicted: Compared | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -109,8 +113,13 @@ def read_suite(folder: Path) -> Suite:
     return Suite(**{name: str(known.get(name) or "") for name in names})
 
 
-def build(results: list[Result], skipped: list[str], suite: Suite | None = None) -> Report:
-    """Group, derive, compare and rank."""
+def build(
+    results: list[Result],
+    skipped: list[str],
+    suite: Suite | None = None,
+    predictions: Mapping[str, Prediction] | None = None,
+) -> Report:
+    """Group, derive, compare and rank. ``predictions``: spec key -> what was predicted."""
     suite = suite or Suite()
     ended = [(result, *derive.effective_status(result)) for result in results]
     done = [result for result, status, _ in ended if status is Status.OK]
@@ -125,7 +134,7 @@ def build(results: list[Result], skipped: list[str], suite: Suite | None = None)
         for result, status, reason in ended
         if status is not Status.OK
     ]
-    groups = _groups(_rows(done, gone), suite.reference)
+    groups = _groups(_rows(done, gone, predictions or {}), suite.reference)
     return Report(suite=suite, groups=groups, unfinished=gone, skipped=list(skipped))
 
 
@@ -149,7 +158,9 @@ def same_work(result: Result) -> tuple[Any, ...]:
     return (*work, ("meter", result.meter), ("device name", device_of(result)))
 
 
-def _rows(done: list[Result], gone: list[Unfinished]) -> list[Row]:
+def _rows(
+    done: list[Result], gone: list[Unfinished], predictions: Mapping[str, Prediction]
+) -> list[Row]:
     found: dict[Any, list[Result]] = {}
     for result in done:
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
@@ -163,6 +174,7 @@ def _rows(done: list[Result], gone: list[Unfinished]) -> list[Row]:
             label=spec.recipe,
             results=tuple(results),
             numbers=numbers(results),
+            predicted=compare(results, predictions),
             notes=tuple(f"a repetition ended as {word}" for word in lost.get(spec, [])),
         )
         for (spec, _), results in found.items()

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from harness.report import table, units, words
+from harness.report import predicted, table, units, words
 from harness.report.rows import Group, Report
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def _group(group: Group, console: Console) -> None:
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
+    said = predicted.summary(group)
+    if said:
+        console.print(Padding(escape(said), (0, 0, 0, 1), expand=False), highlight=False)
     found = words.fits(group)
     for fit in found:
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
