@@ -16,7 +16,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness import setup
 from harness.loop import Log, optimizer_step
-from harness.predict.simulate import simulate
+from harness.predict import closed_form
+from harness.predict.peak import peak
+from harness.predict.simulate import simulate, trace_training
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 
@@ -108,6 +110,7 @@ FORMULAS = [
     ("single+bf16+checkpoint:every=sqrt", "DiT-B/2", 16, 1),
     ("ddp", "DiT-B/4", 64, 8),
     ("ddp+bf16", "DiT-B/4", 64, 8),
+    ("zero2+bf16", "DiT-B/4", 64, 8),
 ]
 
 

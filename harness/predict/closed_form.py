@@ -34,7 +34,8 @@ class Sizes:
     weight: int  # bytes of a stored weight
     kept: int  # bytes a block keeps for backward, per element of [B, T, D]
     stream: int  # bytes of an element of the residual stream
-    working: float  # bytes of backward's intermediate results, per element of [B, T, D]
+    working: int  # bytes of backward's intermediate results, per element of [B, T, D]
+    ending: int  # the same while the last segment is recomputed
 
 
 def _sizes(resolved: Resolved) -> Sizes:
@@ -57,7 +58,8 @@ def _sizes(resolved: Resolved) -> Sizes:
         weight=2 if half and zero else 4,
         kept=kept,
         stream=2 if half and zero else 4,
-        working=8 if half and zero else 16 if not half else 20,
+        working=14 if half and zero else 26 if not half else 18,
+        ending=10 if half and zero else 26 if not half else 13,
     )
 
 
@@ -154,7 +156,10 @@ def _start_of_backward(resolved: Resolved, s: Sizes) -> float:
 
 def _end_of_backward(resolved: Resolved, s: Sizes) -> float:
     length = _segment(resolved, s) or 1
-    total = _states(resolved, s) + _gradients(resolved, s) + s.working * s.tokens
+    # The first blocks and the embedders, behind them, have no gradients yet.
+    behind = s.trained - s.depth * s.block + length * s.block
+    arrived = 1.0 if resolved.recipe.accumulation > 1 else 1 - behind / s.trained
+    total = _states(resolved, s) + arrived * _gradients(resolved, s) + s.ending * s.tokens
     return total + s.stream * s.tokens + _blocks(s, length) + _copies(resolved, s, length)
 
 
