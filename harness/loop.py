@@ -81,6 +81,8 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
 def gradient_norm(run: Run) -> Any:
     """Global gradient norm before clipping; clips by the spec where the engine does not."""
     trained = run.trained
+    if trained.gradient_norm is not None:
+        return trained.gradient_norm()
     if trained.engine is not None:
         return trained.engine.get_global_grad_norm()
     parameters = [p for p in trained.module.parameters() if p.grad is not None]

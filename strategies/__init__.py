@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from strategies import recipe
 from strategies.accumulate import Accumulate
+from strategies.adafactor import Adafactor
+from strategies.adapters import Dora, Lora, Qlora
 from strategies.average import Ema
 from strategies.base import Strategy
+from strategies.in_backward import OptimizerInBackward
+from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.muon import Muon
 from strategies.optimizers import AdamW
+from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32
 from strategies.recipe import Recipe
 from strategies.recompute import Checkpoint
+from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
 
 __all__ = ["CATALOG", "parse"]
@@ -18,8 +25,20 @@ CATALOG: dict[str, type[Strategy]] = {
     **sharding_kinds(),
     "fp32": Fp32,
     "bf16": Bf16,
+    "lora": Lora,
+    "dora": Dora,
+    "qlora": Qlora,
+    "head": Head,
+    "difffit": DiffFit,
     "checkpoint": Checkpoint,
     "adamw": AdamW,
+    "adam8bit": Adam8bit,
+    "adam4bit": Adam4bit,
+    "paged_adam8bit": PagedAdam8bit,
+    "adafactor": Adafactor,
+    "muon": Muon,
+    "sgd": Sgd,
+    "optimizer_in_backward": OptimizerInBackward,
     "accumulate": Accumulate,
     "ema": Ema,
 }

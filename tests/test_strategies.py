@@ -19,14 +19,22 @@ import torch
 from conftest import TINY
 
 from harness.resolve import project_root
-from strategies import CATALOG, parse, recompute
+from strategies import CATALOG, frozen, parse, recompute, states
 from strategies.accumulate import Accumulate
+from strategies.adafactor import Adafactor
+from strategies.adapters import Dora, Lora, Qlora, inject
 from strategies.average import Average, Ema
 from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.in_backward import InBackward, OptimizerInBackward
+from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.muon import Muon
 from strategies.optimizers import AdamW
+from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32
+from strategies.quantised import torchao_adam
 from strategies.recipe import RecipeError
 from strategies.recompute import Checkpoint, Segments
+from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
 
 FILES = project_root() / "strategies"
@@ -43,12 +51,24 @@ SETTINGS: dict[str, list[str]] = {
     "zero3_nvme": ["zero3_nvme"],
     "fp32": ["single+fp32", "single+fp32:tf32=on"],
     "bf16": ["single+bf16"],
+    "lora": ["single+lora", "single+lora:rank=4"],
+    "dora": ["single+dora"],
+    "qlora": ["single+qlora"],
+    "head": ["single+head"],
+    "difffit": ["single+difffit"],
     "checkpoint": [
         "single+checkpoint",
         "single+checkpoint:every=2",
         "single+checkpoint:every=sqrt",
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
+    "adam4bit": ["single+adam4bit"],
+    "paged_adam8bit": ["ddp+paged_adam8bit"],
+    "adafactor": ["single+adafactor"],
+    "muon": ["single+muon", "single+muon:momentum=0.9"],
+    "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
+    "optimizer_in_backward": ["single+optimizer_in_backward"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
@@ -264,6 +284,70 @@ def sgd(self, params, settings, launch):
     return torch.optim.SGD(params, lr=settings.learning_rate)
 
 
+def float_adam(self, params, settings, launch):
+    return AdamW().make_optimizer(params, settings, launch)
+
+
+def half_the_bits(self, params, settings, launch):
+    return torchao_adam("AdamW8bit", params, settings, launch.device)
+
+
+def no_momentum(self, params, settings, launch):
+    return states.count_steps(torch.optim.SGD(params, lr=settings.learning_rate))
+
+
+def unpaged(self, params, settings, launch):
+    return Adam8bit().make_optimizer(params, settings, launch)
+
+
+def first_matrices(self, module):
+    for block in module.blocks:
+        block.attn.qkv.weight.hidden_matrix = True
+
+
+def plain_sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate, momentum=0.9)
+
+
+class Hoarding(InBackward):
+    """Steps in backward and keeps every gradient."""
+
+    def _follow(self, gradient):
+        super()._follow(gradient)
+        self.kept = [*getattr(self, "kept", []), gradient]
+
+
+def hoard(self, trained):
+    return Hoarding(trained)
+
+
+def adapters_left_frozen(self, module):
+    inject(module, self.rank)
+    frozen.train_only(module, {"final_layer.linear.weight"})
+
+
+def full_precision(self, module):
+    inject(module, self.rank)
+
+
+def twice_the_rank(self, module):
+    inject(module, 2 * self.rank)
+
+
+def no_magnitudes(self, module):
+    inject(module, self.rank)
+
+
+def everything_trains(self, module):
+    inject(module, self.rank)
+    module.requires_grad_(True)
+
+
+def biases_only(self, module):
+    names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
+    frozen.train_only(module, names)
+
+
 class Lazy(Average):
     """Never averages."""
 
@@ -326,6 +410,32 @@ LOST = {
     "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
     "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
     "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
+    "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
+    "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
+    "moments that are not paged": (
+        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
+    ),
+    "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
+    "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
+    "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
+    "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
+    "sgd that counts no steps": ("single+sgd", Sgd, "make_optimizer", plain_sgd),
+    "steps after backward": (
+        "single+optimizer_in_backward", OptimizerInBackward, "attach", nothing,
+    ),
+    "gradients kept": ("single+optimizer_in_backward", OptimizerInBackward, "attach", hoard),
+    "no adapters": ("single+lora", Lora, "edit_model", nothing),
+    "adapters of another rank": ("single+lora", Lora, "edit_model", twice_the_rank),
+    "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
+    "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
+    "no checksums": ("single+lora", Lora, "attach", nothing),
+    "no magnitudes": ("single+dora", Dora, "edit_model", no_magnitudes),
+    "weights in full": ("single+qlora", Qlora, "edit_model", full_precision),
+    "the whole model trains": ("single+head", Head, "edit_model", nothing),
+    "biases train too": ("single+head", Head, "edit_model", biases_only),
+    "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
