@@ -89,7 +89,8 @@ def gradient_norm(run: Run) -> Any:
     if trained.settings.grad_clip:
         return trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
     # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:

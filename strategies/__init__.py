@@ -8,16 +8,23 @@ from strategies.adafactor import Adafactor
 from strategies.adapters import Dora, Lora, Qlora
 from strategies.average import Ema
 from strategies.base import Strategy
+from strategies.compress import Compress
+from strategies.controlnet import ControlNet
 from strategies.in_backward import OptimizerInBackward
 from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.muon import Muon
+from strategies.offload_adamw import OffloadAdamW
 from strategies.optimizers import AdamW
 from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32
+from strategies.prune import Prune
+from strategies.prune_structured import PruneStructured
 from strategies.recipe import Recipe
 from strategies.recompute import Checkpoint
 from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
+from strategies.sparse_embedding import SparseEmbedding
+from strategies.topk import TopK
 
 __all__ = ["CATALOG", "parse"]
 
@@ -30,6 +37,9 @@ CATALOG: dict[str, type[Strategy]] = {
     "qlora": Qlora,
     "head": Head,
     "difffit": DiffFit,
+    "controlnet": ControlNet,
+    "prune": Prune,
+    "prune_structured": PruneStructured,
     "checkpoint": Checkpoint,
     "adamw": AdamW,
     "adam8bit": Adam8bit,
@@ -38,8 +48,12 @@ CATALOG: dict[str, type[Strategy]] = {
     "adafactor": Adafactor,
     "muon": Muon,
     "sgd": Sgd,
+    "offload_adamw": OffloadAdamW,
     "optimizer_in_backward": OptimizerInBackward,
     "accumulate": Accumulate,
+    "compress": Compress,
+    "topk": TopK,
+    "sparse_embedding": SparseEmbedding,
     "ema": Ema,
 }
 

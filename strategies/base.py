@@ -56,7 +56,11 @@ TRAITS = {
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
     "edits_gradients": "gradients are changed between backward and the optimizer",
+    "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",
+    "whole_gradients": "the optimizer must be stepped over all parameters at once",
+    "sparse_gradients": "a gradient is a sparse tensor",
+    "takes_sparse": "the optimizer takes sparse gradients",
     "own_state": "the optimizer's state is not two float moments a parameter",
 }
 """Trait -> meaning. A part that cannot work beside one refuses the trait, never a name."""

@@ -79,7 +79,7 @@ class OptimizerInBackward(Strategy):
     )
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frees_gradients"})
+        return frozenset({"frees_gradients", "early_gradients"})
 
     def refuses(self, launch: Launch) -> str | None:
         if launch.engine == "DEEPSPEED":
@@ -93,8 +93,10 @@ class OptimizerInBackward(Strategy):
             return "a gradient that is gone cannot be added to; leave accumulation out"
         if launch.clips:
             return "clipping needs the norm of all gradients before any is used; set --grad-clip 0"
-        if "edits_gradients" in launch.traits:
-            return "another part works on the whole gradient after backward; keep one of the two"
+        if "whole_gradients" in launch.traits:
+            return "the optimizer takes gradients by itself; use adamw or one with a smaller state"
+        if "sparse_gradients" in launch.traits:
+            return "a sparse gradient is small already; leave one of the two out"
         return None
 
     def attach(self, trained: Trained) -> InBackward:

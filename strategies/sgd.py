@@ -27,7 +27,8 @@ class Sgd(Strategy):
             raise ValueError(f"momentum is {self.momentum!r}; from 0 to below 1")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"own_state"})
+        # With momentum, torch would keep a sparse moment that grows by every batch's rows.
+        return frozenset({"own_state"} | ({"takes_sparse"} if self.momentum == 0 else set()))
 
     def refuses(self, launch: Launch) -> str | None:
         if launch.offload_optimizer != "none":

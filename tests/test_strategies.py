@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
+from test_compress import LOST as LOST_ON_THE_WIRE
 
 from harness.resolve import project_root
 from strategies import CATALOG, frozen, parse, recompute, states
@@ -25,17 +26,22 @@ from strategies.adafactor import Adafactor
 from strategies.adapters import Dora, Lora, Qlora, inject
 from strategies.average import Average, Ema
 from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.controlnet import ControlNet
 from strategies.in_backward import InBackward, OptimizerInBackward
 from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.muon import Muon
+from strategies.offload_adamw import OffloadAdamW
 from strategies.optimizers import AdamW
 from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32
+from strategies.prune import Prune
+from strategies.prune_structured import PruneStructured, prune_heads
 from strategies.quantised import torchao_adam
 from strategies.recipe import RecipeError
 from strategies.recompute import Checkpoint, Segments
 from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
+from strategies.sparse_embedding import SparseEmbedding
 
 FILES = project_root() / "strategies"
 SHARDING = set(sharding_kinds())
@@ -56,6 +62,9 @@ SETTINGS: dict[str, list[str]] = {
     "qlora": ["single+qlora"],
     "head": ["single+head"],
     "difffit": ["single+difffit"],
+    "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
+    "prune": ["single+prune", "single+prune:fraction=0.9"],
+    "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
     "checkpoint": [
         "single+checkpoint",
         "single+checkpoint:every=2",
@@ -68,6 +77,10 @@ SETTINGS: dict[str, list[str]] = {
     "adafactor": ["single+adafactor"],
     "muon": ["single+muon", "single+muon:momentum=0.9"],
     "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
+    "offload_adamw": ["ddp+offload_adamw"],
+    "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
+    "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
+    "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
     "optimizer_in_backward": ["single+optimizer_in_backward"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
@@ -348,6 +361,37 @@ def biases_only(self, module):
     frozen.train_only(module, names)
 
 
+CONTROL, PRUNE, MASKS = ControlNet.edit_model, Prune.edit_model, Prune.attach
+
+
+def cut_off(self, module):
+    CONTROL(self, module)
+    for block in module.blocks[:2]:
+        block.zero.requires_grad_(False)
+
+
+def half(self, module):
+    CONTROL(ControlNet(), module)
+
+
+def half_pruned(self, module):
+    PRUNE(Prune(), module)
+
+
+def idle_masks(self, trained):
+    masks = MASKS(self, trained)
+    for parameter, _ in masks.pruned:
+        parameter._backward_hooks.clear()
+    masks.after_step = lambda: None
+    return masks
+
+
+def heads_alone(self, module):
+    for block in module.blocks:
+        block.had = (block.attn.num_heads, block.mlp.fc1.out_features, 10**9)
+        prune_heads(block.attn, 2)
+
+
 class Lazy(Average):
     """Never averages."""
 
@@ -436,6 +480,22 @@ LOST = {
     "the whole model trains": ("single+head", Head, "edit_model", nothing),
     "biases train too": ("single+head", Head, "edit_model", biases_only),
     "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
+    "the whole model, no branch": ("single+controlnet", ControlNet, "edit_model", nothing),
+    "a branch that is cut off": ("single+controlnet", ControlNet, "edit_model", cut_off),
+    "no branch on the second half": ("single+controlnet:share=1.0", ControlNet, "edit_model", half),
+    "no masks": ("single+prune", Prune, "attach", nothing),
+    "masks that mask nothing": ("single+prune", Prune, "attach", idle_masks),
+    "other masks": ("single+prune:fraction=0.9", Prune, "edit_model", half_pruned),
+    "nothing removed": ("single+prune_structured", PruneStructured, "edit_model", nothing),
+    "heads and no channels": (
+        "single+prune_structured", PruneStructured, "edit_model", heads_alone,
+    ),
+    "an optimizer on the device": (
+        "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
+    ),
+    "dense gradients": (
+        "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
+    ),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
@@ -465,7 +525,9 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 
 
 def test_every_strategy_without_a_launch_file_is_stubbed():
-    assert {kind.name for _, kind, _, _ in LOST.values()} == set(CATALOG) - SHARDING
+    here = {kind.name for _, kind, _, _ in LOST.values()}
+    on_the_wire = {strategy.name for strategy, _ in LOST_ON_THE_WIRE.values()}
+    assert here | on_the_wire == set(CATALOG) - SHARDING
 
 
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
