@@ -143,10 +143,11 @@ def device_of(result: Result) -> str:
 
 def same_work(result: Result) -> tuple[Any, ...]:
     """What rows must share to be ranked together: the spec but for recipe and processes, the
-    meter and the device."""
+    meter, the device, and the sources they ran (results older than that fact have none)."""
     spec = dataclasses.asdict(result.spec)
+    code = str(result.environment.get("code", ""))
     work = tuple(sorted((k, v) for k, v in spec.items() if k not in FREE))
-    return (*work, ("meter", result.meter), ("device name", device_of(result)))
+    return (*work, ("meter", result.meter), ("device name", device_of(result)), ("code", code))
 
 
 def _rows(done: list[Result], gone: list[Unfinished]) -> list[Row]:
