@@ -7,7 +7,7 @@ parsed, refused and listed in milliseconds and on a machine without torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -145,7 +145,8 @@ class Trained:
     ``model`` and ``optimizer`` are what ``Accelerator.prepare`` returned, ``module`` is the bare
     DiT inside. Counts are the loop's own, and evidence compares the engine's with them:
     ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
-    ``micro_steps`` by this one.
+    ``micro_steps`` by this one. ``ops`` names every operator of one whole step, as torch's
+    dispatcher spells them; empty where no step was traced (a training run).
     """
 
     accelerator: Any
@@ -158,6 +159,7 @@ class Trained:
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
+    ops: set[str] = field(default_factory=set)
 
     @property
     def engine(self) -> Any | None:

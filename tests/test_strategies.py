@@ -18,6 +18,8 @@ import pytest
 import torch
 from conftest import TINY
 
+from harness.anatomy import trace_step
+from harness.loop import optimizer_step
 from harness.resolve import project_root
 from strategies import CATALOG, parse, recompute
 from strategies.accumulate import Accumulate
@@ -356,6 +358,19 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 
 def test_every_strategy_without_a_launch_file_is_stubbed():
     assert {kind.name for _, kind, _, _ in LOST.values()} == set(CATALOG) - SHARDING
+
+
+@pytest.mark.parametrize("impl", ["fused", "foreach", "plain"])
+def test_the_kernel_that_ran_is_read_off_a_traced_step(impl, train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe=f"single+adamw:impl={impl}"), 1)
+    trace_step(run.trained, "cpu", lambda: optimizer_step(run, 1, log))
+    for other in ("fused", "foreach", "plain"):
+        part = AdamW(impl=other)
+        if other == impl:
+            part._kernel(run.trained.ops)
+        else:
+            with pytest.raises(NotInForce, match=f"the step ran the {impl} kernel, not {other}"):
+                part._kernel(run.trained.ops)
 
 
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
