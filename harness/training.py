@@ -66,12 +66,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 def fit_words(options: argparse.Namespace) -> list[str]:
     """The worker's own options, paths made absolute: the worker starts in the root folder."""
-    saved = sorted(Path(options.checkpoint).glob("step-*"))
-    if saved and not options.resume:
-        raise SpecError(
-            f"{options.checkpoint} holds a training already ({saved[-1].name}); give --resume to "
-            "go on from it, or another --checkpoint DIR"
-        )
+    _check_saved(Path(options.checkpoint), options)
     words = ["--resume"] if options.resume else []
     for name in ("checkpoint", "samples"):
         if getattr(options, name):
@@ -83,6 +78,21 @@ def fit_words(options: argparse.Namespace) -> list[str]:
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
+
+
+def _check_saved(folder: Path, options: argparse.Namespace) -> None:
+    """What lies in the checkpoint folder must be what the command means to go on from."""
+    saved = sorted(path.parent.name for path in folder.glob("step-*/headroom.json"))
+    if not saved:
+        return
+    if not options.resume:
+        raise SpecError(
+            f"{folder} holds a training already ({saved[-1]}); give --resume to go on from it, "
+            "or another --checkpoint DIR"
+        )
+    taken, asked = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
+    if taken >= asked + DEFAULTS["warmup"]:
+        raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
 
 
 def _planned(

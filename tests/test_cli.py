@@ -106,16 +106,26 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "report of an empty folder": (lambda p: ["report", str(p)], "no results in it"),
     "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),
     "train over another": (
-        lambda p: (
-            (p / "step-00000007").mkdir() or ["train", "--recipe", "ddp", "--checkpoint", str(p)]
-        ),
+        lambda p: [*saved(p, 7), "--steps", "9"],
         "holds a training already (step-00000007); give --resume",
+    ),
+    "train no further": (
+        lambda p: [*saved(p, 7), "--steps", "6", "--resume"],
+        "has taken 7 steps already; ask for more with --steps",
     ),
     "train saves too often": (
         lambda p: ["train", "--recipe", "ddp", "--save-every", "0"],
         "--save-every above 0",
     ),
 }
+
+
+def saved(folder: Path, step: int) -> list[str]:
+    """A checkpoint in ``folder``, and the words that train there."""
+    path = folder / f"step-{step:08d}"
+    path.mkdir()
+    (path / "headroom.json").write_text("{}")
+    return ["train", "--recipe", "ddp", "--checkpoint", str(folder)]
 
 
 def call(words: list[str]) -> int:
