@@ -61,7 +61,7 @@ def phase_marks(trained: Trained, enter: Callable[[str], None]) -> Iterator[None
     try:
         yield
     finally:
-        del accelerator.backward
+        accelerator.backward = backward
         if engine is not None:
             del engine.step
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from harness import presets
+from harness.report.stories import STORIES
 from harness.resolve import BAD_INPUT
 from harness.spec import DEVICES, Spec
 from strategies import parse
@@ -35,6 +36,7 @@ BLOCK = {**SETTINGS, "per_process_batch": int}
 TOP = {
     "name": str,
     "title": str,
+    "story": str,
     "reference": str,
     "timeout_seconds": float,
     "cpu": dict,
@@ -79,6 +81,7 @@ class Suite:
     device: str
     settings: Mapping[str, Any]
     rows: tuple[Row, ...]
+    story: str = ""
 
 
 def known_suites() -> dict[str, Path]:
@@ -113,9 +116,15 @@ def load_suite(name: str, device: str) -> Suite:
         raise SuiteError(
             f"{path}: reference {reference!r} is not among the recipes; add it or name another"
         )
+    story = data.get("story", "")
+    if story not in ("", *STORIES):
+        raise SuiteError(
+            f"{path}: story is {story!r}; one of {', '.join(STORIES)}, or leave it out"
+        )
     return Suite(
         name=data.get("name", path.stem),
         title=data.get("title", ""),
+        story=story,
         reference=reference,
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
@@ -305,7 +314,7 @@ def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tup
     for key in ("recipes", f"{block}_recipes"):
         for index, item in enumerate(data.get(key, [])):
             row = _row(path, f"{key}[{index}]", item, settings)
-            if row.recipe in {other.recipe for other in found}:
+            if row in found:
                 raise SuiteError(f"{path}: {key}[{index}] {row.recipe!r} is there already; drop it")
             found.append(row)
     if not found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from strategies import recipe
 from strategies.accumulate import Accumulate
 from strategies.average import Ema
+from strategies.backward import Backward
 from strategies.base import Strategy
 from strategies.optimizers import AdamW
 from strategies.precision import Bf16, Fp32
@@ -20,6 +21,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "bf16": Bf16,
     "checkpoint": Checkpoint,
     "adamw": AdamW,
+    "backward": Backward,
     "accumulate": Accumulate,
     "ema": Ema,
 }

@@ -24,6 +24,7 @@ from harness.resolve import project_root
 from strategies import CATALOG, parse, recompute
 from strategies.accumulate import Accumulate
 from strategies.average import Average, Ema
+from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.optimizers import AdamW
 from strategies.precision import Bf16, Fp32
@@ -51,6 +52,7 @@ SETTINGS: dict[str, list[str]] = {
         "single+checkpoint:every=sqrt",
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
@@ -328,6 +330,7 @@ LOST = {
     "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
     "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
     "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "backward as usual": ("single+backward", Backward, "configure", nothing),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
