@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.report import claims, units
+from harness.report import claims, depth, units
 from harness.report.lookup import Missing, Rows, step_bytes
 from harness.report.rows import Report, Row
 from harness.report.table import Grid
 
-__all__ = ["STORIES", "told"]
+__all__ = ["STORIES", "drawn", "told"]
 
 DASH = units.NONE
 
@@ -21,6 +21,13 @@ def told(report: Report) -> list[Grid]:
     """The tables of the suite's story; none where it has none."""
     tell = STORIES.get(report.suite.story)
     return tell(report) if tell else []
+
+
+def drawn(report: Report) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    """The pictures of the story (caption, small print, SVG), and the keys of their lines."""
+    if report.suite.story != "depth":
+        return [], []
+    return depth.charts(report), depth.keys(report)
 
 
 def _grid(key: str, title: str, columns: dict[str, str], lines: list[list[str]], note: str) -> Grid:
@@ -148,4 +155,5 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "claims": _claims,
     "ladder": _ladder,
     "fast_dit": _fast_dit,
+    "depth": depth.tables,
 }
