@@ -156,20 +156,17 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    example = (
-        "./run.sh train --recipe ddp+bf16 --steps 2000 --checkpoint results/digits/state \\\n"
-        "      --samples results/digits/samples.png"
-    )
+    example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
     parser = _add(
         commands, "train", _train, "train one recipe to a checkpoint and samples", example
     )
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
-    add("--checkpoint", metavar="DIR", help="save the training state here")
+    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
-    add("--samples", metavar="FILE.png", help="draw a grid of samples when done")
+    add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from harness.datafacts import DataFacts
 from harness.latents import Folder
 
 if TYPE_CHECKING:
@@ -31,24 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "DataFacts", "Dataset", "Feed", "check_data", "open_data", "sample_order"]
 
-NAMES = ("digits", "synthetic", "latents")
+NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
 POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, so that it hardly shows in a memory peak."""
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a model must know of its data: samples are [channels, input_size, input_size]."""
-
-    size: int
-    channels: int
-    input_size: int
-    classes: int
-
-    @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one sample."""
-        return (self.channels, self.input_size, self.input_size)
+IMAGES = 64
+"""Samples of ``vae``: 12 MiB at 256 pixels."""
 
 
 class Dataset(Protocol):
@@ -86,7 +74,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 
 
 def check_data(name: str) -> DataFacts:
-    """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE or latents:PATH.
+    """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE (of a latent),
+    latents:PATH, vae:SIZE or vae_small:SIZE (pixels of an image, encoded in every step).
 
     Reads every header of a folder of latents, and no torch.
 
@@ -98,6 +87,8 @@ def check_data(name: str) -> DataFacts:
         if not detail:
             raise ValueError("latents needs a folder; write latents:PATH")
         return _folder_facts(Folder(detail, thorough=True))
+    if kind in ("vae", "vae_small"):
+        return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
 
 
@@ -113,12 +104,27 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
     if kind == "latents" and detail:
         return Latents(Folder(detail, thorough=False), device)
     facts = check_data(name)
+    if kind in ("vae", "vae_small"):
+        from harness.vae import Images
+
+        return Images(kind, facts, device)
     return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
 
 
 def _folder_facts(folder: Folder) -> DataFacts:
     channels, side, _ = folder.sample_shape
     return DataFacts(len(folder), channels, side, folder.classes)
+
+
+def _image_facts(kind: str, detail: str) -> DataFacts:
+    if not (detail or "256").isdecimal() or int(detail or 256) % 8 or int(detail or 256) < 16:
+        raise ValueError(
+            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or another "
+            "multiple of 8"
+        )
+    if importlib.util.find_spec("diffusers") is None:
+        raise ValueError(f"{kind} needs diffusers; pip install diffusers, or use --data synthetic")
+    return DataFacts(size=IMAGES, channels=4, input_size=int(detail or 256) // 8, classes=1000)
 
 
 def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:

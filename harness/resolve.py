@@ -6,7 +6,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,11 +68,7 @@ def resolve(spec: Spec) -> Resolved:
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0)
     _check_average(spec, recipe)
-    if spec.model not in presets.PRESETS:
-        close = difflib.get_close_matches(spec.model, presets.PRESETS, n=1, cutoff=0.3)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(presets.PRESETS)}"
-        raise SpecError(f"unknown model {spec.model!r}; {hint}")
-    shape, facts = presets.PRESETS[spec.model], data.check_data(spec.data)
+    shape, facts = presets.shape_of(spec.model), data.check_data(spec.data)
     if facts.input_size % shape.patch_size:
         raise SpecError(
             f"model {spec.model} has patches of {shape.patch_size}, which do not tile "

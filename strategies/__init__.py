@@ -7,6 +7,7 @@ from strategies.accumulate import Accumulate
 from strategies.adafactor import Adafactor
 from strategies.adapters import Dora, Lora, Qlora
 from strategies.average import Ema
+from strategies.backward import Backward
 from strategies.base import Strategy
 from strategies.compress import Compress
 from strategies.controlnet import ControlNet
@@ -50,6 +51,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "sgd": Sgd,
     "offload_adamw": OffloadAdamW,
     "optimizer_in_backward": OptimizerInBackward,
+    "backward": Backward,
     "accumulate": Accumulate,
     "compress": Compress,
     "topk": TopK,

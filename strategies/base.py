@@ -7,7 +7,7 @@ parsed, refused and listed in milliseconds and on a machine without torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -170,8 +170,10 @@ class Trained:
     ``model`` and ``optimizer`` are what ``Accelerator.prepare`` returned, ``module`` is the bare
     DiT inside. Counts are the loop's own, and evidence compares the engine's with them:
     ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
-    ``micro_steps`` by this one. Where gradients are gone before the loop could look at them,
-    whoever takes them sets ``gradient_norm``: the global norm of the step that just ended.
+    ``micro_steps`` by this one. ``ops`` names every operator of one whole step, as torch's
+    dispatcher spells them; empty where no step was traced (a training run). Where gradients are
+    gone before the loop could look at them, whoever takes them sets ``gradient_norm``: the global
+    norm of the backward that just ended.
     """
 
     accelerator: Any
@@ -185,6 +187,7 @@ class Trained:
     resumed_steps: int = 0
     micro_steps: int = 0
     gradient_norm: Callable[[], Any] | None = None
+    ops: set[str] = field(default_factory=set)
 
     @property
     def engine(self) -> Any | None:

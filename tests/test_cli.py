@@ -105,12 +105,27 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "report of nothing": (lambda p: ["report", str(p / "none")], "no such folder"),
     "report of an empty folder": (lambda p: ["report", str(p)], "no results in it"),
     "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),
-    "train for nothing": (lambda p: ["train", "--recipe", "ddp"], "--checkpoint DIR"),
-    "train resumes nothing": (
-        lambda p: ["train", "--recipe", "ddp", "--resume", "--samples", "a.png"],
-        "name its folder with --checkpoint",
+    "train over another": (
+        lambda p: [*saved(p, 7), "--steps", "9"],
+        "holds a training already (step-00000007); give --resume",
+    ),
+    "train no further": (
+        lambda p: [*saved(p, 7), "--steps", "6", "--resume"],
+        "has taken 7 steps already; ask for more with --steps",
+    ),
+    "train saves too often": (
+        lambda p: ["train", "--recipe", "ddp", "--save-every", "0"],
+        "--save-every above 0",
     ),
 }
+
+
+def saved(folder: Path, step: int) -> list[str]:
+    """A checkpoint in ``folder``, and the words that train there."""
+    path = folder / f"step-{step:08d}"
+    path.mkdir()
+    (path / "headroom.json").write_text("{}")
+    return ["train", "--recipe", "ddp", "--checkpoint", str(folder)]
 
 
 def call(words: list[str]) -> int:
@@ -269,6 +284,20 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     assert "--steps 7" in line
     assert call(words) == 0
     assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"), [([], True), (["--ema", "0"], False), (["--resume"], True)]
+)
+def test_train_keeps_its_state_and_samples_in_its_folder(
+    words: list[str], samples: bool, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    fake(monkeypatch, lambda row: None)
+    call(["train", "--recipe", "ddp", "--out", str(tmp_path), "--dry-run", *words])
+    line = capsys.readouterr().out
+    assert f"--checkpoint {tmp_path}/checkpoint" in line
+    assert (f"--samples {tmp_path}/samples.png" in line) is samples
+    assert ("--resume" in line) is ("--resume" in words)
 
 
 @pytest.mark.parametrize("name", ["run", "report", "compare", "list", "doctor", "train", "test"])

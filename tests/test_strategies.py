@@ -19,12 +19,15 @@ import torch
 from conftest import TINY
 from test_compress import LOST as LOST_ON_THE_WIRE
 
+from harness.anatomy import trace_step
+from harness.loop import optimizer_step
 from harness.resolve import project_root
 from strategies import CATALOG, frozen, parse, recompute, states
 from strategies.accumulate import Accumulate
 from strategies.adafactor import Adafactor
 from strategies.adapters import Dora, Lora, Qlora, inject
 from strategies.average import Average, Ema
+from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.controlnet import ControlNet
 from strategies.in_backward import InBackward, OptimizerInBackward
@@ -82,6 +85,7 @@ SETTINGS: dict[str, list[str]] = {
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
     "optimizer_in_backward": ["single+optimizer_in_backward"],
+    "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
@@ -496,6 +500,7 @@ LOST = {
     "dense gradients": (
         "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
     ),
+    "backward as usual": ("single+backward", Backward, "configure", nothing),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
@@ -528,6 +533,19 @@ def test_every_strategy_without_a_launch_file_is_stubbed():
     here = {kind.name for _, kind, _, _ in LOST.values()}
     on_the_wire = {strategy.name for strategy, _ in LOST_ON_THE_WIRE.values()}
     assert here | on_the_wire == set(CATALOG) - SHARDING
+
+
+@pytest.mark.parametrize("impl", ["fused", "foreach", "plain"])
+def test_the_kernel_that_ran_is_read_off_a_traced_step(impl, train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe=f"single+adamw:impl={impl}"), 1)
+    trace_step(run.trained, "cpu", lambda: optimizer_step(run, 1, log))
+    for other in ("fused", "foreach", "plain"):
+        part = AdamW(impl=other)
+        if other == impl:
+            part._kernel(run.trained.ops)
+        else:
+            with pytest.raises(NotInForce, match=f"the step ran the {impl} kernel, not {other}"):
+                part._kernel(run.trained.ops)
 
 
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
