@@ -33,7 +33,7 @@ class Adam8bit(Strategy):
         return self.needs if self.lib == "bnb" else ("torchao",)
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"own_state"})
+        return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
         return HOST if launch.offload_optimizer != "none" else None
@@ -90,7 +90,7 @@ class Adam4bit(Strategy):
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"own_state"})
+        return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
         return HOST if launch.offload_optimizer != "none" else None

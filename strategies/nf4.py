@@ -30,6 +30,11 @@ class Packed(bitsandbytes.nn.Linear4bit):
         bias = self.bias.to(x.dtype)
         return bitsandbytes.matmul_4bit(x, self.weight, self.weight.quant_state, bias=bias)
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Codes and bias alone: the scales come from the first weights, which are built again,
+        and loading knows no key for them."""
+        nn.Linear._save_to_state_dict(self, destination, prefix, keep_vars)
+
 
 def pack(linear: nn.Linear) -> Packed:
     """``linear`` with its weight in 4 bits; its bias stays."""

@@ -88,6 +88,8 @@ class Prune(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:
             return "prunes what is trained, and most is frozen here; leave prune out"
+        if launch.engine == "DEEPSPEED" and "rounds_state" in launch.traits:
+            return "rounded moments move pruned weights, out of reach in ZeRO's master; use adamw"
         return None
 
     def edit_model(self, module: Any) -> None:
