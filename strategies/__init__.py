@@ -24,6 +24,7 @@ from strategies.recipe import Recipe
 from strategies.recompute import Checkpoint
 from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
+from strategies.sparse24 import Sparse24
 from strategies.sparse_embedding import SparseEmbedding
 from strategies.topk import TopK
 
@@ -41,6 +42,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "controlnet": ControlNet,
     "prune": Prune,
     "prune_structured": PruneStructured,
+    "sparse24": Sparse24,
     "checkpoint": Checkpoint,
     "adamw": AdamW,
     "adam8bit": Adam8bit,

@@ -55,6 +55,7 @@ TRAITS = {
     "frozen_matrices": "no matrix of the blocks takes a gradient",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
+    "half_compute": "matrix products take operands of 16 bits",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",

@@ -114,6 +114,9 @@ class Bf16(Strategy):
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute"})
+
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         return {"mixed_precision": "bf16"}
 

@@ -73,6 +73,7 @@ REFUSED = {
     "single+lora+prune": ["frozen", "leave prune out"],
     "single+lora+prune_structured": ["leave one"],
     "zero3+prune+adam8bit": ["master", "adamw"],
+    "single+sparse24": ["16-bit", "bf16"],
     "single+compress": ["one process", "ddp"],
     "zero2+topk": ["DeepSpeed", "ddp"],
     "ddp+sparse_embedding": ["Adam", "sgd:momentum=0.0"],

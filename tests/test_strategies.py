@@ -44,6 +44,7 @@ from strategies.recipe import RecipeError
 from strategies.recompute import Checkpoint, Segments
 from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
+from strategies.sparse24 import Sparse24
 from strategies.sparse_embedding import SparseEmbedding
 
 FILES = project_root() / "strategies"
@@ -68,6 +69,7 @@ SETTINGS: dict[str, list[str]] = {
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],
     "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
+    "sparse24": ["ddp+bf16+sparse24"],
     "checkpoint": [
         "single+checkpoint",
         "single+checkpoint:every=2",
@@ -494,6 +496,7 @@ LOST = {
     "heads and no channels": (
         "single+prune_structured", PruneStructured, "edit_model", heads_alone,
     ),
+    "dense layers": ("single+bf16+sparse24", Sparse24, "edit_model", nothing),
     "an optimizer on the device": (
         "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
     ),
