@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.resolve import BAD_INPUT
 from harness.spec import DEVICES, Spec, add_arguments
+from strategies.base import BadInput
 
 __all__ = ["main"]
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         return options.act(options)
-    except BAD_INPUT as error:
+    except BadInput as error:
         return _bad(error)
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -286,6 +286,15 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
 
 
+def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr("harness.commands.run", broken)
+    with pytest.raises(ValueError, match="too many values"):
+        call(["run"])
+
+
 @pytest.mark.parametrize(
     ("words", "samples"), [([], True), (["--ema", "0"], False), (["--resume"], True)]
 )
