@@ -138,13 +138,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    _add(
-        commands,
-        "list",
-        _list,
-        "list strategies with their parameters, and suites",
-        "./run.sh list",
-    )
+    text = "list strategies with their parameters, and suites"
+    parser = _add(commands, "list", _list, text, "./run.sh list")
+    parser.add_argument("--markdown", action="store_true", help="the strategies, for a README")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -213,9 +209,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness.listing import print_list
+    from harness import listing
 
-    print_list()
+    if options.markdown:
+        print(listing.markdown())
+    else:
+        listing.print_list()
     return OK
 
 

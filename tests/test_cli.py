@@ -14,7 +14,7 @@ import pytest
 from test_matrix import SUITE, machine
 from test_progress import ok
 
-from harness import cli, commands, gpus, launch, suite_run, training
+from harness import cli, commands, gpus, launch, listing, suite_run, training
 from harness import machine as machines
 from harness.resolve import project_root
 from harness.result import Check, Result, Status
@@ -322,6 +322,11 @@ def test_list(capsys) -> None:
     text = capsys.readouterr().out
     for word in ("zero3_nvme", "async_io", "every=1", "default", "arXiv:1910.02054"):
         assert word in text
+
+
+def test_the_readmes_table_is_the_catalogs() -> None:
+    """Made by ``./run.sh list --markdown``."""
+    assert listing.markdown() in (project_root() / "README.md").read_text(encoding="utf-8")
 
 
 def test_answers_come_quickly_and_without_torch(monkeypatch) -> None:
