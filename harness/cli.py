@@ -163,6 +163,7 @@ def _add_train(commands: Any) -> None:
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
+    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")

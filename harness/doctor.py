@@ -32,6 +32,7 @@ WAYS = {
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
     "bf16": "leave bf16 out; float32 runs everywhere",
+    "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
 }
 """Need named in ``strategies`` -> how to come by it."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
@@ -64,6 +65,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     """
     if need in EXTRAS and version(need) is None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
+    if need == "cuda" and spec.device != "cuda":
+        return Lack("it exists on NVIDIA GPUs only", WAYS[need])
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Lack(f"the package {package} is not installed", WAYS[need])

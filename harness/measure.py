@@ -17,7 +17,7 @@ from harness.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
 from harness.resolve import Resolved
 from harness.result import Check, Rank, Result, Status
 from harness.status import Reporter
-from strategies import zero
+from strategies import frozen, zero
 
 __all__ = ["measure"]
 
@@ -138,7 +138,7 @@ def _result(
                 learn_sigma=run.objective.learn_sigma,
             )
         ),
-        parameters=sum(getattr(p, "ds_numel", p.numel()) for p in run.trained.module.parameters()),
+        parameters=frozen.count(run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         losses=losses,
