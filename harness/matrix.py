@@ -17,9 +17,9 @@ import yaml
 
 from harness import presets
 from harness.report.stories import STORIES
-from harness.resolve import BAD_INPUT
 from harness.spec import DEVICES, Spec
 from strategies import parse
+from strategies.base import BadInput
 from strategies.recipe import Recipe
 from strategies.sharding import read
 
@@ -57,7 +57,7 @@ KIND = {
 BLOCK_OF = {"cpu": "cpu", "cuda": "gpu"}
 
 
-class SuiteError(ValueError):
+class SuiteError(BadInput):
     """A suite that cannot be used: one line with the file, the key, the value and the way out."""
 
 
@@ -337,7 +337,7 @@ def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -
     """Equal recipes get equal text, whatever the order of their parts."""
     try:
         return parse(text, ema=settings.get("ema", 1.0) > 0).text
-    except BAD_INPUT as error:
+    except BadInput as error:
         raise SuiteError(f"{path}: {where}: {error}") from None
 
 

@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from strategies.base import BadInput
+
 __all__ = [
     "FREQUENCIES",
     "PRESETS",
@@ -87,23 +89,23 @@ def shape_of(name: str) -> Shape:
     """The shape of a preset, or of one with other sizes: ``DiT-S/4:depth=24,hidden=512,heads=8``.
 
     Raises:
-        ValueError: an unknown preset or size, with the nearest known one, or sizes that cannot be.
+        BadInput: an unknown preset or size, with the nearest known one, or sizes that cannot be.
     """
     preset, _, sizes = name.partition(":")
     if preset not in PRESETS:
-        raise ValueError(f"unknown model {preset!r}; {_nearest(preset, PRESETS)}")
+        raise BadInput(f"unknown model {preset!r}; {_nearest(preset, PRESETS)}")
     changes = {}
     for pair in filter(None, sizes.split(",")):
         key, _, value = pair.partition("=")
         if key not in SIZES:
-            raise ValueError(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")
+            raise BadInput(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")
         if not value.isdecimal() or not int(value):
-            raise ValueError(f"model {name!r}: {key} is {value!r}; a whole number from 1")
+            raise BadInput(f"model {name!r}: {key} is {value!r}; a whole number from 1")
         changes[SIZES[key]] = int(value)
     try:
         return dataclasses.replace(PRESETS[preset], **changes)
     except ValueError as error:
-        raise ValueError(f"model {name!r}: {error}") from None
+        raise BadInput(f"model {name!r}: {error}") from None
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

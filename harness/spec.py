@@ -10,6 +10,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from strategies.base import BadInput
+
 __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments"]
 
 INITS = ("awake", "adaln_zero")
@@ -17,7 +19,7 @@ OBJECTIVES = ("epsilon", "flow")
 DEVICES = ("cpu", "cuda")
 
 
-class SpecError(ValueError):
+class SpecError(BadInput):
     """A spec that cannot be run: names the field, its value and the way out."""
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TRAITS",
     "Attachment",
+    "BadInput",
     "Conflict",
     "Launch",
     "NotInForce",
@@ -80,7 +81,12 @@ class Parity(Enum):
     BY_DESIGN = "by design"
 
 
-class Conflict(ValueError):
+class BadInput(ValueError):
+    """What a person gave cannot be used: one line that names it and the way out. Any other
+    ValueError is a fault of ours, and is shown as one."""
+
+
+class Conflict(BadInput):
     """A recipe that cannot be: two strategies for one place, or one that refuses its launch."""
 
 
