@@ -15,6 +15,7 @@ from strategies.in_backward import OptimizerInBackward
 from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.muon import Muon
 from strategies.offload_adamw import OffloadAdamW
+from strategies.onebit_adam import OneBitAdam
 from strategies.optimizers import AdamW
 from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32
@@ -52,6 +53,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "muon": Muon,
     "sgd": Sgd,
     "offload_adamw": OffloadAdamW,
+    "onebit_adam": OneBitAdam,
     "optimizer_in_backward": OptimizerInBackward,
     "backward": Backward,
     "accumulate": Accumulate,

@@ -60,6 +60,7 @@ TRAITS = {
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",
+    "hooks_allreduce": "DDP's one communication hook is taken by the optimizer",
     "rounds_state": "the optimizer's moments are rounded, so a zero gradient may move a weight",
     "whole_gradients": "the optimizer must be stepped over all parameters at once",
     "sparse_gradients": "a gradient is a sparse tensor",

@@ -96,6 +96,8 @@ class TopK(Strategy):
         return frozenset({"edits_gradients"})
 
     def refuses(self, launch: Launch) -> str | None:
+        if "hooks_allreduce" in launch.traits:
+            return "the optimizer has DDP's one communication hook; leave one of the two out"
         return wire.refusal(launch)
 
     def attach(self, trained: Trained) -> TopKHook:

@@ -22,7 +22,7 @@ RECIPES = [
     "single+optimizer_in_backward+adam8bit", "single+lora+adam8bit+checkpoint", "single+dora",
     "single+qlora+bf16", "single+difffit", "single+controlnet", "single+prune+bf16",
     "single+prune_structured+bf16", "single+bf16+sparse24", "zero3+lora", "zero2+adam8bit+bf16",
-    "ddp+compress:kind=fp16", "ddp+compress:kind=powersgd", "ddp+topk",
+    "ddp+compress:kind=fp16", "ddp+compress:kind=powersgd", "ddp+topk", "ddp+onebit_adam",
     "single+sgd:momentum=0.0+sparse_embedding",
 ]  # fmt: skip
 

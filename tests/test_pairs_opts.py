@@ -75,6 +75,8 @@ REFUSED = {
     "zero3+prune+adam8bit": ["master", "adamw"],
     "single+sparse24": ["16-bit", "bf16"],
     "single+compress": ["one process", "ddp"],
+    "ddp+onebit_adam+compress": ["hook", "leave one"],
+    "zero2+onebit_adam": ["DeepSpeed", "ddp"],
     "zero2+topk": ["DeepSpeed", "ddp"],
     "ddp+sparse_embedding": ["Adam", "sgd:momentum=0.0"],
     "zero1+sparse_embedding+sgd:momentum=0.0": ["dense", "ddp"],
@@ -244,7 +246,14 @@ def launched_once(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "text", ["zero2+lora+bf16", "zero3+prune", "ddp+compress:kind=powersgd", "ddp+topk+accumulate"]
+    "text",
+    [
+        "zero2+lora+bf16",
+        "zero3+prune",
+        "ddp+compress:kind=powersgd",
+        "ddp+topk+accumulate",
+        "ddp+onebit_adam",
+    ],
 )
 def test_it_runs_on_two_processes_with_evidence(text, launched_once):
     row = launched_once(text)

@@ -83,6 +83,7 @@ SETTINGS: dict[str, list[str]] = {
     "muon": ["single+muon", "single+muon:momentum=0.9"],
     "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
     "offload_adamw": ["ddp+offload_adamw"],
+    "onebit_adam": ["ddp+onebit_adam", "ddp+onebit_adam:freeze=4"],
     "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
