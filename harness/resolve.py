@@ -39,7 +39,8 @@ class Resolved:
     @property
     def needs(self) -> tuple[str, ...]:
         """What the machine must have: ops and types, named as ``harness.doctor`` probes them."""
-        return tuple(dict.fromkeys(n for part in self.recipe.strategies for n in part.needs))
+        parts = self.recipe.strategies
+        return tuple(dict.fromkeys(n for part in parts for n in part.requires(self.launch)))
 
     @property
     def learn_sigma(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategies import recipe
 from strategies.accumulate import Accumulate
+from strategies.attend import Attend
 from strategies.average import Ema
 from strategies.base import Strategy
 from strategies.optimizers import AdamW
@@ -18,6 +19,7 @@ CATALOG: dict[str, type[Strategy]] = {
     **sharding_kinds(),
     "fp32": Fp32,
     "bf16": Bf16,
+    "attend": Attend,
     "checkpoint": Checkpoint,
     "adamw": AdamW,
     "accumulate": Accumulate,

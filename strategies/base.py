@@ -52,6 +52,9 @@ TRAITS = {
     "frozen_weights": "some of the model's own weights take no gradient",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
+    "half_compute": "matrix products take operands of 16 bits",
+    "pure_bf16": "weights, gradients and the optimizer's weights are bfloat16, with no master",
+    "recomputes": "activations are dropped in forward and computed again in backward",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "frees_gradients": "a gradient is gone before the backward pass ends",
     "own_state": "the optimizer's state is not two float moments a parameter",
@@ -199,6 +202,10 @@ class Strategy:
     def promise(self) -> Parity:
         """The parity of this strategy with these parameters."""
         return self.parity
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        """What the machine must have for these parameters; the words are ``harness.doctor``'s."""
+        return self.needs
 
     def refuses(self, launch: Launch) -> str | None:
         """Why this strategy cannot run under ``launch``, with the way out; None if it can."""

@@ -5,32 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from strategies import forward
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
 
 __all__ = ["Bf16", "Fp32"]
-
-
-def _compute_dtype(trained: Trained) -> str:
-    """The type in which the model's matrix products really ran, seen in one more forward.
-
-    A hook on the first block's qkv projection sees its output; every rank takes part, because
-    ZeRO-3 gathers parameters on the way.
-    """
-    import torch
-
-    seen: list[str] = []
-    qkv = trained.module.blocks[0].attn.qkv
-    handle = qkv.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
-    side = trained.module.grid * trained.module.patch_size
-    shape = (1, trained.module.in_channels, side, side)
-    x_BCHW = torch.zeros(shape, device=trained.accelerator.device)
-    index_B = torch.zeros(1, dtype=torch.long, device=x_BCHW.device)
-    try:
-        with torch.no_grad():
-            trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
-    finally:
-        handle.remove()
-    return seen[-1].removeprefix("torch.") if seen else "none"
 
 
 def dtypes(trained: Trained) -> dict[str, str]:
@@ -43,7 +21,7 @@ def dtypes(trained: Trained) -> dict[str, str]:
     stored = {str(p.dtype) for p in trained.module.parameters()}
     found = {"parameters": stored, "master": weights, "moments": moments}
     return {
-        "compute_dtype": _compute_dtype(trained),
+        "compute_dtype": forward.compute_dtype(trained),
         **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in found.items()},
     }
 
@@ -112,6 +90,9 @@ class Bf16(Strategy):
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute"})
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         return {"mixed_precision": "bf16"}

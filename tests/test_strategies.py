@@ -19,14 +19,16 @@ import torch
 from conftest import TINY
 
 from harness.resolve import project_root
-from strategies import CATALOG, parse, recompute
+from strategies import CATALOG, attend, parse
 from strategies.accumulate import Accumulate
+from strategies.attend import Attend
 from strategies.average import Average, Ema
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.optimizers import AdamW
+from strategies.parts import Recompute, block_runs, halves, prefixes, segments
 from strategies.precision import Bf16, Fp32
 from strategies.recipe import RecipeError
-from strategies.recompute import Checkpoint, Segments
+from strategies.recompute import Checkpoint
 from strategies.sharding import Sharding, sharding_kinds
 
 FILES = project_root() / "strategies"
@@ -47,6 +49,13 @@ SETTINGS: dict[str, list[str]] = {
         "single+checkpoint",
         "single+checkpoint:every=2",
         "single+checkpoint:every=sqrt",
+        "single+checkpoint:keep=nested",
+        "single+checkpoint:keep=nothing",
+        "single+checkpoint:every=2,keep=products",
+    ],
+    "attend": [
+        *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
+        *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
@@ -133,6 +142,9 @@ def test_strategy_files_stay_small():
         ("ddp+checkpoint:every", RecipeError, ["needs a value", "checkpoint:every=1"]),
         ("ddp+checkpoint:every=0", RecipeError, ["every is 0", "sqrt"]),
         ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
+        ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
+        ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
+        ("ddp+attend:kernel=quick", RecipeError, ["'quick'", "naive, math"]),
         ("ddp+accumulate:steps=1", RecipeError, ["steps is 1", "from 2"]),
         ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),
         ("ddp+adamw:impl=fsed", RecipeError, ["'fsed'", "fused, foreach, plain"]),
@@ -153,6 +165,7 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
         ("single", "cpu", 2, ["one process, not 2", "--processes 1"]),
         ("ddp+fp32:tf32=on", "cpu", 2, ["TF32", "leave"]),
         ("zero2_offload+adamw:impl=plain", "cpu", 2, ["CPU Adam", "leave impl=plain out"]),
+        ("ddp+attend:kernel=flash", "cuda", 2, ["16 bits", "add bf16", "kernel=efficient"]),
         ("zero3_offload+adamw:impl=foreach", "cuda", 2, ["leave impl=foreach out"]),
     ],
 )
@@ -228,27 +241,52 @@ def test_evidence_says_what_was_read_back(train_here):
         "micro_steps_per_optimizer_step": 4.0,
     }
     sqrt = evidence_of("checkpoint", "single+checkpoint:every=sqrt", train_here)
-    assert sqrt["segment_blocks"] == 2 and sqrt["block_forwards"] == 2.0
+    assert sqrt["parts"] == 2 and sqrt["block_forwards"] == 2.0
     plain = evidence_of("adamw", "single+adamw:impl=plain", train_here)
     assert plain == {"class": "AdamW", "impl": "plain", "steps": 2}
     assert evidence_of("ema", "single+ema:place=cpu", train_here)["updates"] == 2
     assert evidence_of("ema", "single", train_here, ema=0.5)["updates"] == 2
 
 
-def lengthen(self, module):
-    module.run_blocks = Segments(len(module.blocks))
+def recompute_as(split, policy=None):
+    def edit(self, module):
+        module.run_blocks = Recompute(module.run_blocks, split, policy)
+
+    return edit
 
 
-class Pretending(Segments):
-    """Counts segments and recomputes nothing."""
+class Pretending(Recompute):
+    """Counts its parts and recomputes nothing."""
 
-    def __call__(self, blocks, x_BTD, c_BD):
-        self.segments_run += len(range(0, len(blocks), self.length))
-        return self._run(blocks, x_BTD, c_BD)
+    def part(self, blocks, x_BTD, c_BD, level):
+        return self._inside(blocks, x_BTD, c_BD, level)
 
 
-def pretend(self, module):
-    module.run_blocks = Pretending(int(self.every))
+class Boasting(Pretending):
+    """Counts blocks twice and recomputes nothing."""
+
+    def _inside(self, blocks, x_BTD, c_BD, level):
+        self.blocks_run += len(blocks)
+        return super()._inside(blocks, x_BTD, c_BD, level)
+
+
+def pretend(kind):
+    def edit(self, module):
+        module.run_blocks = kind(module.run_blocks, segments(1))
+
+    return edit
+
+
+def attend_by(function):
+    def edit(self, module):
+        for block in module.blocks:
+            block.attn.attend = function
+
+    return edit
+
+
+def one_in_four(self, module):
+    module.blocks[0].attn.attend = attend.naive
 
 
 def adamw(**other):
@@ -271,7 +309,7 @@ class Lazy(Average):
         pass
 
 
-class Boasting(Average):
+class Counting(Average):
     """Counts its updates and makes none."""
 
     def after_step(self):
@@ -315,9 +353,36 @@ LOST = {
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "every=2 edits nothing": ("single+checkpoint:every=2", Checkpoint, "edit_model", nothing),
     "sqrt edits nothing": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", nothing),
-    "one segment, not one a block": ("single+checkpoint", Checkpoint, "edit_model", lengthen),
-    "one segment, not sqrt": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", lengthen),
-    "segments counted, not recomputed": ("single+checkpoint", Checkpoint, "edit_model", pretend),
+    "one segment, not one a block": (
+        "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "one segment, not sqrt": (
+        "single+checkpoint:every=sqrt", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "parts counted, not recomputed": (
+        "single+checkpoint", Checkpoint, "edit_model", pretend(Pretending),
+    ),
+    "blocks counted twice, not recomputed": (
+        "single+checkpoint", Checkpoint, "edit_model", pretend(Boasting),
+    ),
+    "two segments, not nested": (
+        "single+checkpoint:keep=nested", Checkpoint, "edit_model", recompute_as(segments(2)),
+    ),
+    "one segment, not prefixes": (
+        "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "products recomputed as well": (
+        "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
+    "math, not naive": ("single+attend", Attend, "edit_model", attend_by(attend.forced("MATH"))),
+    "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
+    "naive, not math": (
+        "single+attend:kernel=math", Attend, "edit_model", attend_by(attend.naive),
+    ),
+    "naive, not flash": (
+        "single+attend:kernel=flash", Attend, "edit_model", attend_by(attend.naive),
+    ),
     "sgd": ("single", AdamW, "make_optimizer", sgd),
     "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
     "fused for foreach": ("single+adamw:impl=foreach", AdamW, "make_optimizer", adamw()),
@@ -337,7 +402,7 @@ LOST = {
     "no average in host memory": ("single+ema:place=cpu", Ema, "attach", nothing),
     "an average nobody asked for": ("single+ema:place=none", Ema, "attach", attach()),
     "an average that never steps": ("single", Ema, "attach", attach(Lazy)),
-    "an average that only counts": ("single", Ema, "attach", attach(Boasting)),
+    "an average that only counts": ("single", Ema, "attach", attach(Counting)),
     "a witness without an average": ("single", Ema, "attach", attach(WitnessOnly)),
     "a copy, not an average": ("single", Ema, "attach", attach(Copying)),
     "another decay": ("single", Ema, "attach", attach(decay=0.5)),
@@ -397,7 +462,15 @@ def test_a_step_that_was_skipped_is_noticed(train_here):
 
 def test_blocks_recomputed_once_too_few_are_noticed(train_here):
     run, _ = train_here(dataclasses.replace(TINY, recipe="single+checkpoint:every=2"), 2)
-    assert isinstance(run.trained.module.run_blocks, recompute.Segments)
     run.trained.module.run_blocks.blocks_run -= 1
-    with pytest.raises(NotInForce, match="recomputing takes 2"):
+    with pytest.raises(NotInForce, match="recomputing takes 8"):
         Checkpoint(every=2).evidence(run.trained)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 7])
+def test_work_of_recomputing_against_its_closed_form(blocks):
+    assert block_runs(segments(1), blocks) == block_runs(segments(3), blocks) == 2 * blocks
+    assert block_runs(prefixes, blocks) == blocks + blocks * (blocks + 1) // 2
+    if blocks & (blocks - 1) == 0:  # half of each level but the last is run again with it
+        levels = blocks.bit_length() - 1
+        assert block_runs(halves, blocks) == 2 * blocks + blocks * max(levels - 1, 0) // 2
