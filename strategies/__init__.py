@@ -7,6 +7,7 @@ from strategies.accumulate import Accumulate
 from strategies.attend import Attend
 from strategies.average import Ema
 from strategies.base import Strategy
+from strategies.offload import OffloadActivations
 from strategies.optimizers import AdamW
 from strategies.precision import Bf16, Fp32
 from strategies.recipe import Recipe
@@ -21,6 +22,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "bf16": Bf16,
     "attend": Attend,
     "checkpoint": Checkpoint,
+    "offload_activations": OffloadActivations,
     "adamw": AdamW,
     "accumulate": Accumulate,
     "ema": Ema,

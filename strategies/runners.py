@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 __all__ = ["Weighed", "is_weight", "runner_of"]
@@ -17,8 +18,10 @@ class Weighed:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.kept_bytes = self.input_bytes = 0
-        self.weighing = False
+        self.weighing = self.within = False
         self._seen: set[int] = set()
+        if isinstance(inner, Weighed):
+            inner.within = True  # autograd tells the innermost hook alone: ours tells it on
 
     def __call__(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
         import torch
@@ -27,9 +30,10 @@ class Weighed:
             return self.inner(blocks, x_BTD, c_BD)
         if self.input_bytes:
             return self.run(blocks, x_BTD, c_BD)
-        self.input_bytes, self.weighing = _bytes(x_BTD) + _bytes(c_BD), True
-        weigh = torch.compiler.disable(self._weigh)  # a compiled block would trace it
-        with torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept):
+        self.input_bytes, self.weighing = x_BTD.nbytes + c_BD.nbytes, True
+        weigh = torch.compiler.disable(self.weigh)  # a compiled block would trace it
+        hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept)
+        with contextlib.nullcontext() if self.within else hooks:
             x_BTD = self.run(blocks, x_BTD, c_BD)
         self.weighing = False
         return x_BTD
@@ -38,22 +42,27 @@ class Weighed:
         """The blocks, with gradients."""
         return self.inner(blocks, x_BTD, c_BD)
 
-    def _weigh(self, kept: Any) -> Any:
+    def weigh(self, kept: Any) -> Any:
+        """Count a tensor that autograd keeps; also for a runner within this one."""
         if not is_weight(kept) and kept.data_ptr() not in self._seen:
             self._seen.add(kept.data_ptr())
-            self.kept_bytes += _bytes(kept)
+            self.kept_bytes += kept.nbytes
+        if isinstance(self.inner, Weighed):
+            self.inner.weigh(kept)
         return kept
 
 
-def _bytes(tensor: Any) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def is_weight(kept: Any) -> bool:
-    """Whether a tensor that autograd keeps is a parameter or a view of one."""
+    """Whether a tensor that autograd keeps is a parameter, autocast's copy of one, or a view."""
     from torch import nn
 
-    return isinstance(kept, nn.Parameter) or isinstance(kept._base, nn.Parameter)
+    base = kept if kept._base is None else kept._base
+    if isinstance(base, nn.Parameter):
+        return True
+    made_by = base.grad_fn
+    if made_by is None or made_by.name() != "ToCopyBackward0":
+        return False
+    return made_by.next_functions[0][0].name() == "torch::autograd::AccumulateGrad"
 
 
 def runner_of(module: Any, kind: type) -> Any | None:

@@ -24,6 +24,8 @@ from strategies.accumulate import Accumulate
 from strategies.attend import Attend
 from strategies.average import Average, Ema
 from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.host import Host
+from strategies.offload import OffloadActivations
 from strategies.optimizers import AdamW
 from strategies.parts import Recompute, block_runs, halves, prefixes, segments
 from strategies.precision import Bf16, Fp32
@@ -52,6 +54,10 @@ SETTINGS: dict[str, list[str]] = {
         "single+checkpoint:keep=nested",
         "single+checkpoint:keep=nothing",
         "single+checkpoint:every=2,keep=products",
+    ],
+    "offload_activations": [
+        "single+offload_activations",
+        "single+checkpoint:every=2+offload_activations:what=checkpoints",
     ],
     "attend": [
         *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
@@ -144,6 +150,7 @@ def test_strategy_files_stay_small():
         ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
         ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
         ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
+        ("ddp+offload_activations:what=some", RecipeError, ["'some'", "all, checkpoints"]),
         ("ddp+attend:kernel=quick", RecipeError, ["'quick'", "naive, math"]),
         ("ddp+accumulate:steps=1", RecipeError, ["steps is 1", "from 2"]),
         ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),
@@ -165,6 +172,8 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
         ("single", "cpu", 2, ["one process, not 2", "--processes 1"]),
         ("ddp+fp32:tf32=on", "cpu", 2, ["TF32", "leave"]),
         ("zero2_offload+adamw:impl=plain", "cpu", 2, ["CPU Adam", "leave impl=plain out"]),
+        ("ddp+offload_activations:what=checkpoints", "cpu", 2, ["no checkpoints", "what=all"]),
+        ("ddp+offload_activations+checkpoint", "cpu", 2, ["take what=checkpoints"]),
         ("ddp+attend:kernel=flash", "cuda", 2, ["16 bits", "add bf16", "kernel=efficient"]),
         ("zero3_offload+adamw:impl=foreach", "cuda", 2, ["leave impl=foreach out"]),
     ],
@@ -285,6 +294,27 @@ def attend_by(function):
     return edit
 
 
+class Idle(Host):
+    """Says that it moves tensors and keeps them where they are."""
+
+    def run(self, blocks, x_BTD, c_BD):
+        return self.inner(blocks, x_BTD, c_BD)
+
+
+class Parked(Host):
+    """Moves a tensor out in the last block alone."""
+
+    def run(self, blocks, x_BTD, c_BD):
+        return super().run(blocks[-1:], self.inner(blocks[:-1], x_BTD, c_BD), c_BD)
+
+
+def host_as(kind):
+    def edit(self, module):
+        module.run_blocks = kind(module.run_blocks)
+
+    return edit
+
+
 def one_in_four(self, module):
     module.blocks[0].attn.attend = attend.naive
 
@@ -373,6 +403,17 @@ LOST = {
     ),
     "products recomputed as well": (
         "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
+    "activations stay, by another runner": (
+        "single+offload_activations", OffloadActivations, "edit_model", host_as(Idle),
+    ),
+    "one block's activations of four": (
+        "single+offload_activations", OffloadActivations, "edit_model", host_as(Parked),
+    ),
+    "checkpoints stay": (
+        "single+checkpoint+offload_activations:what=checkpoints",
+        OffloadActivations, "edit_model", nothing,
     ),
     "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
     "math, not naive": ("single+attend", Attend, "edit_model", attend_by(attend.forced("MATH"))),
