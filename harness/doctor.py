@@ -35,6 +35,7 @@ WAYS = {
     "fp16": "use bf16, which needs no scaling of the loss",
     "tf32": "leave tf32 out; float32 runs everywhere",
     "fp8": "use bf16, or fp8:emulate=on for the numbers alone",
+    "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",
 }
 """Need named in ``strategies`` -> how to come by it."""

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 import warnings
@@ -118,7 +119,18 @@ def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, st
     for kernel in ATTENTION:
         devices = ("cpu", "cuda") if gpus else ("cpu",)
         found[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
-    return found
+    return {**found, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
+
+
+def _no_compiler() -> str:
+    names = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    return "" if any(map(shutil.which, names)) else "torch.compile generates C++: no g++ here"
+
+
+def _no_triton() -> str:
+    from torch.utils._triton import has_triton
+
+    return "" if has_triton() else "torch.compile generates Triton kernels: no working triton here"
 
 
 ATTENTION = {

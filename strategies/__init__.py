@@ -7,6 +7,7 @@ from strategies.accumulate import Accumulate
 from strategies.attend import Attend
 from strategies.average import Ema
 from strategies.base import Strategy
+from strategies.compiled import Compile
 from strategies.offload import OffloadActivations
 from strategies.optimizers import AdamW
 from strategies.precision import Bf16, Fp32
@@ -23,6 +24,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "attend": Attend,
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
+    "compile": Compile,
     "adamw": AdamW,
     "accumulate": Accumulate,
     "ema": Ema,

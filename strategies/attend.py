@@ -121,7 +121,7 @@ def _is(kernel: str, operation: str) -> bool:
     """Whether a profiled operation is the forward of ``kernel``."""
     if kernel == "flex":
         return operation.startswith("triton_") and "flex_attention" in operation
-    if kernel == "math":
-        return operation == "aten::_scaled_dot_product_attention_math"
+    if kernel == "math":  # its softmax knows of rows that are masked throughout
+        return operation == "aten::_safe_softmax"
     name = FUSED.format(kernel)
     return operation in (name, f"{name}_for_cpu")

@@ -33,6 +33,9 @@ class OffloadActivations(Strategy):
         if self.what not in ("all", "checkpoints"):
             raise ValueError(f"what is {self.what!r}; one of all, checkpoints")
 
+    def traits(self) -> frozenset[str]:
+        return frozenset({"moves_activations"})
+
     def refuses(self, launch: Launch) -> str | None:
         if self.what == "checkpoints" and "recomputes" not in launch.traits:
             return "there are no checkpoints to offload; add checkpoint, or take what=all"
@@ -54,8 +57,11 @@ class OffloadActivations(Strategy):
         tensors, size = moved["out"] / steps, moved["out_bytes"] / steps
         inner = runner_of(trained.module, Recompute)
         parts = inner.parts_run / steps if inner else 0
-        # Beside checkpoint a part keeps its two inputs; else a block keeps a dozen tensors.
-        least, most = (parts, 2 * parts) if self.what == "checkpoints" else (5 * depth, 99 * depth)
+        # Beside checkpoint a part keeps two inputs (compiled, the generator's state as well); else
+        # a block keeps a dozen tensors.
+        least, most = (
+            (parts, 2 * parts + depth) if self.what == "checkpoints" else (5 * depth, 99 * depth)
+        )
         demand(max(least, 1) <= tensors <= most, f"{tensors} tensors left the device a micro step")
         demand(size >= host.kept_bytes - LEAST_BYTES * tensors, "not all that is kept was moved")
         cuda = trained.launch.device == "cuda"

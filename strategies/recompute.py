@@ -13,6 +13,10 @@ from strategies.runners import runner_of
 __all__ = ["Checkpoint"]
 
 
+RNG_BYTES = 5056
+"""The CPU generator's state, which compiled checkpoints keep for each attention: it might draw."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Strategy):
     """Keeps the input of every k-th block and recomputes the k blocks behind it in backward.
@@ -46,8 +50,11 @@ class Checkpoint(Strategy):
         return frozenset({"recomputes"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if self.keep in ("nested", "nothing") and "compiled" in launch.traits:
-            return f"checkpoints within checkpoints are not compiled; leave keep={self.keep} out"
+        if self.keep != "segments" and "compiled" in launch.traits:
+            return (
+                f"keep={self.keep} chooses what a compiler would; leave it out, or take "
+                "compile:budget=0.5 without checkpoint"
+            )
         return None
 
     def edit_model(self, module: Any) -> None:
@@ -65,14 +72,14 @@ class Checkpoint(Strategy):
         split = self._split(depth)
         parts, ran = len(split(depth, 0)[0]), runner.parts_run / trained.micro_steps
         demand(ran == parts, f"{ran} parts a micro step, not {parts}")
-        most = parts * runner.input_bytes
+        most = parts * runner.input_bytes + RNG_BYTES * depth
         demand(
             0 < runner.kept_bytes <= most,
             f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",
         )
         found = {"parts": parts, "kept_bytes": runner.kept_bytes}
         if "compiled" in trained.launch.traits:
-            return found
+            return found  # blocks are not counted inside a graph: what is kept shows the effect
         forwards, asked = runner.blocks_run / trained.micro_steps, block_runs(split, depth)
         demand(
             forwards == asked,

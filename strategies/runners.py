@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 __all__ = ["Weighed", "is_weight", "runner_of"]
@@ -12,14 +13,15 @@ class Weighed:
     """A way to run blocks around another one (``inner``; the innermost is the module's own).
 
     Weighs, in the first forward, what autograd holds for the blocks: ``kept_bytes``, weights left
-    out, each tensor once. ``input_bytes`` is the size of what one block is given.
+    out, each tensor once. ``given`` says what one block is given, ``input_bytes`` how much.
     """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.kept_bytes = self.input_bytes = 0
+        self.given: list[dict[str, Any]] = []
         self.weighing = self.within = False
-        self._seen: set[int] = set()
+        self._seen: dict[int, weakref.ref] = {}
         if isinstance(inner, Weighed):
             inner.within = True  # autograd tells the innermost hook alone: ours tells it on
 
@@ -31,6 +33,9 @@ class Weighed:
         if self.input_bytes:
             return self.run(blocks, x_BTD, c_BD)
         self.input_bytes, self.weighing = x_BTD.nbytes + c_BD.nbytes, True
+        self.given = [
+            {"size": t.shape, "dtype": t.dtype, "device": t.device} for t in (x_BTD, c_BD)
+        ]
         weigh = torch.compiler.disable(self.weigh)  # a compiled block would trace it
         hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept)
         with contextlib.nullcontext() if self.within else hooks:
@@ -44,8 +49,10 @@ class Weighed:
 
     def weigh(self, kept: Any) -> Any:
         """Count a tensor that autograd keeps; also for a runner within this one."""
-        if not is_weight(kept) and kept.data_ptr() not in self._seen:
-            self._seen.add(kept.data_ptr())
+        storage = kept.untyped_storage()
+        known = self._seen.get(kept.data_ptr(), lambda: None)() is not None
+        if not is_weight(kept) and not known:
+            self._seen[kept.data_ptr()] = weakref.ref(storage)
             self.kept_bytes += kept.nbytes
         if isinstance(self.inner, Weighed):
             self.inner.weigh(kept)

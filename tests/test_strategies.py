@@ -24,6 +24,7 @@ from strategies.accumulate import Accumulate
 from strategies.attend import Attend
 from strategies.average import Average, Ema
 from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.compiled import Compile
 from strategies.host import Host
 from strategies.offload import OffloadActivations
 from strategies.optimizers import AdamW
@@ -58,6 +59,11 @@ SETTINGS: dict[str, list[str]] = {
     "offload_activations": [
         "single+offload_activations",
         "single+checkpoint:every=2+offload_activations:what=checkpoints",
+    ],
+    "compile": [
+        "single+compile",
+        "single+compile:scope=model,backend=aot_eager",
+        "single+compile:backend=aot_eager,budget=0.5",
     ],
     "attend": [
         *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
@@ -151,6 +157,10 @@ def test_strategy_files_stay_small():
         ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
         ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
         ("ddp+offload_activations:what=some", RecipeError, ["'some'", "all, checkpoints"]),
+        ("ddp+compile:scope=layer", RecipeError, ["'layer'", "block, model"]),
+        ("ddp+compile:backend=gcc", RecipeError, ["'gcc'", "inductor, aot_eager"]),
+        ("ddp+compile:budget=2", RecipeError, ["budget is 2", "from 0 to 1"]),
+        ("ddp+compile:budget=0.5,scope=model", RecipeError, ["leave scope=model out"]),
         ("ddp+attend:kernel=quick", RecipeError, ["'quick'", "naive, math"]),
         ("ddp+accumulate:steps=1", RecipeError, ["steps is 1", "from 2"]),
         ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),
@@ -174,6 +184,9 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
         ("zero2_offload+adamw:impl=plain", "cpu", 2, ["CPU Adam", "leave impl=plain out"]),
         ("ddp+offload_activations:what=checkpoints", "cpu", 2, ["no checkpoints", "what=all"]),
         ("ddp+offload_activations+checkpoint", "cpu", 2, ["take what=checkpoints"]),
+        ("ddp+checkpoint:keep=nested+compile", "cpu", 2, ["keep=nested", "budget=0.5"]),
+        ("ddp+checkpoint+compile:budget=0.5", "cpu", 2, ["leave budget=0.5"]),
+        ("ddp+checkpoint+compile:scope=model", "cpu", 2, ["leave scope=model out"]),
         ("ddp+attend:kernel=flash", "cuda", 2, ["16 bits", "add bf16", "kernel=efficient"]),
         ("zero3_offload+adamw:impl=foreach", "cuda", 2, ["leave impl=foreach out"]),
     ],
@@ -315,6 +328,18 @@ def host_as(kind):
     return edit
 
 
+COMPILE = Compile.edit_model
+
+
+def skipping_one(self, module):
+    COMPILE(self, module)
+    module.blocks[0]._compiled_call_impl = None
+
+
+def without_budget(self, module):
+    COMPILE(Compile(backend=self.backend), module)
+
+
 def one_in_four(self, module):
     module.blocks[0].attn.attend = attend.naive
 
@@ -414,6 +439,16 @@ LOST = {
     "checkpoints stay": (
         "single+checkpoint+offload_activations:what=checkpoints",
         OffloadActivations, "edit_model", nothing,
+    ),
+    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
+    "three blocks compiled of four": (
+        "single+compile:backend=aot_eager", Compile, "edit_model", skipping_one,
+    ),
+    "the model not compiled": (
+        "single+compile:scope=model,backend=aot_eager", Compile, "edit_model", nothing,
+    ),
+    "compiled without the budget": (
+        "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model", without_budget,
     ),
     "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
     "math, not naive": ("single+attend", Attend, "edit_model", attend_by(attend.forced("MATH"))),
