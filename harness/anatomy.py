@@ -61,7 +61,7 @@ def phase_marks(trained: Trained, enter: Callable[[str], None]) -> Iterator[None
     try:
         yield
     finally:
-        del accelerator.backward
+        accelerator.backward = backward
         if engine is not None:
             del engine.step
 
@@ -89,6 +89,7 @@ class Trace(TorchDispatchMode):
         self.left_out = {t.untyped_storage()._cdata for t in left_out if torch.is_tensor(t)}
         self.trained, self.device_type, self.phase = trained, device_type, "before"
         self.sharded = trained.engine is not None
+        self.ops: set[str] = set()
         self.blocks: list[Block] = []
         self.events: list[tuple[int, int]] = []
         self._live: dict[int, tuple[int, Any]] = {}
@@ -96,6 +97,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.ops.add(str(func))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf, str(func))
@@ -254,4 +256,5 @@ def trace_step(
     finally:
         for handle in handles:
             handle.remove()
+    trained.ops |= trace.ops
     return trace.categories()

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.resolve import BAD_INPUT
 from harness.spec import DEVICES, Spec, add_arguments
+from strategies.base import BadInput
 
 __all__ = ["main"]
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         return options.act(options)
-    except BAD_INPUT as error:
+    except BadInput as error:
         return _bad(error)
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -138,13 +138,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    _add(
-        commands,
-        "list",
-        _list,
-        "list strategies with their parameters, and suites",
-        "./run.sh list",
-    )
+    text = "list strategies with their parameters, and suites"
+    parser = _add(commands, "list", _list, text, "./run.sh list")
+    parser.add_argument("--markdown", action="store_true", help="the strategies, for a README")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -156,20 +152,17 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    example = (
-        "./run.sh train --recipe ddp+bf16 --steps 2000 --checkpoint results/digits/state \\\n"
-        "      --samples results/digits/samples.png"
-    )
+    example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
     parser = _add(
         commands, "train", _train, "train one recipe to a checkpoint and samples", example
     )
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
-    add("--checkpoint", metavar="DIR", help="save the training state here")
+    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
-    add("--samples", metavar="FILE.png", help="draw a grid of samples when done")
+    add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")
@@ -216,9 +209,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness.listing import print_list
+    from harness import listing
 
-    print_list()
+    if options.markdown:
+        print(listing.markdown())
+    else:
+        listing.print_list()
     return OK
 
 

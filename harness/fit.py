@@ -29,7 +29,7 @@ class Fit:
     resume: bool = False
     samples: Path | None = None
     sample_steps: int = 25
-    guidance: float = 3.0
+    guidance: float = 2.0
 
     def begin(self, run: Run, resolved: Resolved, log: Log) -> None:
         """Go on from the newest checkpoint, if asked to and there is one."""
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--samples", type=Path, metavar="PNG", help="draw a grid of samples when done")
     add("--sample-steps", type=int, default=25, metavar="N", help="steps of the sampler")
-    add("--guidance", type=float, default=3.0, metavar="SCALE", help="classifier-free guidance")
+    add("--guidance", type=float, default=2.0, metavar="SCALE", help="classifier-free guidance")
 
 
 def from_options(options: argparse.Namespace) -> Fit | None:

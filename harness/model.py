@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.presets import FREQUENCIES, PRESETS
+from harness.presets import FREQUENCIES, shape_of
 
 __all__ = ["Attention", "Block", "DiT", "attend", "build", "guide", "run_blocks"]
 
@@ -333,11 +333,9 @@ def build(
     Raises:
         ValueError: an unknown preset or init, or a patch that does not tile the input.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"unknown model {preset!r}; one of {', '.join(PRESETS)}")
     if init not in ("adaln_zero", "awake"):
         raise ValueError(f"unknown init {init!r}; one of adaln_zero, awake")
-    shape = PRESETS[preset]
+    shape = shape_of(preset)
     shape.tokens(input_size)
     # On meta first: torch's own default initialisation would be drawn only to be overwritten.
     with torch.device("meta"):

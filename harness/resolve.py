@@ -6,7 +6,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,9 @@ from harness import data, presets
 from harness.spec import Spec, SpecError
 from strategies import parse, sharding
 from strategies.base import Conflict, Launch, Settings
-from strategies.recipe import Recipe, RecipeError
+from strategies.recipe import Recipe
 
-__all__ = ["BAD_INPUT", "Resolved", "project_root", "resolve", "run_name"]
-
-# What bad input raises; each message is one line that names the thing and the way out.
-BAD_INPUT = (SpecError, RecipeError, Conflict, sharding.LaunchFileError, ValueError)
+__all__ = ["Resolved", "project_root", "resolve", "run_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +59,13 @@ def resolve(spec: Spec) -> Resolved:
     """Check ``spec`` and derive the rest.
 
     Raises:
-        ValueError: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
+        BadInput: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
             thing and the way out.
     """
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0)
     _check_average(spec, recipe)
-    if spec.model not in presets.PRESETS:
-        close = difflib.get_close_matches(spec.model, presets.PRESETS, n=1, cutoff=0.3)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(presets.PRESETS)}"
-        raise SpecError(f"unknown model {spec.model!r}; {hint}")
-    shape, facts = presets.PRESETS[spec.model], data.check_data(spec.data)
+    shape, facts = presets.shape_of(spec.model), data.check_data(spec.data)
     if facts.input_size % shape.patch_size:
         raise SpecError(
             f"model {spec.model} has patches of {shape.patch_size}, which do not tile "

@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 
 from harness import fit, measure, process
-from harness.resolve import BAD_INPUT, resolve
+from harness.resolve import resolve
 from harness.spec import add_arguments, from_arguments
 from harness.status import Reporter
+from strategies.base import BadInput, Conflict
 
 __all__ = ["main"]
 
@@ -46,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         resolved = resolve(from_arguments(options))
         if resolved.refusal:
-            raise ValueError(resolved.refusal)
-    except BAD_INPUT as error:
+            raise Conflict(resolved.refusal)
+    except BadInput as error:
         reporter.failed(error)
         print(f"error: {error}", file=sys.stderr)
         return 2

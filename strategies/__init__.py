@@ -6,6 +6,7 @@ from strategies import recipe
 from strategies.accumulate import Accumulate
 from strategies.attend import Attend
 from strategies.average import Ema
+from strategies.backward import Backward
 from strategies.base import Strategy
 from strategies.compiled import Compile
 from strategies.offload import OffloadActivations
@@ -26,6 +27,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "offload_activations": OffloadActivations,
     "compile": Compile,
     "adamw": AdamW,
+    "backward": Backward,
     "accumulate": Accumulate,
     "ema": Ema,
 }

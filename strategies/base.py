@@ -7,7 +7,7 @@ parsed, refused and listed in milliseconds and on a machine without torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TRAITS",
     "Attachment",
+    "BadInput",
     "Conflict",
     "Launch",
     "NotInForce",
@@ -75,7 +76,12 @@ class Parity(Enum):
     BY_DESIGN = "by design"
 
 
-class Conflict(ValueError):
+class BadInput(ValueError):
+    """What a person gave cannot be used: one line that names it and the way out. Any other
+    ValueError is a fault of ours, and is shown as one."""
+
+
+class Conflict(BadInput):
     """A recipe that cannot be: two strategies for one place, or one that refuses its launch."""
 
 
@@ -149,7 +155,8 @@ class Trained:
     ``model`` and ``optimizer`` are what ``Accelerator.prepare`` returned, ``module`` is the bare
     DiT inside. Counts are the loop's own, and evidence compares the engine's with them:
     ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
-    ``micro_steps`` by this one.
+    ``micro_steps`` by this one. ``ops`` names every operator of one whole step, as torch's
+    dispatcher spells them; empty where no step was traced (a training run).
     """
 
     accelerator: Any
@@ -162,6 +169,7 @@ class Trained:
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
+    ops: set[str] = field(default_factory=set)
 
     @property
     def engine(self) -> Any | None:

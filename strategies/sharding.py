@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
+from strategies.base import BadInput, Launch, Slot, Strategy, Trained, demand
 
 __all__ = ["FOLDER", "LaunchFile", "LaunchFileError", "Sharding", "read", "sharding_kinds"]
 
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "launch_configs"
 ENGINES = {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"}
 
 
-class LaunchFileError(ValueError):
+class LaunchFileError(BadInput):
     """A launch file that cannot be read or lacks a fact: names the file and the way out."""
 
 

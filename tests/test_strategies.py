@@ -18,11 +18,14 @@ import pytest
 import torch
 from conftest import TINY
 
+from harness.anatomy import trace_step
+from harness.loop import optimizer_step
 from harness.resolve import project_root
 from strategies import CATALOG, attend, parse
 from strategies.accumulate import Accumulate
 from strategies.attend import Attend
 from strategies.average import Average, Ema
+from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.compiled import Compile
 from strategies.host import Host
@@ -70,6 +73,7 @@ SETTINGS: dict[str, list[str]] = {
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
@@ -467,6 +471,7 @@ LOST = {
     "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
     "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
     "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "backward as usual": ("single+backward", Backward, "configure", nothing),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
@@ -497,6 +502,19 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 
 def test_every_strategy_without_a_launch_file_is_stubbed():
     assert {kind.name for _, kind, _, _ in LOST.values()} == set(CATALOG) - SHARDING
+
+
+@pytest.mark.parametrize("impl", ["fused", "foreach", "plain"])
+def test_the_kernel_that_ran_is_read_off_a_traced_step(impl, train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe=f"single+adamw:impl={impl}"), 1)
+    trace_step(run.trained, "cpu", lambda: optimizer_step(run, 1, log))
+    for other in ("fused", "foreach", "plain"):
+        part = AdamW(impl=other)
+        if other == impl:
+            part._kernel(run.trained.ops)
+        else:
+            with pytest.raises(NotInForce, match=f"the step ran the {impl} kernel, not {other}"):
+                part._kernel(run.trained.ops)
 
 
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
