@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.machine import Machine
-from harness.probe import version
+from harness.probe import NUMBERS, version
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies import CATALOG
@@ -81,6 +81,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
         return Lack(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
     if need in ("cpu_adam", "async_io"):
         return _lacks_op(need, probe["ops"].get(need), machine)
+    if need in NUMBERS and spec.device == "cpu":
+        return _lacks_ability(need, NUMBERS[need][1])
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
 
 

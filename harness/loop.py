@@ -86,6 +86,7 @@ def gradient_norm(run: Run) -> Any:
     parameters = [p for p in trained.module.parameters() if p.grad is not None]
     if trained.settings.grad_clip:
         return trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
+    trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
     # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
     return torch.nn.utils.get_total_norm([p.grad for p in parameters])
 

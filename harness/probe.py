@@ -22,7 +22,7 @@ from typing import Any
 
 from harness.process import own_tools_first
 
-__all__ = ["OPS", "PACKAGES", "facts", "main"]
+__all__ = ["NUMBERS", "OPS", "PACKAGES", "facts", "main"]
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
 
@@ -111,11 +111,11 @@ NUMBERS = {
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Ability -> device -> why the device lacks it, empty where it does not."""
-    found = {name: {"cpu": reason} for name, (_, reason) in NUMBERS.items()}
+    found: dict[str, dict[str, str]] = {}
     for name, (least, reason) in NUMBERS.items() if gpus else ():
         slow = [g for g in gpus if tuple(g["capability"]) < least]
         cards = [f"{reason}; {g['name']} has {'.'.join(map(str, g['capability']))}" for g in slow]
-        found[name]["cuda"] = next(iter(cards), "")
+        found[name] = {"cuda": next(iter(cards), "")}
     for kernel in ATTENTION:
         devices = ("cpu", "cuda") if gpus else ("cpu",)
         found[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}

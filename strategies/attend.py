@@ -90,7 +90,7 @@ class Attend(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         ran = forward.operations(trained)
-        found = {name: sum(1 for n, _ in ran if _is(name, n)) for name in KERNELS}
+        found = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
         depth, full = len(trained.module.blocks), _score_matrices(trained, ran)
         facts = {"kernel": self.kernel, "score_matrices": full}
         fused = {name: count for name, count in found.items() if name not in WRITTEN_OUT and count}
@@ -106,13 +106,13 @@ class Attend(Strategy):
         return {**facts, "calls": fused[self.kernel]}
 
 
-def _score_matrices(trained: Trained, ran: list[tuple[str, list[Any]]]) -> int:
+def _score_matrices(trained: Trained, ran: list[forward.Operation]) -> int:
     """Products that took a matrix [tokens, tokens] a head: the scores, times v.
 
     Where a head is as wide as there are tokens, q looks alike, and is one more a block.
     """
     tokens, attention = trained.module.grid**2, trained.module.blocks[0].attn
-    square = sum(1 for n, s in ran if n == "aten::bmm" and s[0][1:] == [tokens, tokens])
+    square = sum(o.name == "aten::bmm" and o.shapes[0][1:] == [tokens, tokens] for o in ran)
     alike = attention.qkv.in_features // attention.num_heads == tokens
     return square // 2 if alike else square
 

@@ -56,6 +56,7 @@ TRAITS = {
     "half_compute": "matrix products take operands of 16 bits",
     "pure_bf16": "weights, gradients and the optimizer's weights are bfloat16, with no master",
     "moves_activations": "what is kept for backward leaves the device",
+    "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
     "recomputes": "activations are dropped in forward and computed again in backward",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "frees_gradients": "a gradient is gone before the backward pass ends",

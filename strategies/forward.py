@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategies.base import Trained
 
-__all__ = ["compute_dtype", "forward_once", "operations"]
+__all__ = ["Operation", "compute_dtype", "forward_once", "operations"]
 
 
 def forward_once(trained: Trained) -> None:
@@ -50,33 +50,44 @@ def _eager(trained: Trained) -> Any:
     return torch.compiler.set_stance("force_eager")
 
 
-def operations(trained: Trained) -> list[tuple[str, list[Any]]]:
-    """Name and input shapes of every operation of one forward, in order.
+class Operation(NamedTuple):
+    """One operation that ran; ``dtype`` is its first output's, empty where it was profiled."""
 
-    A dispatch mode would have compiled graphs run uncompiled, so those are profiled. Not under
-    ZeRO-3: the profiler has crashed there (torch 2.13, DeepSpeed 0.19.8).
+    name: str
+    shapes: list[Any]
+    dtype: str = ""
+
+
+def operations(trained: Trained, *, compiled: bool = True) -> list[Operation]:
+    """Every operation of one forward, in order; ``compiled`` False runs compiled graphs eagerly.
+
+    A dispatch mode would do that as well, so graphs are profiled. Not under ZeRO-3, where the
+    profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
     """
-    if "compiled" in trained.launch.traits and trained.launch.zero_stage < 3:
+    graphs = compiled and "compiled" in trained.launch.traits
+    if graphs and trained.launch.zero_stage < 3:
         return _profiled(trained)
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen: list[tuple[str, list[Any]]] = []
+    seen: list[Operation] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             shapes = [list(getattr(value, "shape", ())) for value in args]
-            seen.append((f.overloadpacket._qualified_op_name, shapes))
-            return f(*args, **(kwargs or {}))
+            out = f(*args, **(kwargs or {}))
+            dtype = str(getattr(out, "dtype", "")).removeprefix("torch.")
+            seen.append(Operation(f.overloadpacket._qualified_op_name, shapes, dtype))
+            return out
 
     with _eager(trained), Watch():
         forward_once(trained)
     return seen
 
 
-def _profiled(trained: Trained) -> list[tuple[str, list[Any]]]:
+def _profiled(trained: Trained) -> list[Operation]:
     from torch.profiler import ProfilerActivity, profile
 
     forward_once(trained)  # compiles for one sample, which shows operations of its own
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         forward_once(trained)
-    return [(event.name, event.input_shapes) for event in seen.events()]
+    return [Operation(event.name, event.input_shapes) for event in seen.events()]

@@ -21,18 +21,22 @@ from conftest import TINY
 from harness.anatomy import trace_step
 from harness.loop import optimizer_step
 from harness.resolve import project_root
-from strategies import CATALOG, attend, parse
+from strategies import CATALOG, adamw_bf16, attend, parse
 from strategies.accumulate import Accumulate
+from strategies.adamw_bf16 import AdamWBf16
 from strategies.attend import Attend
 from strategies.average import Average, Ema
 from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.bfloat import Bf16Master, Bf16Pure
 from strategies.compiled import Compile
+from strategies.float8 import Fp8
+from strategies.fp16 import Fp16
 from strategies.host import Host
 from strategies.offload import OffloadActivations
 from strategies.optimizers import AdamW
 from strategies.parts import Recompute, block_runs, halves, prefixes, segments
-from strategies.precision import Bf16, Fp32
+from strategies.precision import Bf16, Fp32, Tf32
 from strategies.recipe import RecipeError
 from strategies.recompute import Checkpoint
 from strategies.sharding import Sharding, sharding_kinds
@@ -49,8 +53,13 @@ SETTINGS: dict[str, list[str]] = {
     "zero2_offload": ["zero2_offload"],
     "zero3_offload": ["zero3_offload"],
     "zero3_nvme": ["zero3_nvme"],
-    "fp32": ["single+fp32", "single+fp32:tf32=on"],
+    "fp32": ["single+fp32"],
+    "tf32": ["ddp+tf32"],
     "bf16": ["single+bf16"],
+    "bf16_master": ["zero2+bf16_master"],
+    "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
+    "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
+    "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
     "checkpoint": [
         "single+checkpoint",
         "single+checkpoint:every=2",
@@ -74,13 +83,14 @@ SETTINGS: dict[str, list[str]] = {
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "backward": ["single+backward", "single+backward:call=autograd_grad"],
+    "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
 """Recipe texts for every strategy; those on ``single`` are trained in this process."""
 
 TEXTS = [text for texts in SETTINGS.values() for text in texts]
-HERE = [text for text in TEXTS if text.startswith("single") and "tf32=on" not in text]
+HERE = [text for text in TEXTS if text.startswith("single")]
 
 
 def part_named(text: str, name: str):
@@ -122,7 +132,7 @@ def test_the_order_of_names_does_not_matter():
 def test_parity_is_exact_only_if_every_part_is():
     assert parse("zero3_offload+checkpoint+accumulate").parity is Parity.EXACT
     assert parse("zero3+bf16").parity is Parity.BY_DESIGN
-    assert parse("ddp+fp32:tf32=on").parity is Parity.BY_DESIGN
+    assert parse("ddp+tf32").parity is Parity.BY_DESIGN
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -170,7 +180,9 @@ def test_strategy_files_stay_small():
         ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),
         ("ddp+adamw:impl=fsed", RecipeError, ["'fsed'", "fused, foreach, plain"]),
         ("ddp+ema:place=disk", RecipeError, ["'disk'", "device, cpu, none"]),
-        ("ddp+fp32:tf32=maybe", RecipeError, ["on or off", "'maybe'"]),
+        ("ddp+fp8:emulate=maybe", RecipeError, ["on or off", "'maybe'"]),
+        ("ddp+fp16:scale=1000", RecipeError, ["scale is 1000", "power of two"]),
+        ("ddp+adamw_bf16:write=twice", RecipeError, ["'twice'", "stochastic, kahan"]),
     ],
 )
 def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
@@ -184,7 +196,9 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
     ("text", "device", "processes", "wanted"),
     [
         ("single", "cpu", 2, ["one process, not 2", "--processes 1"]),
-        ("ddp+fp32:tf32=on", "cpu", 2, ["TF32", "leave"]),
+        ("ddp+bf16_master", "cpu", 2, ["only DeepSpeed", "use zero1, or bf16"]),
+        ("ddp+adamw_bf16", "cpu", 2, ["no master", "add bf16_pure"]),
+        ("zero2_offload+bf16_pure", "cpu", 2, ["CPU Adam", "or bf16_master"]),
         ("zero2_offload+adamw:impl=plain", "cpu", 2, ["CPU Adam", "leave impl=plain out"]),
         ("ddp+offload_activations:what=checkpoints", "cpu", 2, ["no checkpoints", "what=all"]),
         ("ddp+offload_activations+checkpoint", "cpu", 2, ["take what=checkpoints"]),
@@ -405,10 +419,28 @@ def nothing(*_, **__):
     return None
 
 
+def nearest(exact, generator=None):
+    return exact.to(torch.bfloat16)
+
+
+def dropping(weight, carried, update):
+    return (weight.float() + update).to(weight.dtype), torch.zeros_like(carried)
+
+
 AS_BF16 = {"mixed_precision": "bf16"}
 LOST = {
     "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
+    "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
+    "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
+    "no master beside bfloat16 weights": (
+        "single+bf16_master", Bf16Master, "accelerator_kwargs", lambda *_: AS_BF16,
+    ),
+    "adamw rounds to nearest": (
+        "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
+    ),
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "every=2 edits nothing": ("single+checkpoint:every=2", Checkpoint, "edit_model", nothing),
     "sqrt edits nothing": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", nothing),
@@ -526,6 +558,37 @@ def test_tf32_left_on_is_noticed(train_here, monkeypatch):
             Fp32().evidence(run.trained)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize(
+    ("write", "function", "stub"),
+    [("stochastic", "rounded_by_chance", nearest), ("kahan", "compensated", dropping)],
+)
+def test_bfloat16_written_plainly_is_noticed(write, function, stub, train_here, monkeypatch):
+    monkeypatch.setattr(adamw_bf16, function, stub)
+    text = f"single+bf16_pure+adamw_bf16:write={write}"
+    run, _ = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    with pytest.raises(NotInForce, match="plain rounding"):
+        part_named(text, "adamw_bf16").evidence(run.trained)
+
+
+def test_rounding_by_chance_is_right_on_average():
+    exact = torch.full((100_000,), 1 + 2**-10)
+    written = adamw_bf16.rounded_by_chance(exact, torch.Generator().manual_seed(1)).float()
+    assert set(written.tolist()) == {1.0, 1 + 2**-7}
+    assert abs(float(written.mean()) - (1 + 2**-10)) < 1e-4
+    assert torch.equal(
+        adamw_bf16.rounded_by_chance(torch.tensor([-0.5])).float(), torch.tensor([-0.5])
+    )
+
+
+def test_a_compensated_sum_loses_nothing_in_the_long_run():
+    weight, carried = torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
+    plain, update = weight.clone(), torch.full((1,), 1e-4)
+    for _ in range(1000):
+        weight, carried = adamw_bf16.compensated(weight, carried, update)
+        plain += update.to(plain.dtype)
+    assert float(plain) == 1.0 and abs(float(weight) - 1.1) < 2**-7
 
 
 def test_single_is_lost_in_another_launch(train_here):
