@@ -56,7 +56,8 @@ class Average:
             for index, master in self._masters():
                 if index == 0:
                     self.witness.lerp_(self.followed(master).to(self.witness.device), weight)
-                if master.device == self.shards[index].device and master.numel():
+                alike = (master.device, master.dtype) == (self.shards[index].device, torch.float32)
+                if alike and master.numel():
                     here.append(self.shards[index])
                     there.append(master.detach())
                     if self.trained.launch.offload_optimizer != "nvme":
@@ -64,7 +65,7 @@ class Average:
                     # A swapped shard is only in memory until the next one is read.
                     here.pop().lerp_(there.pop(), weight)
                 else:
-                    self.shards[index].lerp_(master.detach().to(self.shards[index].device), weight)
+                    self.shards[index].lerp_(master.detach().to(self.shards[index]), weight)
             if here:
                 torch._foreach_lerp_(here, there, weight)
         self.updates += 1

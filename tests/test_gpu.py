@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 RECIPES = [
-    "single", "single+bf16", "single+fp32:tf32=on", "single+checkpoint", "ddp", "zero2", "zero3",
+    "single", "single+bf16", "single+tf32", "single+checkpoint", "ddp", "zero2", "zero3",
     "zero3_offload",
 ]  # fmt: skip
 
