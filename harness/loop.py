@@ -88,6 +88,7 @@ def gradient_norm(run: Run) -> Any:
     parameters = [p for p in trained.module.parameters() if p.grad is not None]
     if trained.settings.grad_clip:
         return trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
+    trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
     # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
     gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
     return torch.nn.utils.get_total_norm(gradients)

@@ -51,6 +51,10 @@ def dissect(run: Run, log: Log, meter: Meter, device_type: str) -> dict[str, Any
         meter.synchronize()
     meter.close()
     found = {}
+    if "compiled" in run.trained.launch.traits:
+        # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
+        meter.notes.append("not traced by category: compiled graphs allocate unseen")
+        return found
     for kind in dict.fromkeys((device_type, "cpu")):
         # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
         held = () if device_type == "cuda" else vars(run.feed.dataset).values()

@@ -37,6 +37,8 @@ class OneBitAdam(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if launch.clips:
             return "momenta arrive in the place of gradients and cannot be clipped; --grad-clip 0"
+        if launch.traits & {"scales_gradients", "pure_bf16"}:
+            return "momenta are exchanged as float32 without a loss scale; use fp32 or bf16"
         return wire.refusal(launch)
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

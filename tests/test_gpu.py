@@ -16,7 +16,7 @@ pytestmark = [
 ]
 # DiT-S: the moments of a smaller model are not large enough to be paged.
 RECIPES = [
-    "single", "single+bf16", "single+fp32:tf32=on", "single+checkpoint", "ddp", "zero2", "zero3",
+    "single", "single+bf16", "single+tf32", "single+checkpoint", "ddp", "zero2", "zero3",
     "zero3_offload", "single+adam8bit", "single+adam8bit:lib=torchao", "single+adam4bit",
     "single+paged_adam8bit", "single+offload_adamw", "single+adafactor", "single+muon+bf16",
     "single+optimizer_in_backward+adam8bit", "single+lora+adam8bit+checkpoint", "single+dora",
