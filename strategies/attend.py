@@ -85,13 +85,13 @@ class Attend(Strategy):
     def edit_model(self, module: Any) -> None:
         backend = KERNELS[self.kernel]
         chosen = {"naive": lambda: naive, "flex": flex}.get(self.kernel, lambda: forced(backend))()
-        for attention in attentions(module):
+        for attention in forward.attentions(module):
             attention.attend = chosen
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         ran = forward.operations(trained)
         found = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
-        depth, full = len(attentions(trained.module)), _score_matrices(trained, ran)
+        depth, full = len(forward.attentions(trained.module)), _score_matrices(trained, ran)
         facts = {"kernel": self.kernel, "score_matrices": full}
         fused = {name: count for name, count in found.items() if name not in WRITTEN_OUT and count}
         if self.kernel in WRITTEN_OUT:
@@ -104,11 +104,6 @@ class Attend(Strategy):
         demand(set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, not {self.kernel}")
         demand(fused[self.kernel] >= depth, f"it ran {fused[self.kernel]} times in {depth} layers")
         return {**facts, "calls": fused[self.kernel]}
-
-
-def attentions(module: Any) -> list[Any]:
-    """Every attention layer: one a block, and one more where a copy stands beside it."""
-    return [layer for layer in module.modules() if hasattr(layer, "attend")]
 
 
 def _score_matrices(trained: Trained, ran: list[forward.Operation]) -> int:
