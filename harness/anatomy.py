@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.result import Categories
+from strategies import states
 from strategies.base import Trained
 
 __all__ = ["Trace", "phase_marks", "trace_step"]
@@ -199,7 +200,7 @@ class Trace(TorchDispatchMode):
 
 def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
     """Parameters as this rank stores them, with the engine's flat low-precision copies."""
-    found = [p.data for p in trained.module.parameters()]
+    found = [t for p in trained.module.parameters() for t in states.stored(p.data)]
     found += [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
     if trained.engine is not None:
         optimizer = trained.engine.optimizer
@@ -212,8 +213,7 @@ def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
 def optimizer_tensors(trained: Trained) -> list[torch.Tensor]:
     """Moments, and the float32 master weights that DeepSpeed keeps (optimizer state in ZeRO's
     terms). A master that shares its storage with a parameter was counted there already."""
-    state = trained.inner_optimizer.state
-    found = [v for s in state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    found = states.tensors(trained.inner_optimizer)
     if trained.engine is not None:
         found += trained.optimized()
     known = {t.untyped_storage()._cdata for t in parameter_tensors(trained)}

@@ -37,6 +37,7 @@ WAYS = {
     "fp8": "use bf16, or fp8:emulate=on for the numbers alone",
     "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",
+    "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
 }
 """Need named in ``strategies`` -> how to come by it."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
@@ -69,6 +70,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     """
     if need in EXTRAS and version(need) is None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
+    if need == "cuda" and spec.device != "cuda":
+        return Lack("it exists on NVIDIA GPUs only", WAYS[need])
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Lack(f"the package {package} is not installed", WAYS[need])

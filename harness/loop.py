@@ -81,6 +81,8 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
 def gradient_norm(run: Run) -> Any:
     """Global gradient norm before clipping; clips by the spec where the engine does not."""
     trained = run.trained
+    if trained.gradient_norm is not None:
+        return trained.gradient_norm()
     if trained.engine is not None:
         return trained.engine.get_global_grad_norm()
     parameters = [p for p in trained.module.parameters() if p.grad is not None]
@@ -88,7 +90,8 @@ def gradient_norm(run: Run) -> Any:
         return trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
     trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
     # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:

@@ -11,7 +11,8 @@ from strategies.base import Slot, Strategy, Trained, demand
 
 __all__ = ["Average", "Ema"]
 
-WITNESS = 16
+# Enough that some move also where only a hundredth of the gradients is sent or kept.
+WITNESS = 2048
 
 
 class Average:

@@ -18,7 +18,8 @@ def dtypes(trained: Trained) -> dict[str, str]:
         str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
     }
     weights = {str(w.dtype) for w in trained.optimized()}
-    stored = {str(p.dtype) for p in trained.module.parameters()}
+    # Packed codes are no type to compute in; whoever packed them shows what they are.
+    stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
     found = {"parameters": stored, "master": weights, "moments": moments}
     return {
         "compute_dtype": forward.compute_dtype(trained),

@@ -140,7 +140,7 @@ def _model_sizes(module: Any) -> dict[str, int]:
         total=sum(p.numel() for p in trainable),
         block=max(blocks),
         tensor=max(p.numel() for p in trainable),
-        bias=max((p.numel() for p in trainable if p.ndim == 1), default=0),
+        bias=max((p.numel() for p in module.parameters() if p.ndim == 1), default=0),
     )
 
 

@@ -17,29 +17,43 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
+from test_compress import LOST as LOST_ON_THE_WIRE
 
 from harness.anatomy import trace_step
 from harness.loop import optimizer_step
 from harness.resolve import project_root
-from strategies import CATALOG, adamw_bf16, attend, parse
+from strategies import CATALOG, adamw_bf16, attend, frozen, parse, states
 from strategies.accumulate import Accumulate
+from strategies.adafactor import Adafactor
 from strategies.adamw_bf16 import AdamWBf16
+from strategies.adapters import Dora, Lora, Qlora, inject
 from strategies.attend import Attend
 from strategies.average import Average, Ema
 from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.bfloat import Bf16Master, Bf16Pure
 from strategies.compiled import Compile
+from strategies.controlnet import ControlNet
 from strategies.float8 import Fp8
 from strategies.fp16 import Fp16
 from strategies.host import Host
+from strategies.in_backward import InBackward, OptimizerInBackward
+from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.muon import Muon
 from strategies.offload import OffloadActivations
+from strategies.offload_adamw import OffloadAdamW
 from strategies.optimizers import AdamW
+from strategies.partial import DiffFit, Head
 from strategies.parts import Recompute, block_runs, halves, prefixes, segments
 from strategies.precision import Bf16, Fp32, Tf32
+from strategies.prune import Prune
+from strategies.prune_structured import PruneStructured, prune_heads
+from strategies.quantised import torchao_adam
 from strategies.recipe import RecipeError
 from strategies.recompute import Checkpoint
+from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
+from strategies.sparse_embedding import SparseEmbedding
 
 FILES = project_root() / "strategies"
 SHARDING = set(sharding_kinds())
@@ -60,6 +74,14 @@ SETTINGS: dict[str, list[str]] = {
     "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
     "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
     "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
+    "lora": ["single+lora", "single+lora:rank=4"],
+    "dora": ["single+dora"],
+    "qlora": ["single+qlora"],
+    "head": ["single+head"],
+    "difffit": ["single+difffit"],
+    "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
+    "prune": ["single+prune", "single+prune:fraction=0.9"],
+    "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
     "checkpoint": [
         "single+checkpoint",
         "single+checkpoint:every=2",
@@ -82,6 +104,17 @@ SETTINGS: dict[str, list[str]] = {
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
+    "adam4bit": ["single+adam4bit"],
+    "paged_adam8bit": ["ddp+paged_adam8bit"],
+    "adafactor": ["single+adafactor"],
+    "muon": ["single+muon", "single+muon:momentum=0.9"],
+    "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
+    "offload_adamw": ["ddp+offload_adamw"],
+    "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
+    "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
+    "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
+    "optimizer_in_backward": ["single+optimizer_in_backward"],
     "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
@@ -375,6 +408,101 @@ def sgd(self, params, settings, launch):
     return torch.optim.SGD(params, lr=settings.learning_rate)
 
 
+def float_adam(self, params, settings, launch):
+    return AdamW().make_optimizer(params, settings, launch)
+
+
+def half_the_bits(self, params, settings, launch):
+    return torchao_adam("AdamW8bit", params, settings, launch.device)
+
+
+def no_momentum(self, params, settings, launch):
+    return states.count_steps(torch.optim.SGD(params, lr=settings.learning_rate))
+
+
+def unpaged(self, params, settings, launch):
+    return Adam8bit().make_optimizer(params, settings, launch)
+
+
+def first_matrices(self, module):
+    for block in module.blocks:
+        block.attn.qkv.weight.hidden_matrix = True
+
+
+def plain_sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate, momentum=0.9)
+
+
+class Hoarding(InBackward):
+    """Steps in backward and keeps every gradient."""
+
+    def _follow(self, gradient):
+        super()._follow(gradient)
+        self.kept = [*getattr(self, "kept", []), gradient]
+
+
+def hoard(self, trained):
+    return Hoarding(trained)
+
+
+def adapters_left_frozen(self, module):
+    inject(module, self.rank)
+    frozen.train_only(module, {"final_layer.linear.weight"})
+
+
+def full_precision(self, module):
+    inject(module, self.rank)
+
+
+def twice_the_rank(self, module):
+    inject(module, 2 * self.rank)
+
+
+def no_magnitudes(self, module):
+    inject(module, self.rank)
+
+
+def everything_trains(self, module):
+    inject(module, self.rank)
+    module.requires_grad_(True)
+
+
+def biases_only(self, module):
+    names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
+    frozen.train_only(module, names)
+
+
+CONTROL, PRUNE, MASKS = ControlNet.edit_model, Prune.edit_model, Prune.attach
+
+
+def cut_off(self, module):
+    CONTROL(self, module)
+    for block in module.blocks[:2]:
+        block.zero.requires_grad_(False)
+
+
+def half(self, module):
+    CONTROL(ControlNet(), module)
+
+
+def half_pruned(self, module):
+    PRUNE(Prune(), module)
+
+
+def idle_masks(self, trained):
+    masks = MASKS(self, trained)
+    for parameter, _ in masks.pruned:
+        parameter._backward_hooks.clear()
+    masks.after_step = lambda: None
+    return masks
+
+
+def heads_alone(self, module):
+    for block in module.blocks:
+        block.had = (block.attn.num_heads, block.mlp.fc1.out_features, 10**9)
+        prune_heads(block.attn, 2)
+
+
 class Lazy(Average):
     """Never averages."""
 
@@ -503,6 +631,48 @@ LOST = {
     "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
     "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
     "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
+    "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
+    "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
+    "moments that are not paged": (
+        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
+    ),
+    "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
+    "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
+    "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
+    "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
+    "sgd that counts no steps": ("single+sgd", Sgd, "make_optimizer", plain_sgd),
+    "steps after backward": (
+        "single+optimizer_in_backward", OptimizerInBackward, "attach", nothing,
+    ),
+    "gradients kept": ("single+optimizer_in_backward", OptimizerInBackward, "attach", hoard),
+    "no adapters": ("single+lora", Lora, "edit_model", nothing),
+    "adapters of another rank": ("single+lora", Lora, "edit_model", twice_the_rank),
+    "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
+    "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
+    "no checksums": ("single+lora", Lora, "attach", nothing),
+    "no magnitudes": ("single+dora", Dora, "edit_model", no_magnitudes),
+    "weights in full": ("single+qlora", Qlora, "edit_model", full_precision),
+    "the whole model trains": ("single+head", Head, "edit_model", nothing),
+    "biases train too": ("single+head", Head, "edit_model", biases_only),
+    "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
+    "the whole model, no branch": ("single+controlnet", ControlNet, "edit_model", nothing),
+    "a branch that is cut off": ("single+controlnet", ControlNet, "edit_model", cut_off),
+    "no branch on the second half": ("single+controlnet:share=1.0", ControlNet, "edit_model", half),
+    "no masks": ("single+prune", Prune, "attach", nothing),
+    "masks that mask nothing": ("single+prune", Prune, "attach", idle_masks),
+    "other masks": ("single+prune:fraction=0.9", Prune, "edit_model", half_pruned),
+    "nothing removed": ("single+prune_structured", PruneStructured, "edit_model", nothing),
+    "heads and no channels": (
+        "single+prune_structured", PruneStructured, "edit_model", heads_alone,
+    ),
+    "an optimizer on the device": (
+        "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
+    ),
+    "dense gradients": (
+        "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
+    ),
     "backward as usual": ("single+backward", Backward, "configure", nothing),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
@@ -533,7 +703,9 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 
 
 def test_every_strategy_without_a_launch_file_is_stubbed():
-    assert {kind.name for _, kind, _, _ in LOST.values()} == set(CATALOG) - SHARDING
+    here = {kind.name for _, kind, _, _ in LOST.values()}
+    on_the_wire = {strategy.name for strategy, _ in LOST_ON_THE_WIRE.values()}
+    assert here | on_the_wire == set(CATALOG) - SHARDING
 
 
 @pytest.mark.parametrize("impl", ["fused", "foreach", "plain"])
