@@ -32,12 +32,12 @@ WAYS = {
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
     "bf16": "leave bf16 out; float32 runs everywhere",
+    "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
     "fp16": "use bf16, which needs no scaling of the loss",
     "tf32": "leave tf32 out; float32 runs everywhere",
     "fp8": "use bf16, or fp8:emulate=on for the numbers alone",
     "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",
-    "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
 }
 """Need named in ``strategies`` -> how to come by it."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}

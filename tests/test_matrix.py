@@ -96,10 +96,11 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
 @pytest.mark.parametrize("name", matrix.known_suites())
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
-    found = specs(load_suite(name, device), {}, gpus=2, gpu_bytes=80 * 2**30)
+    suite = load_suite(name, device)
+    found = specs(suite, {}, gpus=2, gpu_bytes=80 * 2**30)
     planned = suite_run.plan(found, tmp_path, machine(tmp_path))
     assert not [row for row in planned if row.status is Status.REFUSED]
-    assert found[0].recipe == "ddp"
+    assert found[0].recipe == suite.reference
 
 
 BAD = {

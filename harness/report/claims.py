@@ -133,18 +133,14 @@ def graph_kept(rows: Rows) -> Finding:
 
 
 def compression(rows: Rows) -> Finding:
-    kinds = ("fp16", "powersgd", "topk")
-    saved, wire = [], []
-    for kind in kinds:
-        row = rows.get(f"ddp+compress:kind={kind}", global_batch=LARGE)
-        base = rows.step_bytes("ddp", global_batch=LARGE)
-        saved.append(1 - rows.step_bytes(row.spec.recipe, global_batch=LARGE) / base)
-        facts = row.first.evidence["compress"]
-        wire.append(facts["wire_bytes"] / facts["dense_bytes"])
-    numbers = ", ".join(
-        f"{kind}: peak {change(-s)}, on the wire x{w:.3g}"
-        for kind, s, w in zip(kinds, saved, wire, strict=True)
-    )
+    saved, words = [], []
+    for part in ("compress:kind=fp16", "compress:kind=powersgd", "topk"):
+        recipe, name = f"ddp+{part}", part.partition(":")[0]
+        facts = rows.get(recipe, global_batch=LARGE).first.evidence[name]
+        saved.append(rows.saved(recipe, "ddp", global_batch=LARGE))
+        wire = facts["wire_bytes"] / facts["dense_bytes"]
+        words.append(f"{part}: peak {change(-saved[-1])}, on the wire x{wire:.3g}")
+    numbers = ", ".join(words)
     return Finding(Verdict.HOLDS if min(saved) >= SOME else Verdict.NOT, numbers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.report.rows import Report, Row
+from strategies import parse
 
 __all__ = ["Missing", "Rows"]
 
@@ -32,12 +33,13 @@ class Rows:
         Raises:
             Missing: it was not measured; with the reason where the results hold one.
         """
-        parts = sorted(recipe.split("+"))
+        recipe = parse(recipe).text
         fields = {"model": lambda model: self.model in (None, model), **fields}
 
         def fits(spec: Any) -> bool:
-            same = sorted(spec.recipe.split("+")) == parts
-            return same and all(_fits(getattr(spec, name), want) for name, want in fields.items())
+            return spec.recipe == recipe and all(
+                _fits(getattr(spec, name), want) for name, want in fields.items()
+            )
 
         found = next((row for row in self.rows if fits(row.spec)), None)
         if found is not None:
