@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.result import Categories
+from strategies import states
 from strategies.base import Trained
 
 __all__ = ["Trace", "phase_marks", "trace_step"]
@@ -61,7 +62,7 @@ def phase_marks(trained: Trained, enter: Callable[[str], None]) -> Iterator[None
     try:
         yield
     finally:
-        del accelerator.backward
+        accelerator.backward = backward
         if engine is not None:
             del engine.step
 
@@ -89,6 +90,7 @@ class Trace(TorchDispatchMode):
         self.left_out = {t.untyped_storage()._cdata for t in left_out if torch.is_tensor(t)}
         self.trained, self.device_type, self.phase = trained, device_type, "before"
         self.sharded = trained.engine is not None
+        self.ops: set[str] = set()
         self.blocks: list[Block] = []
         self.events: list[tuple[int, int]] = []
         self._live: dict[int, tuple[int, Any]] = {}
@@ -96,6 +98,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.ops.add(str(func))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf, str(func))
@@ -197,7 +200,7 @@ class Trace(TorchDispatchMode):
 
 def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
     """Parameters as this rank stores them, with the engine's flat low-precision copies."""
-    found = [p.data for p in trained.module.parameters()]
+    found = [t for p in trained.module.parameters() for t in states.stored(p.data)]
     found += [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
     if trained.engine is not None:
         optimizer = trained.engine.optimizer
@@ -210,8 +213,7 @@ def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
 def optimizer_tensors(trained: Trained) -> list[torch.Tensor]:
     """Moments, and the float32 master weights that DeepSpeed keeps (optimizer state in ZeRO's
     terms). A master that shares its storage with a parameter was counted there already."""
-    state = trained.inner_optimizer.state
-    found = [v for s in state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    found = states.tensors(trained.inner_optimizer)
     if trained.engine is not None:
         found += trained.optimized()
     known = {t.untyped_storage()._cdata for t in parameter_tensors(trained)}
@@ -255,4 +257,5 @@ def trace_step(
     finally:
         for handle in handles:
             handle.remove()
+    trained.ops |= trace.ops
     return trace.categories()

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.resolve import BAD_INPUT
 from harness.spec import DEVICES, Spec, add_arguments
+from strategies.base import BadInput
 
 __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("run", "plan", "report", "compare", "list", "doctor", "train", "test")
+COMMANDS = ("run", "plan", "report", "compare", "list", "doctor", "train", "max-batch", "test")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         return options.act(options)
-    except BAD_INPUT as error:
+    except BadInput as error:
         return _bad(error)
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,16 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with an example. Without a command: run, default suite.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (
-        _add_run,
-        _add_plan,
-        _add_report,
-        _add_compare,
-        _add_list,
-        _add_doctor,
-        _add_train,
-        _add_test,
-    ):
+    adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor, _add_train)
+    for add in (*adders, _add_max_batch, _add_test):
         add(commands)
     return parser
 
@@ -159,13 +151,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    _add(
-        commands,
-        "list",
-        _list,
-        "list strategies with their parameters, and suites",
-        "./run.sh list",
-    )
+    text = "list strategies with their parameters, and suites"
+    parser = _add(commands, "list", _list, text, "./run.sh list")
+    parser.add_argument("--markdown", action="store_true", help="the strategies, for a README")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -177,24 +165,37 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    example = (
-        "./run.sh train --recipe ddp+bf16 --steps 2000 --checkpoint results/digits/state \\\n"
-        "      --samples results/digits/samples.png"
-    )
+    example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
     parser = _add(
         commands, "train", _train, "train one recipe to a checkpoint and samples", example
     )
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
-    add("--checkpoint", metavar="DIR", help="save the training state here")
+    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
-    add("--samples", metavar="FILE.png", help="draw a grid of samples when done")
+    add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
+    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")
     _add_settings(parser.add_argument_group("settings"), "repeat", "warmup")
+
+
+def _add_max_batch(commands: Any) -> None:
+    example = "./run.sh max-batch --recipe zero2+bf16+checkpoint --model DiT-XL/2 --memory-limit 24"
+    text = "find the largest micro batch that fits"
+    parser = _add(commands, "max-batch", _max_batch, text, example)
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="results (default: results/max-batch/RECIPE)")
+    add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
+    add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
+    add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
+    add("--timeout", type=_seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
+    add("--fresh", action="store_true", help="repeat probes that are known")
+    left = ("repeat", "warmup", "steps", "global_batch")
+    _add_settings(parser.add_argument_group("settings"), *left)
 
 
 def _add_test(commands: Any) -> None:
@@ -243,9 +244,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness.listing import print_list
+    from harness import listing
 
-    print_list()
+    if options.markdown:
+        print(listing.markdown())
+    else:
+        listing.print_list()
     return OK
 
 
@@ -259,6 +263,12 @@ def _train(options: argparse.Namespace) -> int:
     from harness.training import train
 
     return train(options, overrides(options))
+
+
+def _max_batch(options: argparse.Namespace) -> int:
+    from harness.max_batch import max_batch
+
+    return max_batch(options, overrides(options))
 
 
 def _test(options: argparse.Namespace) -> int:

@@ -99,7 +99,8 @@ def _plan(
         suite = matrix.ad_hoc(options.recipes, device)
     else:
         suite = matrix.load_suite(options.suite or "default", device)
-    specs = matrix.specs(suite, given, gpus=len(machine.gpus))
+    smallest = min((gpu.total_bytes for gpu in machine.gpus), default=0)
+    specs = matrix.specs(suite, given, gpus=len(machine.gpus), gpu_bytes=smallest)
     return suite, suite_run.plan(specs, out, machine)
 
 

@@ -6,11 +6,12 @@ import os
 import platform
 import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness import kernel
+from harness.identity import code
 from harness.resolve import project_root
 
 __all__ = ["describe"]
@@ -23,10 +24,11 @@ def describe(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu_name(),
+        "cpu": kernel.cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "code": code(),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -50,16 +52,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
 
 
 def _git(*words: str) -> str | None:

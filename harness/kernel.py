@@ -7,10 +7,11 @@ before and after a run, are the only proof. Linux, control groups of version 2 a
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryKills", "cores", "memory_kills"]
+__all__ = ["MemoryKills", "cores", "cpu_name", "memory_kills"]
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # version 1 says "no limit" as a number near 2^63
@@ -103,3 +104,14 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def cpu_name() -> str:
+    """The processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

@@ -15,9 +15,11 @@ from typing import Any
 
 import yaml
 
-from harness.resolve import BAD_INPUT
+from harness import presets
+from harness.report.stories import STORIES
 from harness.spec import DEVICES, Spec
 from strategies import parse
+from strategies.base import BadInput
 from strategies.recipe import Recipe
 from strategies.sharding import read
 
@@ -29,10 +31,12 @@ ALL = "all"
 
 FIELDS = {f.name: type(f.default) for f in dataclasses.fields(Spec) if f.name != "recipe"}
 SETTINGS = {k: v for k, v in FIELDS.items() if k not in ("device", "repeat")}
+FIT = "fit"
 BLOCK = {**SETTINGS, "per_process_batch": int}
 TOP = {
     "name": str,
     "title": str,
+    "story": str,
     "reference": str,
     "timeout_seconds": float,
     "cpu": dict,
@@ -41,6 +45,8 @@ TOP = {
     "cpu_recipes": list,
     "gpu_recipes": list,
 }
+WORDS = {"processes": ALL, "per_process_batch": FIT}
+"""Values that ``specs`` turns into numbers once the machine is known."""
 KIND = {
     int: "a whole number",
     float: "a number",
@@ -51,7 +57,7 @@ KIND = {
 BLOCK_OF = {"cpu": "cpu", "cuda": "gpu"}
 
 
-class SuiteError(ValueError):
+class SuiteError(BadInput):
     """A suite that cannot be used: one line with the file, the key, the value and the way out."""
 
 
@@ -66,7 +72,7 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """What is compared on one device. ``settings`` may hold ``processes: all`` and
-    ``per_process_batch``, which ``specs`` turns into numbers."""
+    ``per_process_batch`` (a number or ``fit``), which ``specs`` turns into numbers."""
 
     name: str
     title: str
@@ -75,6 +81,7 @@ class Suite:
     device: str
     settings: Mapping[str, Any]
     rows: tuple[Row, ...]
+    story: str = ""
 
 
 def known_suites() -> dict[str, Path]:
@@ -109,9 +116,15 @@ def load_suite(name: str, device: str) -> Suite:
         raise SuiteError(
             f"{path}: reference {reference!r} is not among the recipes; add it or name another"
         )
+    story = data.get("story", "")
+    if story not in ("", *STORIES):
+        raise SuiteError(
+            f"{path}: story is {story!r}; one of {', '.join(STORIES)}, or leave it out"
+        )
     return Suite(
         name=data.get("name", path.stem),
         title=data.get("title", ""),
+        story=story,
         reference=reference,
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
@@ -141,33 +154,54 @@ def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
     )
 
 
-def specs(suite: Suite, overrides: Mapping[str, Any], *, gpus: int = 0) -> list[Spec]:
+def specs(
+    suite: Suite, overrides: Mapping[str, Any], *, gpus: int = 0, gpu_bytes: int = 0
+) -> list[Spec]:
     """One spec a row and repetition: the reference row first, repetitions one after another.
 
     Args:
         overrides: Spec fields from the command line; they win. ``repeat`` is how many times.
         gpus: what ``processes: all`` means on a GPU machine.
+        gpu_bytes: memory of the smallest of them, for ``per_process_batch: fit``.
 
     Raises:
-        SuiteError: ``processes: all`` without a GPU.
+        SuiteError: ``processes: all`` or ``per_process_batch: fit`` without a GPU.
     """
     given = {k: v for k, v in overrides.items() if v is not None}
     repeats = given.pop("repeat", 1)
     if repeats < 1:
         raise SuiteError(f"repeat is {repeats}; give --repeat at least 1")
     rows = sorted(suite.rows, key=lambda row: row.recipe != suite.reference)
-    return [_spec(suite, row, given, gpus, index) for index in range(repeats) for row in rows]
+    shared = _on_machine({**suite.settings, **given}, "global_batch" in given, gpus, gpu_bytes)
+    return [
+        _spec(suite, row, {**shared, **row.settings, **given}, index)
+        for index in range(repeats)
+        for row in rows
+    ]
 
 
-def _spec(suite: Suite, row: Row, given: Mapping[str, Any], gpus: int, repeat: int) -> Spec:
-    settings = {**suite.settings, **row.settings, **given}
+def _on_machine(
+    settings: dict[str, Any], batch_given: bool, gpus: int, gpu_bytes: int
+) -> dict[str, Any]:
+    """``settings`` with the words that depend on the machine as numbers."""
     if settings.get("processes") == ALL:
         if not gpus:
             raise SuiteError("processes: all means all GPUs, and there is none; give --processes")
         settings["processes"] = gpus
-    share = settings.pop("per_process_batch", None)
-    if share and "global_batch" not in {**row.settings, **given}:
-        settings["global_batch"] = share * settings.get("processes", 1)
+    share, processes = settings.pop("per_process_batch", None), settings.get("processes", 1)
+    if batch_given or share is None:
+        return settings
+    if share == FIT:
+        if not gpu_bytes:
+            raise SuiteError(
+                "per_process_batch: fit needs a GPU's memory, and there is none; "
+                "give --global-batch"
+            )
+        share = presets.fitting_batch(presets.shape_of(settings["model"]), gpu_bytes, processes)
+    return {**settings, "global_batch": share * processes}
+
+
+def _spec(suite: Suite, row: Row, settings: dict[str, Any], repeat: int) -> Spec:
     recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0)
     if is_single(recipe, suite.device):
         # One process of the same global batch: what the others are measured against.
@@ -243,7 +277,7 @@ def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, 
             close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise SuiteError(f"{path}: unknown key {at!r}; {hint}")
-        if key == "processes" and value == ALL:
+        if key in WORDS and value == WORDS[key]:
             continue
         if not _is(value, known[key]):
             raise SuiteError(f"{path}: {at} is {value!r}, not {KIND[known[key]]}")
@@ -280,7 +314,7 @@ def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tup
     for key in ("recipes", f"{block}_recipes"):
         for index, item in enumerate(data.get(key, [])):
             row = _row(path, f"{key}[{index}]", item, settings)
-            if row.recipe in {other.recipe for other in found}:
+            if row in found:
                 raise SuiteError(f"{path}: {key}[{index}] {row.recipe!r} is there already; drop it")
             found.append(row)
     if not found:
@@ -303,7 +337,7 @@ def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -
     """Equal recipes get equal text, whatever the order of their parts."""
     try:
         return parse(text, ema=settings.get("ema", 1.0) > 0).text
-    except BAD_INPUT as error:
+    except BadInput as error:
         raise SuiteError(f"{path}: {where}: {error}") from None
 
 

@@ -17,19 +17,21 @@ from harness.predict import fit, gpus, pool
 from harness.predict.fit import Fit
 from harness.predict.gpus import Gpu
 from harness.progress import make_console
-from harness.resolve import BAD_INPUT, Resolved, resolve
+from harness.resolve import Resolved, resolve
 from harness.result import write_json
 from harness.search import largest_batch, largest_model
 from harness.spec import Spec, SpecError
+from strategies.base import BadInput
 
 __all__ = ["Asked", "PlanError", "add_arguments", "plan"]
 
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 DEFAULT_GPU_BATCH = 32
+CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 
 
-class PlanError(ValueError):
+class PlanError(BadInput):
     """A plan that cannot be made: one line with the key, its value and the way out."""
 
 
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--recipes", nargs="+", metavar="R", help="recipes to choose among")
     what.add_argument("--suite", metavar="NAME_OR_FILE", help="a suite's recipes (default)")
     add = parser.add_argument
-    add("--model", default="DiT-XL/2", help=f"a preset, or a size as in {presets.CUSTOM}")
+    add("--model", default="DiT-XL/2", help=f"a preset, or a size as in {CUSTOM}")
     add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
         help="GPUs, one process each (default 8)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
@@ -113,7 +115,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     """Every row checked.
 
     Raises:
-        ValueError: bad input, one line. A recipe that was named must be possible; one of a suite
+        BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
     if options.processes < 1:
@@ -129,7 +131,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     for recipe in _recipes(options):
         try:
             rows.append(_row(base, recipe))
-        except BAD_INPUT as error:
+        except BadInput as error:
             if options.recipes:
                 raise
             refused.append((recipe, str(error)))
@@ -139,7 +141,8 @@ def asked_for(options: argparse.Namespace) -> Asked:
 
 
 def _base(options: argparse.Namespace) -> Spec:
-    shape = presets.shape_of(options.model)
+    model = model_name(options.model)
+    shape = presets.shape_of(model)
     step = LATENT * shape.patch_size
     if options.resolution < step or options.resolution % step:
         near = max(step, round(options.resolution / step) * step)
@@ -152,7 +155,7 @@ def _base(options: argparse.Namespace) -> Spec:
         batch = DEFAULT_GPU_BATCH * options.processes
     spec = Spec(
         recipe="ddp",
-        model=options.model,
+        model=model,
         data=f"synthetic:{options.resolution // LATENT}",
         global_batch=batch,
         processes=options.processes,
@@ -161,6 +164,13 @@ def _base(options: argparse.Namespace) -> Spec:
     spec.check()
     spec.micro_batch(1)  # refuses a batch that no row could take
     return spec
+
+
+def model_name(text: str) -> str:
+    """A size alone, as ``CUSTOM``, as a model's name; what it leaves out is DiT-XL/2's."""
+    if "=" not in text or ":" in text:
+        return text
+    return "DiT-XL/2:" + text.replace("width=", "hidden=")
 
 
 def _recipes(options: argparse.Namespace) -> list[str]:

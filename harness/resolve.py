@@ -13,12 +13,9 @@ from harness import data, presets
 from harness.spec import Spec, SpecError
 from strategies import parse, sharding
 from strategies.base import Conflict, Launch, Settings
-from strategies.recipe import Recipe, RecipeError
+from strategies.recipe import Recipe
 
-__all__ = ["BAD_INPUT", "Resolved", "project_root", "resolve", "run_name"]
-
-# What bad input raises; each message is one line that names the thing and the way out.
-BAD_INPUT = (SpecError, RecipeError, Conflict, sharding.LaunchFileError, ValueError)
+__all__ = ["Resolved", "project_root", "resolve", "run_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,8 @@ class Resolved:
     @property
     def needs(self) -> tuple[str, ...]:
         """What the machine must have: ops and types, named as ``harness.doctor`` probes them."""
-        return tuple(dict.fromkeys(n for part in self.recipe.strategies for n in part.needs))
+        parts = self.recipe.strategies
+        return tuple(dict.fromkeys(n for part in parts for n in part.requires(self.launch)))
 
     @property
     def learn_sigma(self) -> bool:
@@ -61,17 +59,13 @@ def resolve(spec: Spec) -> Resolved:
     """Check ``spec`` and derive the rest.
 
     Raises:
-        ValueError: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
+        BadInput: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
             thing and the way out.
     """
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0)
     _check_average(spec, recipe)
-    try:
-        shape = presets.shape_of(spec.model)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-    facts = data.check_data(spec.data)
+    shape, facts = presets.shape_of(spec.model), data.check_data(spec.data)
     if facts.input_size % shape.patch_size:
         raise SpecError(
             f"model {spec.model} has patches of {shape.patch_size}, which do not tile "

@@ -15,6 +15,8 @@ __all__ = ["write_grid"]
 SIDE = 96
 """Pixels a sample is widened to at least."""
 GAP = 4
+FRAME = 96
+"""Grey of the gaps: black ones would run into a digit's own background."""
 
 
 def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = True) -> None:
@@ -59,7 +61,7 @@ def _tile(pixels: np.ndarray, columns: int) -> np.ndarray:
     pixels = pixels.repeat(times, axis=1).repeat(times, axis=2)
     edges = [(0, GAP), (0, GAP)] + [(0, 0)] * (pixels.ndim - 3)
     empty = -len(pixels) % columns
-    pixels = np.pad(pixels, [(0, empty), *edges])
+    pixels = np.pad(pixels, [(0, empty), *edges], constant_values=FRAME)
     rows = pixels.reshape(-1, columns, *pixels.shape[1:])
     joined = np.concatenate(np.concatenate(list(rows), axis=1), axis=1)
     return joined[:-GAP, :-GAP]

@@ -71,8 +71,9 @@ def largest_model(
 
     def at(resolved: Resolved, shape: presets.Shape) -> Resolved:
         patch = resolved.shape.patch_size
-        name = f"depth={shape.depth},width={shape.hidden_size},heads={shape.num_heads}"
-        return resolve(dataclasses.replace(resolved.spec, model=f"{name},patch={patch}"))
+        sizes = f"depth={shape.depth},hidden={shape.hidden_size},heads={shape.num_heads}"
+        model = f"DiT-XL/2:{sizes},patch={patch}"
+        return resolve(dataclasses.replace(resolved.spec, model=model))
 
     def named(shape: presets.Shape) -> str:
         count = presets.trainable_count(shape) / 1e6

@@ -5,11 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import functools
-import hashlib
-import json
-import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,25 +13,20 @@ from typing import Any, NamedTuple
 
 from harness import launch
 from harness.doctor import Lack, notes, obstacle
+from harness.identity import identity
 from harness.machine import Machine
 from harness.matrix import Suite
 from harness.progress import Progress
-from harness.resolve import Resolved, project_root, resolve, run_name
+from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec
 
-__all__ = ["Interrupted", "OutputError", "Planned", "check_out", "identity", "plan", "run_suite"]
+__all__ = ["Interrupted", "OutputError", "Planned", "check_out", "plan", "run_suite"]
 
 FREE_BYTES = 64 * 2**20
 """Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change: the spec, the code and the machine are the same."""
-WATCHERS = {
-    *("predict", "plan.py"),
-    *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
-    *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_run.py", "report"),
-}
-"""Parts of ``harness`` that plan, show and tell: a change there changes no measurement."""
 
 
 class OutputError(OSError):
@@ -202,35 +192,6 @@ def _not_run(row: Planned, machine: Machine) -> Result:
     )
 
 
-# ---- identity ----
-
-
-DECISIVE = ("PYTORCH_", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
-"""Variables of the caller's that change what is measured."""
-
-
-def identity(spec: Spec, machine: Machine) -> str:
-    """A hash of all that decides a measurement: spec, code, versions and devices."""
-    facts = [spec.key, _code(), platform.python_version(), machine.versions]
-    facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
-    devices = machine.device_names if spec.device == "cuda" else [platform.machine(), machine.cores]
-    return hashlib.sha256(json.dumps([*facts, devices]).encode()).hexdigest()[:16]
-
-
-@functools.cache
-def _code() -> str:
-    """A hash of the sources that a run executes."""
-    root, digest = project_root(), hashlib.sha256()
-    files = [*(root / "harness").rglob("*.py"), *(root / "strategies").rglob("*.py")]
-    files += [p for p in (root / "launch_configs").iterdir() if p.suffix in (".yaml", ".json")]
-    for path in sorted(files):
-        name = path.relative_to(root)
-        if name.parts[0] == "harness" and name.parts[1] in WATCHERS:
-            continue
-        digest.update(str(name).encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 # ---- the results folder ----
 
 
@@ -271,6 +232,7 @@ def _alone(out: Path) -> Iterator[None]:
 def _write_head(suite: Suite, out: Path) -> None:
     head: dict[str, Any] = {"name": suite.name, "title": suite.title}
     head |= {"reference": suite.reference, "started": _now(), "device": suite.device}
+    head |= {"story": suite.story, "order": [row.recipe for row in suite.rows]}
     with _full_disk(out):
         write_json(out / "suite.json", head)
 

@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 
 from harness import fit, measure, process
-from harness.resolve import BAD_INPUT, resolve
+from harness.resolve import resolve
 from harness.spec import add_arguments, from_arguments
 from harness.status import Reporter
+from strategies.base import BadInput, Conflict
 
 __all__ = ["main"]
 
@@ -33,6 +34,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
+    text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
+    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
     fit.add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -46,13 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         resolved = resolve(from_arguments(options))
         if resolved.refusal:
-            raise ValueError(resolved.refusal)
-    except BAD_INPUT as error:
+            raise Conflict(resolved.refusal)
+    except BadInput as error:
         reporter.failed(error)
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        result = measure.measure(resolved, options.out, reporter, fit.from_options(options))
+        wanted = fit.from_options(options)
+        result = measure.measure(resolved, options.out, reporter, wanted, options.memory_limit)
     except BaseException as error:
         reporter.failed(error)
         raise

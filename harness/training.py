@@ -51,6 +51,9 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     folder = options.out or project_root() / "results" / "train" / commands.slug(options.recipe)
     folder = Path(folder).absolute()
+    options.checkpoint = options.checkpoint or str(folder / "checkpoint")
+    if given.get("ema", DEFAULTS["ema"]) and not options.samples:
+        options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
     extra = fit_words(options)
     row = _planned(options, given, folder, examined=None)
     if options.dry_run:
@@ -63,12 +66,9 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 def fit_words(options: argparse.Namespace) -> list[str]:
     """The worker's own options, paths made absolute: the worker starts in the root folder."""
-    if options.resume and not options.checkpoint:
-        raise SpecError("--resume goes on from a checkpoint; name its folder with --checkpoint")
-    if not (options.checkpoint or options.samples):
-        raise SpecError("train keeps nothing; give --checkpoint DIR, --samples FILE.png or both")
+    _check_saved(Path(options.checkpoint), options)
     words = ["--resume"] if options.resume else []
-    for name in ("checkpoint", "samples"):
+    for name in ("checkpoint", "samples", "trained"):
         if getattr(options, name):
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
     for name in ("save_every", "sample_steps", "guidance"):
@@ -78,6 +78,21 @@ def fit_words(options: argparse.Namespace) -> list[str]:
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
+
+
+def _check_saved(folder: Path, options: argparse.Namespace) -> None:
+    """What lies in the checkpoint folder must be what the command means to go on from."""
+    saved = sorted(path.parent.name for path in folder.glob("step-*/headroom.json"))
+    if not saved:
+        return
+    if not options.resume:
+        raise SpecError(
+            f"{folder} holds a training already ({saved[-1]}); give --resume to go on from it, "
+            "or another --checkpoint DIR"
+        )
+    taken, asked = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
+    if taken >= asked + DEFAULTS["warmup"]:
+        raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
 
 
 def _planned(
@@ -118,8 +133,7 @@ def _trained(row: Planned, extra: list[str], options: argparse.Namespace, consol
         )
     except process.Interrupted:
         progress.end_suite()
-        saved = f"; --resume goes on from {options.checkpoint}" if options.checkpoint else ""
-        print(f"interrupted{saved}", file=sys.stderr)
+        print(f"interrupted; --resume goes on from {options.checkpoint}", file=sys.stderr)
         return commands.INTERRUPTED
     progress.end_run(result)
     result.command = _line(row, extra)
@@ -135,9 +149,10 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
         ends = [result.losses[:SHOWN], result.losses[-SHOWN:]]
         first, last = (sum(part) / len(part) for part in ends)
         console.print(f"loss {first:.4f} -> {last:.4f} over {len(result.losses)} steps")
-    for name, path in (("checkpoint", options.checkpoint), ("samples", options.samples)):
+    for name in ("checkpoint", "samples", "trained"):
+        path = getattr(options, name)
         if path and os.path.exists(path):
-            console.print(Text(f"{name}: {path}"), soft_wrap=True)
+            console.print(Text(f"{name}: {commands.short(Path(path))}"), soft_wrap=True)
     console.print(Text(f"log: {commands.short(folder / 'log.txt')}"), soft_wrap=True)
 
 

@@ -69,7 +69,15 @@ class AdamW(Strategy):
         else:
             for key, value in {"amsgrad": False, **KERNELS[self.impl]}.items():
                 demand(group.get(key) is value, f"{key} is {group.get(key)}, not {value}")
+            self._kernel(trained.ops)
         return {"class": kind, "impl": self.impl, "steps": self._steps(trained)}
+
+    def _kernel(self, ops: set[str]) -> None:
+        """The operators of a whole step name the kernel that ran, whatever the flags say."""
+        ran = "fused" if any("_fused_adam" in op for op in ops) else "plain"
+        if ran == "plain" and any("_foreach_addcdiv" in op for op in ops):
+            ran = "foreach"
+        demand(not ops or ran == self.impl, f"the step ran the {ran} kernel, not {self.impl}")
 
     def _steps(self, trained: Trained) -> int:
         """Steps that the optimizer's own state counts: none was skipped, none taken twice."""

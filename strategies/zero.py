@@ -5,6 +5,7 @@ Attribute names are DeepSpeed's own (0.19); evidence fails loudly where one is m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
     demand(stage == launch.zero_stage, f"the engine runs stage {stage}, not {launch.zero_stage}")
     demand(engine.skipped_steps == 0, f"the engine skipped {engine.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": engine.skipped_steps, **_shares(trained)}
-    facts |= _gradients(engine, stage) | _offload(trained)
+    facts |= _gradients(trained) | _offload(trained)
     facts["buckets"] = buckets(engine)
     return facts
 
@@ -45,7 +46,7 @@ def buckets(engine: Any) -> dict[str, int]:
 def _shares(trained: Trained) -> dict[str, float]:
     """Share of the float32 master, and under stage 3 of the parameters, that this rank holds."""
     total = sum(_full_numel(p) for p in trained.module.parameters() if p.requires_grad)
-    expected = 1 / trained.launch.processes
+    expected = _share(trained)
     held = sum(master.numel() for _, master in masters(trained)) / total
     demand(
         abs(held - expected) <= PADDING,
@@ -69,13 +70,24 @@ def _full_numel(parameter: Any) -> int:
     return getattr(parameter, "ds_numel", None) or parameter.numel()
 
 
-def _gradients(engine: Any, stage: int) -> dict[str, bool]:
+def _gradients(trained: Trained) -> dict[str, Any]:
     """Whether the engine reduces gradients to their owner alone (stage 2 and 3)."""
+    optimizer, stage = trained.engine.optimizer, trained.launch.zero_stage
     if stage == 3:
-        return {"gradients_partitioned": True}
-    partitioned = bool(engine.optimizer.partition_gradients)
+        total = sum(_full_numel(p) for p in trained.module.parameters() if p.requires_grad)
+        share, expected = optimizer.grad_partitions_flat_buffer.numel() / total, _share(trained)
+        demand(
+            abs(share - expected) <= PADDING,
+            f"this rank keeps {share:.3f} of the gradients, {expected:.3f} were expected",
+        )
+        return {"gradient_share": round(share, 4)}
+    partitioned = bool(optimizer.partition_gradients)
     demand(partitioned == (stage == 2), f"gradients partitioned: {partitioned} at stage {stage}")
     return {"gradients_partitioned": partitioned}
+
+
+def _share(trained: Trained) -> float:
+    return 1 / trained.launch.processes
 
 
 def _offload(trained: Trained) -> dict[str, Any]:
@@ -106,6 +118,15 @@ def _offload(trained: Trained) -> dict[str, Any]:
         demand(places == {"cpu"}, f"parameter shards live on {places}, not in host memory")
         facts["parameters_on"] = "cpu"
     return facts
+
+
+def whole(parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    """A context in which parameters are whole also where ZeRO-3 split them; all ranks enter it."""
+    if not any(hasattr(p, "ds_tensor") for p in parameters):
+        return contextlib.nullcontext()
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    return GatheredParameters(parameters)
 
 
 def swap_files(engine: Any) -> Iterator[tuple[Path, int]]:

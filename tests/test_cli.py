@@ -14,7 +14,7 @@ import pytest
 from test_matrix import SUITE, machine
 from test_progress import ok
 
-from harness import cli, commands, gpus, launch, suite_run, training
+from harness import cli, commands, gpus, launch, listing, suite_run, training
 from harness import machine as machines
 from harness.predict import pool
 from harness.predict.prediction import Prediction
@@ -107,12 +107,27 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "report of nothing": (lambda p: ["report", str(p / "none")], "no such folder"),
     "report of an empty folder": (lambda p: ["report", str(p)], "no results in it"),
     "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),
-    "train for nothing": (lambda p: ["train", "--recipe", "ddp"], "--checkpoint DIR"),
-    "train resumes nothing": (
-        lambda p: ["train", "--recipe", "ddp", "--resume", "--samples", "a.png"],
-        "name its folder with --checkpoint",
+    "train over another": (
+        lambda p: [*saved(p, 7), "--steps", "9"],
+        "holds a training already (step-00000007); give --resume",
+    ),
+    "train no further": (
+        lambda p: [*saved(p, 7), "--steps", "6", "--resume"],
+        "has taken 7 steps already; ask for more with --steps",
+    ),
+    "train saves too often": (
+        lambda p: ["train", "--recipe", "ddp", "--save-every", "0"],
+        "--save-every above 0",
     ),
 }
+
+
+def saved(folder: Path, step: int) -> list[str]:
+    """A checkpoint in ``folder``, and the words that train there."""
+    path = folder / f"step-{step:08d}"
+    path.mkdir()
+    (path / "headroom.json").write_text("{}")
+    return ["train", "--recipe", "ddp", "--checkpoint", str(folder)]
 
 
 def call(words: list[str]) -> int:
@@ -169,7 +184,7 @@ def test_dry_run_prints_commands_and_starts_nothing(
     nothing_starts: list[str],
 ) -> None:
     out = str(tmp_path / "r")
-    assert call(["--dry-run", "--out", out, "--recipes", "ddp", "ddp+fp32:tf32=on"]) == 0
+    assert call(["--dry-run", "--out", out, "--recipes", "ddp", "ddp+tf32"]) == 0
     lines = [x for x in capsys.readouterr().out.splitlines() if "accelerate" in x]
     assert "--config_file launch_configs/ddp.cpu.yaml" in lines[0]
     assert not lines[0].startswith("#")
@@ -288,6 +303,29 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
 
 
+def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr("harness.commands.run", broken)
+    with pytest.raises(ValueError, match="too many values"):
+        call(["run"])
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"), [([], True), (["--ema", "0"], False), (["--resume"], True)]
+)
+def test_train_keeps_its_state_and_samples_in_its_folder(
+    words: list[str], samples: bool, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    fake(monkeypatch, lambda row: None)
+    call(["train", "--recipe", "ddp", "--out", str(tmp_path), "--dry-run", *words])
+    line = capsys.readouterr().out
+    assert f"--checkpoint {tmp_path}/checkpoint" in line
+    assert (f"--samples {tmp_path}/samples.png" in line) is samples
+    assert ("--resume" in line) is ("--resume" in words)
+
+
 @pytest.mark.parametrize("name", ["run", "report", "compare", "list", "doctor", "train", "test"])
 def test_each_command_has_help_with_an_example(name: str, capsys) -> None:
     assert call([name, "--help"]) == 0
@@ -301,6 +339,11 @@ def test_list(capsys) -> None:
     text = capsys.readouterr().out
     for word in ("zero3_nvme", "async_io", "every=1", "default", "arXiv:1910.02054"):
         assert word in text
+
+
+def test_the_readmes_table_is_the_catalogs() -> None:
+    """Made by ``./run.sh list --markdown``."""
+    assert listing.markdown() in (project_root() / "README.md").read_text(encoding="utf-8")
 
 
 def test_answers_come_quickly_and_without_torch(monkeypatch) -> None:

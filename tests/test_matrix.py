@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness import matrix, suite_run
+from harness.identity import identity
 from harness.machine import Machine
 from harness.matrix import SuiteError, load_suite, specs
 from harness.progress import Progress
@@ -23,7 +24,7 @@ timeout_seconds: 60
 cpu: {model: DiT-T/4, data: synthetic, global_batch: 8, steps: 3, processes: 2}
 gpu: {model: DiT-T/4, data: synthetic, per_process_batch: 4, steps: 3, processes: all}
 recipes: [zero2, ddp, single, {recipe: zero3, steps: 5}]
-gpu_recipes: ["ddp+fp32:tf32=on"]
+gpu_recipes: ["ddp+tf32"]
 """
 
 
@@ -76,7 +77,7 @@ def test_the_command_line_wins_and_repeats(suite_file: Path) -> None:
 def test_all_gpus_share_a_batch_that_grows_with_them(suite_file: Path) -> None:
     suite = load_suite(str(suite_file), "cuda")
     found = specs(suite, {}, gpus=4)
-    assert "ddp+fp32:tf32=on" in {s.recipe for s in found}
+    assert "ddp+tf32" in {s.recipe for s in found}
     assert {s.global_batch for s in found} == {16}
     assert {s.processes for s in found} == {4, 1}
     assert {s.global_batch for s in specs(suite, {"global_batch": 12}, gpus=4)} == {12}
@@ -95,10 +96,11 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
 @pytest.mark.parametrize("name", matrix.known_suites())
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
-    found = specs(load_suite(name, device), {}, gpus=2)
+    suite = load_suite(name, device)
+    found = specs(suite, {}, gpus=2, gpu_bytes=80 * 2**30)
     planned = suite_run.plan(found, tmp_path, machine(tmp_path))
     assert not [row for row in planned if row.status is Status.REFUSED]
-    assert found[0].recipe == "ddp"
+    assert found[0].recipe == suite.reference
 
 
 BAD = {
@@ -192,7 +194,7 @@ def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeyp
     again = FakeLaunch()
     go(tmp_path, FakeLaunch(), ["ddp"])
     go(tmp_path, again, ["ddp"], machine=machine(tmp_path, cores=64))
-    monkeypatch.setattr(suite_run, "_code", lambda: "changed")
+    monkeypatch.setattr("harness.identity.code", lambda: "changed")
     go(tmp_path, again, ["ddp"])
     assert again.started == ["ddp", "ddp"]
 
@@ -200,7 +202,7 @@ def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeyp
 def test_rows_that_cannot_run_are_results_too(tmp_path: Path) -> None:
     here, launch = machine(tmp_path), FakeLaunch()
     here.probe["ops"]["async_io"] = {"ok": False, "reason": "not compatible", "built": False}
-    found = go(tmp_path, launch, ["ddp", "zero3_nvme", "ddp+fp32:tf32=on"], machine=here)
+    found = go(tmp_path, launch, ["ddp", "zero3_nvme", "ddp+bf16_master"], machine=here)
     assert launch.started == ["ddp"]
     assert [r.status for r in found] == [Status.OK, Status.UNSUPPORTED, Status.REFUSED]
     assert "libaio-dev" in found[1].way_out
@@ -260,6 +262,28 @@ def test_a_full_disk_is_told_before_the_start(tmp_path: Path, monkeypatch) -> No
 
 def test_identity_moves_with_the_spec_alone(tmp_path: Path) -> None:
     spec, here = Spec(recipe="ddp"), machine(tmp_path)
-    mark = suite_run.identity(spec, here)
-    assert mark == suite_run.identity(spec, dataclasses.replace(here, disk_free_bytes=1))
-    assert mark != suite_run.identity(dataclasses.replace(spec, seed=1), here)
+    mark = identity(spec, here)
+    assert mark == identity(spec, dataclasses.replace(here, disk_free_bytes=1))
+    assert mark != identity(dataclasses.replace(spec, seed=1), here)
+    folder = tmp_path / "imagenet256_features"
+    folder.mkdir()
+    latents = dataclasses.replace(spec, data=f"latents:{tmp_path}")
+    before = identity(latents, here)
+    assert before == identity(latents, here) != mark
+    (folder / "0.npy").touch()
+    assert identity(latents, here) != before
+
+
+def test_the_batch_is_fit_to_the_gpus(tmp_path):
+    file = tmp_path / "fit.yaml"
+    file.write_text(
+        "gpu: {model: DiT-XL/2, per_process_batch: fit, processes: all}\nrecipes: [ddp, single]\n"
+    )
+    suite = matrix.load_suite(str(file), "cuda")
+    large = matrix.specs(suite, {}, gpus=2, gpu_bytes=139 * 2**30)
+    small = matrix.specs(suite, {}, gpus=2, gpu_bytes=24 * 2**30)
+    assert [s.global_batch for s in large] == [128, 128] and [s.processes for s in large] == [2, 1]
+    assert [s.global_batch for s in small] == [16, 16]
+    assert matrix.specs(suite, {"global_batch": 6}, gpus=2)[0].global_batch == 6
+    with pytest.raises(matrix.SuiteError, match="--global-batch"):
+        matrix.specs(suite, {}, gpus=2)

@@ -45,7 +45,7 @@ CONFIGURATIONS = [
     ("single+ema:place=cpu", "DiT-T/2", 4, {}),
     ("single", "DiT-T/2", 4, {"grad_clip": 0.5}),
     ("single", "DiT-T/2", 4, {"objective": "flow", "init": "adaln_zero"}),
-    ("single", "depth=3,width=192,heads=3,patch=4", 8, {"data": "synthetic:64"}),
+    ("single", "DiT-T/4:depth=3,hidden=192,heads=3", 8, {"data": "synthetic:64"}),
 ]
 
 

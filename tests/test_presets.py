@@ -13,9 +13,11 @@ from harness.model import DiT
 from harness.presets import (
     PRESETS,
     Shape,
+    fitting_batch,
     forward_flops,
     largest_block_count,
     parameter_count,
+    shape_of,
     train_flops,
     trainable_count,
 )
@@ -121,3 +123,43 @@ def test_imports_no_torch():
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "False"
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "processes", "wanted"),
+    [
+        ("DiT-XL/2", 139, 1, 64),
+        ("DiT-XL/2", 80, 8, 32),  # the paper's global batch of 256
+        ("DiT-XL/2", 40, 1, 16),
+        ("DiT-XL/2", 24, 2, 8),
+        ("DiT-XL/2", 12, 1, 4),  # not even the state fits: the rows that save memory are left
+        ("DiT-S/2", 24, 1, 64),
+        ("DiT-T/8", 24, 1, 64),
+    ],
+)
+def test_the_batch_of_a_suite_fits_the_smallest_gpu(model, gib, processes, wanted):
+    found = fitting_batch(shape_of(model), gib * GIB, processes)
+    assert found == wanted and found % 4 == 0
+
+
+def test_a_preset_with_other_sizes():
+    assert shape_of("DiT-S/4:depth=24,hidden=512,heads=8") == Shape(24, 512, 8, 4)
+    assert shape_of("DiT-XL/2:patch=8") == PRESETS["DiT-XL/8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("DiT-M/4", "unknown model 'DiT-M/4'; did you mean"),
+        ("DiT-S/4:dept=3", "no size 'dept'; did you mean 'depth'"),
+        ("DiT-S/4:depth=0", "depth is '0'; a whole number from 1"),
+        ("DiT-S/4:depth", "depth is ''"),
+        ("DiT-S/4:hidden=100", "hidden_size is 100; it must divide"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_by_name(name, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        shape_of(name)

@@ -217,6 +217,7 @@ def test_each_rank_holds_half(run, runs):
     assert row.evidence["ema"]["bytes"] == pytest.approx(full / 2, rel=0.03)
     if facts["stage"] == 3:
         assert facts["parameter_share"] == pytest.approx(0.5, abs=0.03)
+        assert facts["gradient_share"] == pytest.approx(0.5, abs=0.03)
 
 
 SIZES = {"input_size": 32, "channels": 4}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.sample import GAP, write_grid
+from harness.sample import FRAME, GAP, write_grid
 
 
 def picture(path: Path) -> np.ndarray:
@@ -23,8 +23,8 @@ def test_digits_are_grey_widened_and_in_reading_order(tmp_path):
     assert pixels.shape == (2 * 96 + GAP, 3 * 96 + 2 * GAP)
     step = 96 + GAP
     found = [int(pixels[r * step + 5, c * step + 5]) for r in range(2) for c in range(3)]
-    assert found == [0, 64, 128, 191, 255, 0]
-    assert (pixels[:96, 96 : 96 + GAP] == 0).all()
+    assert found == [0, 64, 128, 191, 255, FRAME]
+    assert (pixels[:96, 96 : 96 + GAP] == FRAME).all()
 
 
 def test_grey_is_the_mean_over_channels_and_is_clipped(tmp_path):

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from strategies.base import BadInput
 from strategies.recipe import nearest
 
 __all__ = ["Gpu", "find", "of_size", "parse_bytes", "table"]
@@ -68,7 +69,7 @@ def find(name: str) -> Gpu:
     """The card of that name, however it is spelled.
 
     Raises:
-        ValueError: unknown; names the nearest.
+        BadInput: unknown; names the nearest.
     """
     known = {_plain(key): gpu for key, gpu in table().items()}
     if _plain(name) in known:
@@ -78,9 +79,9 @@ def find(name: str) -> Gpu:
         return starts[0]
     if starts and _plain(name):
         some = ", ".join(gpu.name for gpu in starts)
-        raise ValueError(f"gpu {name!r} is several cards; one of {some}")
+        raise BadInput(f"gpu {name!r} is several cards; one of {some}")
     hint = nearest(name, table())
-    raise ValueError(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
+    raise BadInput(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
 
 
 def of_size(size: int) -> Gpu:
@@ -94,13 +95,13 @@ def parse_bytes(text: str) -> int:
     """``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) as bytes.
 
     Raises:
-        ValueError: not a size above zero.
+        BadInput: not a size above zero.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(found[2].lower()) if found else None
     size = int(float(found[1]) * unit) if unit else 0
     if size <= 0:
-        raise ValueError(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
+        raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
     return size
 
 

@@ -170,13 +170,16 @@ def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[f
 def verdict(parity: str, reference: str, loss: float | None, grad: float | None) -> str:
     """ "equal" within 1e-3 on losses and gradient norms, "DIFFERS" beyond, or "by design".
 
+    "equal losses" where a row has no gradient norms to compare (freed before they could be had).
     "not comparable" without a curve, or for an exact row whose reference is not exact itself.
     """
     if loss is None or (parity == "exact" and reference != "exact"):
         return "not comparable"
     if parity != "exact":
         return "by design"
-    return "equal" if max(loss, grad or 0.0) <= PARITY_LIMIT else "DIFFERS"
+    if max(loss, grad or 0.0) > PARITY_LIMIT:
+        return "DIFFERS"
+    return "equal losses" if grad is None else "equal"
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -27,11 +27,14 @@ FREE = ("recipe", "processes", "repeat")
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What ``suite.json`` may say: a name, the recipe of the reference row, when it began."""
+    """What ``suite.json`` may say: a name, the recipe of the reference row, when it began, the
+    story that its rows tell (``harness.report.stories``) and their recipes in its order."""
 
     name: str = ""
     reference: str = ""
     started: str = ""
+    story: str = ""
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +111,10 @@ def read_suite(folder: Path) -> Suite:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Suite()
-    names = [f.name for f in dataclasses.fields(Suite)]
     known = data if isinstance(data, dict) else {}
-    return Suite(**{name: str(known.get(name) or "") for name in names})
+    words = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
+    order = known.get("order")
+    return Suite(**words, order=tuple(map(str, order)) if isinstance(order, list) else ())
 
 
 def build(
@@ -152,10 +156,11 @@ def device_of(result: Result) -> str:
 
 def same_work(result: Result) -> tuple[Any, ...]:
     """What rows must share to be ranked together: the spec but for recipe and processes, the
-    meter and the device."""
+    meter, the device, and the sources they ran (results older than that fact have none)."""
     spec = dataclasses.asdict(result.spec)
+    code = str(result.environment.get("code", ""))
     work = tuple(sorted((k, v) for k, v in spec.items() if k not in FREE))
-    return (*work, ("meter", result.meter), ("device name", device_of(result)))
+    return (*work, ("meter", result.meter), ("device name", device_of(result)), ("code", code))
 
 
 def _rows(

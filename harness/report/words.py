@@ -69,7 +69,7 @@ def answers(group: Group) -> list[Answer]:
     found = [_fastest(rows)]
     if len(rows) == 1:
         return found
-    exact = [row for row in rows if row.versus.parity in ("equal", "reference")]
+    exact = [row for row in rows if row.versus.parity in ("equal", "equal losses", "reference")]
     if exact and exact[0] is not rows[0]:
         found.append(Answer(question="Fastest, same loss", row=exact[0], text=_speed(exact[0])))
     least = min(rows, key=lambda r: (r.numbers.peak_bytes, -r.numbers.samples_per_second))
