@@ -28,6 +28,8 @@ __all__ = ["Asked", "PlanError", "add_arguments", "plan"]
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 DEFAULT_GPU_BATCH = 32
+WIDE = 116
+"""Columns of the table where there is no terminal to ask."""
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 
 
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer; the exit code."""
-    asked, console, folder = asked_for(options), make_console(), pool.default_folder()
+    asked, console, folder = asked_for(options), make_console(WIDE), pool.default_folder()
     jobs = options.jobs or pool.default_jobs()
     if options.largest:
         search = largest_batch if options.largest == "batch" else largest_model

@@ -68,7 +68,8 @@ def print_plan(fits: Sequence[Fit], refused: Sequence[tuple[str, str]], console:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     heads = ["Recipe", "", "Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"]
     for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index < 2 else "right", overflow="fold")
+        side = "left" if index < 2 else "right"
+        table.add_column(head, justify=side, overflow="fold", no_wrap=index > 0)
     for one in ordered:
         table.add_row(*_cells(one), style="bold" if one is fit.fastest(fits) else None)
     console.print(table)

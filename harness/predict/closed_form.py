@@ -18,7 +18,7 @@ from strategies.base import Slot
 
 __all__ = ["fallback", "peak_bytes", "unknown_parts"]
 
-KNOWN = {"fp32", "bf16", "checkpoint", "adamw", "accumulate", "ema"}
+KNOWN = {"fp32", "tf32", "bf16", "checkpoint", "adamw", "accumulate", "ema"}
 
 
 @dataclass(frozen=True, kw_only=True)

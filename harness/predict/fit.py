@@ -89,7 +89,7 @@ def _host(resolved: Resolved, prediction: Prediction) -> int | None:
 def _seconds(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Seconds | None:
     if not prediction.work:
         return None
-    tf32 = any(getattr(part, "tf32", False) for part in resolved.recipe.strategies)
+    tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)
     return seconds(prediction.work, gpu, resolved.spec.processes, tf32)
 
 
