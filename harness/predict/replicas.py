@@ -40,6 +40,9 @@ def replicas_for(tracer: Tracer, count_work: Any) -> type[torch.nn.Module]:
                 count_work(self.size)
             return self.module(*given, **more)
 
+        def register_comm_hook(self, *given: Any) -> None:
+            raise NotImplementedError("a communication hook runs in DDP's reducer, which is C++")
+
         @contextlib.contextmanager
         def no_sync(self) -> Iterator[None]:
             before, self.syncs = self.syncs, False
