@@ -1,4 +1,4 @@
-"""The command line: run (the default), report, compare, list, doctor, train.
+"""The command line: run (the default), report, compare, list, doctor, train, max-batch.
 
 Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.

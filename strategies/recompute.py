@@ -50,6 +50,8 @@ class Checkpoint(Strategy):
         return frozenset({"recomputes"})
 
     def refuses(self, launch: Launch) -> str | None:
+        if "frozen_blocks" in launch.traits:
+            return "backward does not reach the blocks, so nothing is kept of them; leave it out"
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "
