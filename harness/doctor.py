@@ -32,6 +32,7 @@ WAYS = {
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
     "bf16": "leave bf16 out; float32 runs everywhere",
+    "sparse24": "run it on an NVIDIA GPU since Ampere (--device cuda), or leave sparse24 out",
     "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
     "fp16": "use bf16, which needs no scaling of the loss",
     "tf32": "leave tf32 out; float32 runs everywhere",
@@ -72,6 +73,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
         return Lack("it exists on NVIDIA GPUs only", WAYS[need])
+    if need == "sparse24":
+        return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Lack(f"the package {package} is not installed", WAYS[need])
@@ -100,6 +103,15 @@ def _lacks_ability(need: str, reason: str) -> Lack | None:
     kind, _, kernel = need.partition("_")
     what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
     return Lack(f"{what} on this device: {reason}", WAYS[kind])
+
+
+def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Lack | None:
+    """2:4 sparse products are of NVIDIA GPUs from compute capability 8.0 on."""
+    if spec.device != "cuda":
+        return Lack("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
+    known = (machine.probe or {}).get("gpus", [])
+    old = [gpu["name"] for gpu in known if tuple(gpu["capability"]) < (8, 0)]
+    return Lack(f"{old[0]} has no sparse cores", WAYS["sparse24"]) if old else None
 
 
 def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | None:

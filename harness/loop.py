@@ -50,8 +50,8 @@ class Log:
         return self.earlier + mean.tolist()
 
     def all_norms(self) -> list[float]:
-        """Gradient norm before clipping, one a step."""
-        return self.earlier_norms + [float(norm) for norm in self.norms]
+        """Gradient norm before clipping, one a step, as long as there are gradients to have one."""
+        return self.earlier_norms + [float(norm) for norm in self.norms if norm is not None]
 
 
 def optimizer_step(run: Run, step: int, log: Log) -> None:

@@ -22,6 +22,7 @@ from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.muon import Muon
 from strategies.offload import OffloadActivations
 from strategies.offload_adamw import OffloadAdamW
+from strategies.onebit_adam import OneBitAdam
 from strategies.optimizers import AdamW
 from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32, Tf32
@@ -31,6 +32,7 @@ from strategies.recipe import Recipe
 from strategies.recompute import Checkpoint
 from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
+from strategies.sparse24 import Sparse24
 from strategies.sparse_embedding import SparseEmbedding
 from strategies.topk import TopK
 
@@ -53,6 +55,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "controlnet": ControlNet,
     "prune": Prune,
     "prune_structured": PruneStructured,
+    "sparse24": Sparse24,
     "attend": Attend,
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
@@ -66,6 +69,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "muon": Muon,
     "sgd": Sgd,
     "offload_adamw": OffloadAdamW,
+    "onebit_adam": OneBitAdam,
     "optimizer_in_backward": OptimizerInBackward,
     "backward": Backward,
     "accumulate": Accumulate,

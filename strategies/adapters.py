@@ -23,6 +23,9 @@ def inject(module: Any, rank: int, **more: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         peft.inject_adapter_in_model(config, module)
+    for name, p in module.named_parameters():
+        if "lora_" in name:  # beside packed weights peft would take float32
+            p.data = p.data.to(module.pos_embed.dtype)
 
 
 def adapted(module: Any) -> list[Any]:

@@ -80,34 +80,31 @@ class Attend(Strategy):
         if self.kernel == "flex" and "recomputes" in launch.traits:
             return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits
-        if self.kernel in ("flash", "cudnn") and not half:
-            return (
-                f"{self.kernel} attention computes in 16 bits on GPUs; add bf16, or take "
-                "kernel=efficient"
-            )
-        return None
+        if self.kernel not in ("flash", "cudnn") or half:
+            return None
+        return f"{self.kernel} attention computes in 16 bits; add bf16, or take kernel=efficient"
 
     def edit_model(self, module: Any) -> None:
         backend = KERNELS[self.kernel]
         chosen = {"naive": lambda: naive, "flex": flex}.get(self.kernel, lambda: forced(backend))()
-        for block in module.blocks:
-            block.attn.attend = chosen
+        for attention in forward.attentions(module):
+            attention.attend = chosen
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         ran = forward.operations(trained)
         found = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
-        depth, full = len(trained.module.blocks), _score_matrices(trained, ran)
+        depth, full = len(forward.attentions(trained.module)), _score_matrices(trained, ran)
         facts = {"kernel": self.kernel, "score_matrices": full}
         fused = {name: count for name, count in found.items() if name not in WRITTEN_OUT and count}
         if self.kernel in WRITTEN_OUT:
             demand(not fused, f"fused kernels ran: {fused}")
-            demand(full == depth, f"{full} full score matrices in {depth} blocks")
+            demand(full == depth, f"{full} full score matrices in {depth} layers")
             math = found["math"] or ("compiled" in trained.launch.traits and self.kernel == "math")
             demand(bool(math) == (self.kernel == "math"), f"torch's math ran {found['math']} times")
             return facts
         demand(not full, f"{full} full score matrices were made")
         demand(set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, not {self.kernel}")
-        demand(fused[self.kernel] >= depth, f"it ran {fused[self.kernel]} times in {depth} blocks")
+        demand(fused[self.kernel] >= depth, f"it ran {fused[self.kernel]} times in {depth} layers")
         return {**facts, "calls": fused[self.kernel]}
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 __all__ = ["Controlled"]
 
 
-def silent(width: int) -> nn.Linear:
+def silent(like: Tensor) -> nn.Linear:
     """A linear layer that begins at zero."""
-    layer = nn.Linear(width, width)
+    layer = nn.Linear(like.shape[-1], like.shape[-1], dtype=like.dtype)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
@@ -28,11 +28,12 @@ class Controlled(nn.Module):
     such block, so that whatever runs the blocks (in segments, recomputed, compiled) runs both.
     """
 
-    def __init__(self, block: nn.Module, width: int, first: bool, last: bool) -> None:
+    def __init__(self, block: nn.Module, like: Tensor, first: bool, last: bool) -> None:
+        """``like`` has the model's width and dtype."""
         super().__init__()
         self.block, self.copy = block, copy.deepcopy(block)
-        self.zero = silent(width)
-        self.enter = silent(width) if first else None
+        self.zero = silent(like)
+        self.enter = silent(like) if first else None
         self.last = last
 
     @property

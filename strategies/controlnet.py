@@ -35,7 +35,7 @@ class ControlNet(Strategy):
             raise ValueError(f"share is {self.share!r}; above 0, to 1")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights"})
+        return frozenset({"frozen_weights", "doubles_tokens"})
 
     def _number(self, depth: int) -> int:
         return max(1, round(self.share * depth))
@@ -43,10 +43,10 @@ class ControlNet(Strategy):
     def edit_model(self, module: Any) -> None:
         from strategies.controlled import Controlled
 
-        number, width = self._number(len(module.blocks)), module.pos_embed.shape[-1]
+        number = self._number(len(module.blocks))
         for i in range(number):
             first, last = i == 0, i == number - 1
-            module.blocks[i] = Controlled(module.blocks[i], width, first, last)
+            module.blocks[i] = Controlled(module.blocks[i], module.pos_embed, first, last)
         names = {n for n, _ in module.named_parameters() if any(word in n for word in TRAINED)}
         train_only(module, names)
 

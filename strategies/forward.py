@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from strategies.base import Trained
 
-__all__ = ["Operation", "compute_dtype", "forward_once", "operations"]
+__all__ = ["Operation", "attentions", "compute_dtype", "forward_once", "operations"]
 
 
 def forward_once(trained: Trained) -> None:
@@ -91,3 +91,8 @@ def _profiled(trained: Trained) -> list[Operation]:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         forward_once(trained)
     return [Operation(event.name, event.input_shapes) for event in seen.events()]
+
+
+def attentions(module: Any) -> list[Any]:
+    """Every attention layer: one a block, and one more where a copy stands beside it."""
+    return [layer for layer in module.modules() if hasattr(layer, "attend")]

@@ -93,6 +93,8 @@ class OptimizerInBackward(Strategy):
             return "a gradient that is gone cannot be added to; leave accumulation out"
         if launch.clips:
             return "clipping needs the norm of all gradients before any is used; set --grad-clip 0"
+        if "scales_gradients" in launch.traits:
+            return "gradients carry a loss scale until backward has ended; use bf16"
         if "whole_gradients" in launch.traits:
             return "the optimizer takes gradients by itself; use adamw or one with a smaller state"
         if "sparse_gradients" in launch.traits:

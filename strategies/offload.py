@@ -37,8 +37,6 @@ class OffloadActivations(Strategy):
         return frozenset({"moves_activations"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if "frozen_blocks" in launch.traits:
-            return "backward does not reach the blocks, so nothing is kept of them; leave it out"
         if self.what == "checkpoints" and "recomputes" not in launch.traits:
             return "there are no checkpoints to offload; add checkpoint, or take what=all"
         if self.what == "all" and "recomputes" in launch.traits:

@@ -34,6 +34,8 @@ class OffloadAdamW(Strategy):
             return "it copies gradients in backward, before DDP averages them; use single"
         if launch.clips:
             return "it copies gradients in backward, before they are clipped; set --grad-clip 0"
+        if "scales_gradients" in launch.traits:
+            return "it copies gradients while they carry a loss scale; use bf16"
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

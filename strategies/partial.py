@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, Strategy, Trained, demand
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
 from strategies.frozen import Frozen, split_facts, train_only
 
 __all__ = ["DiffFit", "Head"]
@@ -22,6 +22,13 @@ class Head(Strategy):
 
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "frozen_matrices", "frozen_blocks"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.traits & {"recomputes", "moves_activations"}:
+            return (
+                "backward ends before the blocks, and nothing of them is kept; leave checkpoint out"
+            )
+        return None
 
     def edit_model(self, module: Any) -> None:
         names = {n for n, _ in module.named_parameters() if n.startswith("final_layer.")}
@@ -55,12 +62,17 @@ class DiffFit(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "frozen_matrices"})
 
+    def refuses(self, launch: Launch) -> str | None:
+        if "pure_bf16" in launch.traits:
+            return "a scale of one moves by steps that bfloat16 cannot hold; use bf16"
+        return None
+
     def edit_model(self, module: Any) -> None:
         import torch
 
-        width = module.pos_embed.shape[-1]
+        ones = torch.ones_like(module.pos_embed.data[0, 0])  # as wide as the model, in its dtype
         for layer in (part for block in module.blocks for part in (block.attn, block.mlp)):
-            layer.gamma = torch.nn.Parameter(torch.ones(width))
+            layer.gamma = torch.nn.Parameter(ones.clone())
             layer.register_forward_hook(scaled)
         train_only(module, {n for n, _ in module.named_parameters() if self._trained(n)})
 

@@ -50,8 +50,6 @@ class Checkpoint(Strategy):
         return frozenset({"recomputes"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if "frozen_blocks" in launch.traits:
-            return "backward does not reach the blocks, so nothing is kept of them; leave it out"
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "
@@ -74,7 +72,8 @@ class Checkpoint(Strategy):
         split = self._split(depth)
         parts, ran = len(split(depth, 0)[0]), runner.parts_run / trained.micro_steps
         demand(ran == parts, f"{ran} parts a micro step, not {parts}")
-        most = parts * runner.input_bytes + RNG_BYTES * depth
+        widest = runner.input_bytes * (1 + ("doubles_tokens" in trained.launch.traits))
+        most = parts * widest + RNG_BYTES * depth
         demand(
             0 < runner.kept_bytes <= most,
             f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",

@@ -57,7 +57,9 @@ class Sgd(Strategy):
             weight_decay=settings.weight_decay,
         )
         mean = states.per_element(trained)
-        wanted = 4.0 if self.momentum else 0.0
+        weights = trained.optimized()
+        each = sum(w.numel() * w.element_size() for w in weights) / sum(w.numel() for w in weights)
+        wanted = each if self.momentum else 0.0
         demand(mean == wanted, f"{mean:.2f} bytes of state an element, not {wanted}")
         return {
             "class": kind,

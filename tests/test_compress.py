@@ -12,6 +12,9 @@ from harness import model
 from strategies import compress, topk, wire
 from strategies.base import Launch, NotInForce, Settings, Trained
 from strategies.compress import Compress
+from strategies.onebit_adam import OneBitAdam
+from strategies.optimizers import AdamW
+from strategies.signs import pack, unpack
 from strategies.topk import TopK
 
 LAUNCH = Launch(sharding="ddp", engine="MULTI_CPU", device="cpu", processes=1)
@@ -33,7 +36,9 @@ def trained_with(strategy, steps: int = 4) -> Trained:
         "DiT-T/8", input_size=32, channels=4, classes=10, seed=0, init="awake", class_dropout=0.0
     )
     ddp = DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    make = getattr(strategy, "make_optimizer", lambda *_: None)
+    weights = [p for p in module.parameters() if p.requires_grad]
+    optimizer = make(weights, Settings(), LAUNCH) or torch.optim.SGD(weights, lr=0.1)
     trained = Trained(
         accelerator=SimpleNamespace(num_processes=1),
         model=ddp,
@@ -55,6 +60,7 @@ def trained_with(strategy, steps: int = 4) -> Trained:
         optimizer.zero_grad()
         for kept in trained.attached.values():
             kept.after_step()
+        trained.optimizer_steps += 1
     return trained
 
 
@@ -67,6 +73,7 @@ def trained_with(strategy, steps: int = 4) -> Trained:
         (Compress(kind="powersgd", rank=1), 0.01, 0.05),
         (TopK(), 0.02, 0.021),
         (TopK(keep=0.1), 0.2, 0.201),
+        (OneBitAdam(), 0.03, 0.05),
     ],
     ids=str,
 )
@@ -90,13 +97,41 @@ def test_what_top_k_keeps_back_and_what_it_sends_is_the_whole_gradient(group):
 
 
 def test_what_is_kept_back_survives_a_resume(group, tmp_path):
-    for strategy in (TopK(), Compress(kind="powersgd")):
+    for strategy in (TopK(), Compress(kind="powersgd"), OneBitAdam()):
         hook = trained_with(strategy).attached[strategy.name]
         torch.save(hook.state_dict(), tmp_path / "kept.pt")
         again = trained_with(strategy, steps=0).attached[strategy.name]
         again.load_state_dict(torch.load(tmp_path / "kept.pt", weights_only=True))
         for mine, saved in zip(hook.tensors(), again.tensors(), strict=True):
             assert torch.equal(mine, saved)
+
+
+def test_signs_and_sizes_come_back():
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 5), (7,), (4, 2, 3, 3), (16, 128)):
+        tensor = torch.randn(shape, generator=generator)
+        packed, sizes = pack(tensor)
+        assert packed.nbytes == -(-tensor.numel() // 8)
+        back = unpack(packed, sizes, tensor.shape)
+        assert torch.equal(back.sign(), tensor.sign())
+        flat, wanted = back.reshape(len(sizes), -1), tensor.reshape(len(sizes), -1)
+        torch.testing.assert_close(flat.abs().mean(dim=1), wanted.abs().mean(dim=1))
+
+
+def test_one_bit_adam_is_adam_until_its_variance_freezes(group):
+    found = trained_with(OneBitAdam(freeze=4), steps=4).module.state_dict()
+    wanted = trained_with(AdamW(impl="plain"), steps=4).module.state_dict()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_variance_stays_and_the_norm_of_momenta_is_not_told(group):
+    early = trained_with(OneBitAdam(), steps=2).optimizer.state
+    trained = trained_with(OneBitAdam(), steps=5)
+    for (_, a), (_, b) in zip(early.items(), trained.optimizer.state.items(), strict=True):
+        assert torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
+        assert not torch.equal(a["exp_avg"], b["exp_avg"]) or not a["exp_avg"].any()
+    assert trained.gradient_norm() is None
 
 
 def dense(self, trained):
@@ -124,6 +159,9 @@ LOST = {
     "no top-k hook": (TopK(), lambda *_: None),
     "dense for top-k": (TopK(), dense),
     "more is sent": (TopK(), lambda _, t: topk.TopKHook(t, 0.02)),
+    "nothing frozen yet": (OneBitAdam(freeze=4), OneBitAdam.attach),
+    "dense momenta": (OneBitAdam(), dense),
+    "no hook for signs": (OneBitAdam(), lambda *_: None),
     "the rest is forgotten": (TopK(), lambda _, t: Forgetful(t, 0.01)),
 }
 

@@ -36,6 +36,7 @@ HERE = [
     "single+difffit+adamw:impl=foreach+accumulate",
     "single+controlnet+checkpoint+adam8bit",
     "single+controlnet+bf16+ema",
+    "single+controlnet+attend:kernel=naive+checkpoint+offload_activations:what=checkpoints",
     "single+optimizer_in_backward+adam8bit",
     "single+optimizer_in_backward+adam4bit+checkpoint+bf16",
     "single+optimizer_in_backward+adafactor",
@@ -46,6 +47,12 @@ HERE = [
     "single+adam8bit+ema:place=cpu+accumulate:steps=4",
     "single+adam4bit+checkpoint",
     "single+sgd+accumulate+bf16",
+    "single+bf16_pure+qlora+adam8bit",
+    "single+bf16_pure+controlnet+optimizer_in_backward",
+    "single+bf16_pure+sgd+ema",
+    "single+bf16_pure+muon+checkpoint",
+    "single+lora+offload_activations+attend:kernel=naive",
+    "single+fp8:emulate=on+lora",
     "single+prune+bf16",
     "single+prune+muon+accumulate",
     "single+prune+adam8bit+checkpoint",
@@ -69,11 +76,21 @@ REFUSED = {
     "zero2_offload+adam8bit": ["host memory", "without offload"],
     "zero3_offload+sgd": ["CPU Adam", "without"],
     "zero3+qlora": ["share a byte", "zero2"],
+    "single+head+checkpoint": ["ends before the blocks", "leave"],
+    "single+bf16_pure+difffit": ["cannot hold", "bf16"],
+    "single+fp16+optimizer_in_backward": ["loss scale", "bf16"],
+    "single+fp16+offload_adamw": ["loss scale", "bf16"],
+    "ddp+fp16+topk": ["loss scale", "bf16"],
+    "ddp+fp16+compress:kind=powersgd": ["loss scale", "bf16"],
+    "ddp+bf16_pure+onebit_adam": ["float32", "bf16"],
     "single+head+muon": ["no matrix", "leave muon out"],
     "single+lora+prune": ["frozen", "leave prune out"],
     "single+lora+prune_structured": ["leave one"],
     "zero3+prune+adam8bit": ["master", "adamw"],
+    "single+sparse24": ["16-bit", "bf16"],
     "single+compress": ["one process", "ddp"],
+    "ddp+onebit_adam+compress": ["hook", "leave one"],
+    "zero2+onebit_adam": ["DeepSpeed", "ddp"],
     "zero2+topk": ["DeepSpeed", "ddp"],
     "ddp+sparse_embedding": ["Adam", "sgd:momentum=0.0"],
     "zero1+sparse_embedding+sgd:momentum=0.0": ["dense", "ddp"],
@@ -243,7 +260,14 @@ def launched_once(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "text", ["zero2+lora+bf16", "zero3+prune", "ddp+compress:kind=powersgd", "ddp+topk+accumulate"]
+    "text",
+    [
+        "zero2+lora+bf16",
+        "zero3+prune",
+        "ddp+compress:kind=powersgd",
+        "ddp+topk+accumulate",
+        "ddp+onebit_adam",
+    ],
 )
 def test_it_runs_on_two_processes_with_evidence(text, launched_once):
     row = launched_once(text)

@@ -53,6 +53,7 @@ from strategies.recipe import RecipeError
 from strategies.recompute import Checkpoint
 from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
+from strategies.sparse24 import Sparse24
 from strategies.sparse_embedding import SparseEmbedding
 
 FILES = project_root() / "strategies"
@@ -78,6 +79,7 @@ SETTINGS: dict[str, list[str]] = {
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],
     "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
+    "sparse24": ["ddp+bf16+sparse24"],
     "bf16_master": ["zero2+bf16_master"],
     "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
     "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
@@ -111,6 +113,7 @@ SETTINGS: dict[str, list[str]] = {
     "muon": ["single+muon", "single+muon:momentum=0.9"],
     "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
     "offload_adamw": ["ddp+offload_adamw"],
+    "onebit_adam": ["ddp+onebit_adam", "ddp+onebit_adam:freeze=4"],
     "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
@@ -667,6 +670,7 @@ LOST = {
     "heads and no channels": (
         "single+prune_structured", PruneStructured, "edit_model", heads_alone,
     ),
+    "dense layers": ("single+bf16+sparse24", Sparse24, "edit_model", nothing),
     "an optimizer on the device": (
         "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
     ),
