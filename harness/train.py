@@ -34,6 +34,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
+    text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
+    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
     fit.add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        result = measure.measure(resolved, options.out, reporter, fit.from_options(options))
+        wanted = fit.from_options(options)
+        result = measure.measure(resolved, options.out, reporter, wanted, options.memory_limit)
     except BaseException as error:
         reporter.failed(error)
         raise
