@@ -170,7 +170,7 @@ def _add_train(commands: Any) -> None:
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")
-    _add_settings(parser.add_argument_group("settings"), "repeat", "warmup")
+    _add_settings(parser.add_argument_group("settings"), "repeat", "warmup", "world")
 
 
 def _add_test(commands: Any) -> None:

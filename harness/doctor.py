@@ -132,7 +132,7 @@ def notes(resolved: Resolved, machine: Machine) -> list[str]:
     spec, found = resolved.spec, []
     if spec.device == "cpu" and spec.processes > machine.cores:
         found.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
-    if resolved.launch.zero_stage and spec.processes == 1:
+    if resolved.launch.zero_stage and spec.ranks == 1:
         found.append("one process: ZeRO has nobody to share with, all of the state is on it")
     return found
 

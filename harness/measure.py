@@ -103,7 +103,7 @@ def measure(
         step_seconds=timed.tolist(),
         phase_seconds=dict(reporter.phase_seconds),
     )
-    ranks = _gather(accelerator, mine)
+    ranks = _gather(accelerator, mine, resolved.launch.simulated)
     if not accelerator.is_main_process:
         return None
     facts = {"started": started, "meter": meter.kind, "meter_notes": meter.notes}
@@ -141,8 +141,9 @@ def _result(
         parameters=sum(getattr(p, "ds_numel", p.numel()) for p in run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
-        losses=losses,
-        grad_norms=log.all_norms(),
+        # Of a simulated world both are of one rank's own samples: no curve to compare.
+        losses=[] if resolved.spec.world else losses,
+        grad_norms=[] if resolved.spec.world else log.all_norms(),
         ranks=ranks,
         audit=checks,
         evidence=evidence,
@@ -174,8 +175,8 @@ def _nvme_bytes(run: Run) -> int:
     return sum(size for _, size in zero.swap_files(run.trained.engine))
 
 
-def _gather(accelerator: Any, mine: Rank) -> list[Rank]:
-    if accelerator.num_processes == 1:
+def _gather(accelerator: Any, mine: Rank, simulated: bool) -> list[Rank]:
+    if accelerator.num_processes == 1 or simulated:
         return [mine]
     everyone: list[Any] = [None] * accelerator.num_processes
     torch.distributed.all_gather_object(everyone, mine)

@@ -39,6 +39,7 @@ class Spec:
     warmup: int = _option(2, "optimizer steps before them, not timed")
     seed: int = _option(0, "weights, data order, noise")
     processes: int = _option(1, "data-parallel processes")
+    world: int = _option(0, "run rank 0 of so many on one process: its memory is real, losses not")
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's")
     weight_decay: float = _option(0.0, "AdamW's")
@@ -64,6 +65,13 @@ class Spec:
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
+        if self.world < 0 or self.world == 1:
+            raise SpecError(f"world is {self.world}; give --world at least 2, or leave it out")
+        if self.world and self.processes != 1:
+            raise SpecError(
+                f"world is {self.world} and processes is {self.processes}; one process stands for "
+                "all: leave --processes out"
+            )
         for name in ("grad_clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
@@ -80,18 +88,23 @@ class Spec:
             if getattr(self, name) not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
 
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of the job: its processes, or those that one process stands for."""
+        return self.world or self.processes
+
     def micro_batch(self, accumulation: int) -> int:
-        """Samples a process feeds at once: global batch / processes / accumulation.
+        """Samples a rank feeds at once: global batch / ranks / accumulation.
 
         Raises:
             SpecError: it does not divide; names the nearest batch that does.
         """
-        parts = self.processes * accumulation
+        parts = self.ranks * accumulation
         if self.global_batch % parts:
             below = self.global_batch // parts * parts
             near = f"{below} or {below + parts}" if below else str(parts)
             raise SpecError(
-                f"global_batch {self.global_batch} does not divide by {self.processes} processes x "
+                f"global_batch {self.global_batch} does not divide by {self.ranks} processes x "
                 f"{accumulation} accumulation steps; use {near}"
             )
         return self.global_batch // parts

@@ -131,11 +131,8 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 
 
 def _two_charts(group: Group) -> str:
-    left = _figure(
-        "Memory against throughput",
-        _scatter_note(group),
-        scatter.scatter(group),
-    )
+    picture = "" if group.world else scatter.scatter(group)
+    left = _figure("Memory against throughput", _scatter_note(group), picture)
     keys = html_parts.colour_keys(charts.split_legend())
     bars = charts.split_bars(group)
     right = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
