@@ -92,6 +92,7 @@ class Trace(TorchDispatchMode):
         self.trained, self.device_type, self.phase = trained, device_type, "before"
         self.sharded = trained.engine is not None
         self.ops: set[str] = set()
+        self.hidden = False
         self.blocks: list[Block] = []
         self.events: list[tuple[int, int]] = []
         self._live: dict[int, tuple[int, Any]] = {}
@@ -100,11 +101,10 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.ops.add(str(func))
-        # Collectives and out-variants write into what is there: DDP's buckets, counted already.
-        if func.namespace == "c10d" or func._overloadname == "out":
-            return out
+        # Views of DDP's buckets come out of ops that were given them: counted already.
+        given = storages((args, kwargs)) if self.hidden else ()
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and not (given and storages(leaf) & given):
                 self._see(leaf, str(func))
         return out
 
@@ -187,7 +187,8 @@ class Trace(TorchDispatchMode):
             return
         size, seen = ddp_buckets(self.trained.model)
         self.left_out |= seen
-        if size:
+        self.hidden = size > 0
+        if self.hidden:
             self.events.append((+1, len(self.blocks)))
             self.blocks.append(Block(size, self.phase, "DDP's buckets", "workspace"))
 
@@ -263,6 +264,11 @@ def ddp_buckets(model: torch.nn.Module) -> tuple[int, set[int]]:
     alone = [state for _, state in model._comm_hooks if isinstance(state, Alone)]
     seen = {storage for state in alone for storage in state.storages}
     return sum(int(size) for size in sizes.split(",")), seen
+
+
+def storages(values: Any) -> set[int]:
+    """What identifies the storage of each plain tensor in a structure of arguments."""
+    return {t.untyped_storage()._cdata for t in _tensors(values)}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -23,7 +23,6 @@ BEFORE = (
     "device",
     "meter",
     "processes",
-    "world",
     "global_batch",
 )
 VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
@@ -34,8 +33,9 @@ AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
 def csv_text(report: Report) -> str:
     """One line a row, unfinished rows last; an empty cell is a value that is not defined."""
     stream = io.StringIO()
-    names = [*BEFORE, *VERSUS, *NUMBERS, *AFTER]
-    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
+    worlds = ["world"] if any(group.world for group in report.groups) else []
+    names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *AFTER]
+    writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
         writer.writerows(_flat(index, group, row) for row in group.rows)
