@@ -1,4 +1,4 @@
-"""The command line: run (the default), report, compare, list, doctor, train.
+"""The command line: run (the default), report, compare, list, doctor, anatomy, train.
 
 Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.
@@ -20,7 +20,7 @@ from harness.spec import DEVICES, Spec, add_arguments
 __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("run", "report", "compare", "list", "doctor", "train", "test")
+COMMANDS = ("run", "report", "compare", "list", "doctor", "anatomy", "train", "test")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with an example. Without a command: run, default suite.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_run, _add_report, _add_compare, _add_list, _add_doctor, _add_train, _add_test):
+    for add in (
+        *(_add_run, _add_report, _add_compare, _add_list, _add_doctor),
+        *(_add_anatomy, _add_train, _add_test),
+    ):
         add(commands)
     return parser
 
@@ -155,6 +158,18 @@ def _add_doctor(commands: Any) -> None:
     )
 
 
+def _add_anatomy(commands: Any) -> None:
+    text = "show where the memory and time of one recipe go: a page of its own"
+    example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
+    parser = _add(commands, "anatomy", _anatomy, text, example)
+    parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    _add_settings(parser.add_argument_group("settings"), "recipe", "repeat")
+
+
 def _add_train(commands: Any) -> None:
     example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
     parser = _add(
@@ -223,6 +238,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from harness.commands import doctor
 
     return doctor(options.out)
+
+
+def _anatomy(options: argparse.Namespace) -> int:
+    from harness.portraying import anatomy
+
+    return anatomy(options, overrides(options))
 
 
 def _train(options: argparse.Namespace) -> int:

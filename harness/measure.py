@@ -61,9 +61,15 @@ def dissect(run: Run, log: Log, meter: Meter, device_type: str) -> dict[str, Any
 
 
 def measure(
-    resolved: Resolved, folder: Path, reporter: Reporter, fit: Fit | None = None
+    resolved: Resolved,
+    folder: Path,
+    reporter: Reporter,
+    fit: Fit | None = None,
+    *,
+    portrait: bool = False,
 ) -> Result | None:
-    """A measured run; the result on rank 0, None elsewhere. ``fit`` makes it a training run."""
+    """A measured run; the result on rank 0, None elsewhere. ``fit`` makes it a training run,
+    ``portrait`` leaves ``anatomy.json`` in its folder as well."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
@@ -82,6 +88,8 @@ def measure(
     warmup, timed = np.split(np.array(log.seconds), [resolved.spec.warmup])
     reporter.enter("anatomy")
     categories = {} if fit else dissect(run, log, meter, accelerator.device.type)
+    if portrait:
+        _portray(resolved, run, log, meter, folder)
     reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
     losses = log.all_losses(run)
@@ -108,6 +116,14 @@ def measure(
         return None
     facts = {"started": started, "meter": meter.kind, "meter_notes": meter.notes}
     return _result(resolved, run, log, ranks, losses, evidence, checks, facts)
+
+
+def _portray(resolved: Resolved, run: Run, log: Log, meter: Meter, folder: Path) -> None:
+    from harness.dissect import take
+
+    taken = take(resolved, run, log, meter)
+    if run.trained.accelerator.is_main_process:
+        taken.write(folder / "anatomy.json")
 
 
 def _result(

@@ -33,6 +33,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
+    parser.add_argument("--anatomy", action="store_true", help="leave anatomy.json in --out")
     fit.add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        result = measure.measure(resolved, options.out, reporter, fit.from_options(options))
+        result = measure.measure(
+            resolved, options.out, reporter, fit.from_options(options), portrait=options.anatomy
+        )
     except BaseException as error:
         reporter.failed(error)
         raise
