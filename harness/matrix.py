@@ -46,6 +46,7 @@ TOP = {
 WORDS = {"processes": ALL, "per_process_batch": FIT}
 """Values that ``specs`` turns into numbers once the machine is known."""
 KIND = {
+    bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
@@ -283,8 +284,8 @@ def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, 
 
 
 def _is(value: Any, kind: type) -> bool:
-    if isinstance(value, bool):
-        return False
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, kind) and kind is bool
     if kind is float:
         return isinstance(value, (int, float)) or _is_number(value)
     return isinstance(value, kind)

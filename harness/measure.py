@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import anatomy, environment, presets, setup
+from harness import anatomy, environment, presets, record, setup
 from harness.audit import audit, collect_evidence
 from harness.fit import Fit
 from harness.loop import Log, Run, optimizer_step, timed_step
@@ -85,6 +85,7 @@ def measure(
     if fit is not None:
         fit.begin(run, resolved, log)
     train_steps(run, log, meter, reporter, resolved, fit)
+    averages = _record(resolved, run, log, folder, reporter)
     warmup, timed = np.split(np.array(log.seconds), [resolved.spec.warmup])
     reporter.enter("anatomy")
     categories = {} if fit else dissect(run, log, meter, accelerator.device.type)
@@ -115,7 +116,24 @@ def measure(
     if not accelerator.is_main_process:
         return None
     facts = {"started": started, "meter": meter.kind, "meter_notes": meter.notes}
+    facts |= {"key_averages": averages}
     return _result(resolved, run, log, ranks, losses, evidence, checks, facts)
+
+
+def _record(
+    resolved: Resolved, run: Run, log: Log, folder: Path, reporter: Reporter
+) -> list[dict[str, Any]]:
+    """A profiler's key averages of steps after the timed ones, if asked for."""
+    if not resolved.spec.profile:
+        return []
+    reporter.enter("profile")
+    trained = run.trained
+    return record.profiled_steps(
+        lambda: optimizer_step(run, trained.optimizer_steps, log),
+        folder,
+        trained.accelerator.process_index,
+        trained.accelerator.device,
+    )
 
 
 def _portray(resolved: Resolved, run: Run, log: Log, meter: Meter, folder: Path) -> None:

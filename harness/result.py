@@ -157,7 +157,9 @@ class Result:
     ``losses`` and ``grad_norms`` have one global mean a step, warm-up first. ``evidence`` maps a
     strategy's name to the facts read back. ``configs`` holds the launch file and, under
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
-    "resident" (no GPU). ``parity`` is "exact" or "by design".
+    "resident" (no GPU). ``parity`` is "exact" or "by design". ``key_averages`` are a profiler's
+    (harness.record), ``recordings`` the files it or the allocator's history left in the run's
+    folder.
     """
 
     status: Status
@@ -187,6 +189,8 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     launch: LaunchRecord | None = None
     log_tail: str = ""
+    key_averages: list[dict[str, Any]] = field(default_factory=list)
+    recordings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""

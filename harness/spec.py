@@ -48,6 +48,8 @@ class Spec:
     ema: float = _option(0.9999, "decay of the weight average; 0 keeps none")
     class_dropout: float = _option(0.1, "share of labels dropped for guidance")
     repeat: int = _option(0, "index of this repetition")
+    profile: bool = _option(False, "record a profiler's trace of extra steps; not ranked")
+    snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
 
     def check(self) -> None:
         """Refuse values that no run could honour.
@@ -93,6 +95,11 @@ class Spec:
         """Data-parallel ranks of the job: its processes, or those that one process stands for."""
         return self.world or self.processes
 
+    @property
+    def recorded(self) -> bool:
+        """Whether a recording disturbs the numbers, so that they are not ranked."""
+        return self.profile or self.snapshot
+
     def micro_batch(self, accumulation: int) -> int:
         """Samples a rank feeds at once: global batch / ranks / accumulation.
 
@@ -120,7 +127,9 @@ class Spec:
         words = ["--recipe", self.recipe]
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name != "recipe" and value != f.default:
+            if value is True:
+                words.append(f"--{f.name}")
+            elif f.name != "recipe" and value != f.default:
                 words += [f"--{f.name.replace('_', '-')}", str(value)]
         return words
 
@@ -134,6 +143,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...]
         if f.name in leave_out:
             continue
         kind = str if f.name == "recipe" else type(f.default)
+        if kind is bool:
+            parser.add_argument(
+                f"--{f.name}", action="store_true", default=None, help=f.metadata["help"]
+            )
+            continue
         parser.add_argument(
             f"--{f.name.replace('_', '-')}",
             type=kind,

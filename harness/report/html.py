@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from harness.report import charts, html_parts, scatter, table, units, words
+from harness.report import charts, html_parts, recorded, scatter, table, units, words
 from harness.report.html_parts import section, tag
 from harness.report.rows import Group, Report
 from harness.report.table import Grid
@@ -49,7 +49,12 @@ def render(report: Report) -> str:
     several = len(report.groups) > 1
     for index, group in enumerate(report.groups):
         parts.append(_group(group, index, several))
-    parts += [_unfinished(report), _skipped(report), html_parts.environment(report)]
+    parts += [
+        recorded.html(report),
+        _unfinished(report),
+        _skipped(report),
+        html_parts.environment(report),
+    ]
     parts += [html_parts.commands(report), html_parts.how_to_read(report)]
     return "\n".join([*(part for part in parts if part), SCRIPT, "</body></html>\n"])
 

@@ -104,6 +104,7 @@ class Report:
     suite: Suite
     groups: list[Group] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
+    recorded: list[Result] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -134,8 +135,12 @@ def build(results: list[Result], skipped: list[str], suite: Suite | None = None)
         for result, status, reason in ended
         if status is not Status.OK
     ]
-    groups = _groups(_rows(done, gone), suite.reference)
-    return Report(suite=suite, groups=groups, unfinished=gone, skipped=list(skipped))
+    ranked = [result for result in done if not result.spec.recorded]
+    groups = _groups(_rows(ranked, gone), suite.reference)
+    recorded = [result for result in done if result.spec.recorded]
+    return Report(
+        suite=suite, groups=groups, unfinished=gone, recorded=recorded, skipped=list(skipped)
+    )
 
 
 def label(spec: Spec) -> str:

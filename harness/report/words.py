@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from harness.report import derive, surroundings, units
-from harness.report.rows import Group, Report, Row
+from harness.report.rows import Group, Report, Row, label
 
 __all__ = ["Answer", "Fit", "answers", "fits", "stamp", "summary"]
 
@@ -243,8 +243,12 @@ def summary(report: Report) -> str:
     gone: dict[str, list[str]] = {}
     for one in report.unfinished:
         gone.setdefault(one.status.value, []).append(one.label)
+    if report.recorded:
+        gone["recorded"] = [label(result.spec) for result in report.recorded]
     if not rows and not gone:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in gone.items()]
     text = ", ".join([f"{rows} measured", *counts])
+    if report.recorded and not rows:
+        return f"Nothing to rank: {', '.join(counts)}."
     return f"{text}." if rows else f"No run finished: {', '.join(counts)}."
