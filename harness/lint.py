@@ -158,18 +158,15 @@ def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """The bound on gathered parameters is the model or more, so that prefetching is not held."""
+    """The bound on gathered parameters is the model or more: ZeRO-3 then holds all of them."""
     live = _number(zero, "stage3_max_live_parameters")
     if int(zero.get("stage", 0)) != 3 or live is None or live < job.total:
         return
-    ahead = _number(zero, "stage3_prefetch_bucket_size") or job.block // 2
-    reuse = _number(zero, "stage3_max_reuse_distance") or 2 * job.block
-    gathered = min(job.total, ahead + reuse) - 2 * job.block
     yield Finding(
         key="stage3_max_live_parameters",
         value=live,
-        bytes=max(0, gathered) * job.itemsize * (job.ranks - 1) // job.ranks,
-        why=f"all {job.total:,} parameters may be gathered at once",
+        bytes=(job.total - 2 * job.block) * job.itemsize * (job.ranks - 1) // job.ranks,
+        why=f"all {job.total:,} parameters stay gathered, so ZeRO-3 saves none of them",
         fix=f'"stage3_max_live_parameters": "auto" ({2 * job.block:,} here)',
     )
 

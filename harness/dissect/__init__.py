@@ -5,6 +5,6 @@ which saved it for backward, ``costs`` counts and times each operation, ``sweep`
 models for the laws. ``take`` puts them together as a ``harness.portrait.Portrait``.
 """
 
-from harness.dissect.take import take
+from harness.dissect.taking import take
 
 __all__ = ["take"]
