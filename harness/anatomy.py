@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.result import Categories
 from harness.world import Alone
+from strategies import states
 from strategies.base import Trained
 
 __all__ = ["Trace", "phase_marks", "trace_step"]
@@ -63,7 +64,7 @@ def phase_marks(trained: Trained, enter: Callable[[str], None]) -> Iterator[None
     try:
         yield
     finally:
-        del accelerator.backward
+        accelerator.backward = backward
         if engine is not None:
             del engine.step
 
@@ -219,7 +220,7 @@ class Trace(TorchDispatchMode):
 
 def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
     """Parameters as this rank stores them, with the engine's flat low-precision copies."""
-    found = [p.data for p in trained.module.parameters()]
+    found = [t for p in trained.module.parameters() for t in states.stored(p.data)]
     found += [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
     if trained.engine is not None:
         optimizer = trained.engine.optimizer
@@ -232,8 +233,7 @@ def parameter_tensors(trained: Trained) -> list[torch.Tensor]:
 def optimizer_tensors(trained: Trained) -> list[torch.Tensor]:
     """Moments, and the float32 master weights that DeepSpeed keeps (optimizer state in ZeRO's
     terms). A master that shares its storage with a parameter was counted there already."""
-    state = trained.inner_optimizer.state
-    found = [v for s in state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    found = states.tensors(trained.inner_optimizer)
     if trained.engine is not None:
         found += trained.optimized()
     known = {t.untyped_storage()._cdata for t in parameter_tensors(trained)}

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.resolve import BAD_INPUT
 from harness.spec import DEVICES, Spec, add_arguments
+from strategies.base import BadInput
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         return options.act(options)
-    except BAD_INPUT as error:
+    except BadInput as error:
         return _bad(error)
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -142,13 +142,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    _add(
-        commands,
-        "list",
-        _list,
-        "list strategies with their parameters, and suites",
-        "./run.sh list",
-    )
+    text = "list strategies with their parameters, and suites"
+    parser = _add(commands, "list", _list, text, "./run.sh list")
+    parser.add_argument("--markdown", action="store_true", help="the strategies, for a README")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -194,6 +190,7 @@ def _add_train(commands: Any) -> None:
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
+    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")
@@ -242,9 +239,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness.listing import print_list
+    from harness import listing
 
-    print_list()
+    if options.markdown:
+        print(listing.markdown())
+    else:
+        listing.print_list()
     return OK
 
 

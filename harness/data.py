@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from harness.datafacts import DataFacts
 from harness.latents import Folder
+from strategies.base import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -31,24 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "DataFacts", "Dataset", "Feed", "check_data", "open_data", "sample_order"]
 
-NAMES = ("digits", "synthetic", "latents")
+NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
 POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, so that it hardly shows in a memory peak."""
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a model must know of its data: samples are [channels, input_size, input_size]."""
-
-    size: int
-    channels: int
-    input_size: int
-    classes: int
-
-    @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one sample."""
-        return (self.channels, self.input_size, self.input_size)
+IMAGES = 64
+"""Samples of ``vae``: 12 MiB at 256 pixels."""
 
 
 class Dataset(Protocol):
@@ -86,18 +75,21 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 
 
 def check_data(name: str) -> DataFacts:
-    """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE or latents:PATH.
+    """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE (of a latent),
+    latents:PATH, vae:SIZE or vae_small:SIZE (pixels of an image, encoded in every step).
 
     Reads every header of a folder of latents, and no torch.
 
     Raises:
-        ValueError: one line that names what is wrong and the way out.
+        BadInput: one line that names what is wrong and the way out.
     """
     kind, _, detail = name.partition(":")
     if kind == "latents":
         if not detail:
-            raise ValueError("latents needs a folder; write latents:PATH")
+            raise BadInput("latents needs a folder; write latents:PATH")
         return _folder_facts(Folder(detail, thorough=True))
+    if kind in ("vae", "vae_small"):
+        return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
 
 
@@ -107,12 +99,16 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
     A folder's files are each checked when they are fetched, so opening reads only the listing.
 
     Raises:
-        ValueError: as ``check_data``.
+        BadInput: as ``check_data``.
     """
     kind, _, detail = name.partition(":")
     if kind == "latents" and detail:
         return Latents(Folder(detail, thorough=False), device)
     facts = check_data(name)
+    if kind in ("vae", "vae_small"):
+        from harness.vae import Images
+
+        return Images(kind, facts, device)
     return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
 
 
@@ -121,18 +117,29 @@ def _folder_facts(folder: Folder) -> DataFacts:
     return DataFacts(len(folder), channels, side, folder.classes)
 
 
+def _image_facts(kind: str, detail: str) -> DataFacts:
+    if not (detail or "256").isdecimal() or int(detail or 256) % 8 or int(detail or 256) < 16:
+        raise BadInput(
+            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or another "
+            "multiple of 8"
+        )
+    if importlib.util.find_spec("diffusers") is None:
+        raise BadInput(f"{kind} needs diffusers; pip install diffusers, or use --data synthetic")
+    return DataFacts(size=IMAGES, channels=4, input_size=int(detail or 256) // 8, classes=1000)
+
+
 def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
     if kind == "digits" and not detail:
         if importlib.util.find_spec("sklearn") is None:
-            raise ValueError("digits needs scikit-learn; install it, or use --data synthetic")
+            raise BadInput("digits needs scikit-learn; install it, or use --data synthetic")
         return DataFacts(size=1797, channels=4, input_size=32, classes=10)
     if kind == "synthetic" and (not detail or (detail.isdecimal() and int(detail) > 0)):
         return DataFacts(size=POOL, channels=4, input_size=int(detail or 32), classes=1000)
     if kind in NAMES:
-        raise ValueError(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
+        raise BadInput(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
     near = difflib.get_close_matches(kind, NAMES, n=1)
     hint = f"did you mean {near[0]}?" if near else "write digits, synthetic or latents:PATH"
-    raise ValueError(f"unknown data {name!r}; {hint}")
+    raise BadInput(f"unknown data {name!r}; {hint}")
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.lint import lint_resolved
 from harness.machine import Machine
-from harness.probe import version
+from harness.probe import NUMBERS, version
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies import CATALOG
@@ -33,6 +33,13 @@ WAYS = {
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
     "bf16": "leave bf16 out; float32 runs everywhere",
+    "sparse24": "run it on an NVIDIA GPU since Ampere (--device cuda), or leave sparse24 out",
+    "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
+    "fp16": "use bf16, which needs no scaling of the loss",
+    "tf32": "leave tf32 out; float32 runs everywhere",
+    "fp8": "use bf16, or fp8:emulate=on for the numbers alone",
+    "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
+    "attention": "take another kernel: naive and math run everywhere",
 }
 """Need named in ``strategies`` -> how to come by it."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
@@ -65,19 +72,47 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     """
     if need in EXTRAS and version(need) is None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
+    if need == "cuda" and spec.device != "cuda":
+        return Lack("it exists on NVIDIA GPUs only", WAYS[need])
+    if need == "sparse24":
+        return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Lack(f"the package {package} is not installed", WAYS[need])
     probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
     for part in ("probe", "torch", "deepspeed"):
-        if part in probe["errors"] and (part != "deepspeed" or need not in ("torch", "bf16")):
+        if part in probe["errors"] and (part != "deepspeed" or _of_deepspeed(need)):
             return Lack(f"{part} does not work: {probe['errors'][part]}", WAYS[part])
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
         return Lack(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
     if need in ("cpu_adam", "async_io"):
         return _lacks_op(need, probe["ops"].get(need), machine)
-    return None
+    if need in NUMBERS and spec.device == "cpu":
+        return _lacks_ability(need, NUMBERS[need][1])
+    return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
+
+
+def _of_deepspeed(need: str) -> bool:
+    return need in ("deepspeed", "cpu_adam", "async_io")
+
+
+def _lacks_ability(need: str, reason: str) -> Lack | None:
+    """A number format or an attention kernel that the probe found this device not to have."""
+    if not reason:
+        return None
+    kind, _, kernel = need.partition("_")
+    what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
+    return Lack(f"{what} on this device: {reason}", WAYS[kind])
+
+
+def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Lack | None:
+    """2:4 sparse products are of NVIDIA GPUs from compute capability 8.0 on."""
+    if spec.device != "cuda":
+        return Lack("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
+    known = (machine.probe or {}).get("gpus", [])
+    old = [gpu["name"] for gpu in known if tuple(gpu["capability"]) < (8, 0)]
+    return Lack(f"{old[0]} has no sparse cores", WAYS["sparse24"]) if old else None
 
 
 def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | None:

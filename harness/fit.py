@@ -13,7 +13,9 @@ import torch
 from harness import checkpoint, sample, setup
 from harness.loop import Log, Run
 from harness.resolve import Resolved
+from strategies import adapter_files
 from strategies.average import Average
+from strategies.base import Slot
 
 __all__ = ["Fit", "add_arguments", "from_options"]
 
@@ -28,6 +30,7 @@ class Fit:
     save_every: int = 500
     resume: bool = False
     samples: Path | None = None
+    trained: Path | None = None
     sample_steps: int = 25
     guidance: float = 2.0
 
@@ -50,7 +53,10 @@ class Fit:
             checkpoint.save(run.trained, self.folder, {**_facts(resolved), **curves})
 
     def finish(self, run: Run, resolved: Resolved) -> None:
-        """Draw samples of every class from the averaged weights; all ranks take part."""
+        """Save what was trained, and draw samples of every class from the averaged weights; all
+        ranks take part."""
+        if self.trained is not None:
+            adapter_files.save(run.trained, self.trained)
         if self.samples is None:
             return
         average = run.trained.attached.get("ema")
@@ -63,8 +69,14 @@ class Fit:
     def _draw(self, run: Run, resolved: Resolved, state: dict[str, torch.Tensor]) -> None:
         device, classes = run.trained.accelerator.device, resolved.facts.classes
         module = setup.build_model(resolved)
-        # The frozen position table is not averaged: the one just built is it.
-        module.load_state_dict({**module.state_dict(), **state})
+        for part in resolved.recipe.strategies:
+            if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change what the model is
+                part.edit_model(module)
+        # What is frozen is not averaged: as it was just built, it is.
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                if name in state:
+                    p.copy_(state[name])
         module.to(device).eval()
         generator = torch.Generator(device).manual_seed(resolved.spec.seed)
         labels_B = torch.arange(COLUMNS * min(classes, COLUMNS), device=device) // COLUMNS
@@ -98,19 +110,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-every", type=int, default=500, metavar="STEPS", help="between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--samples", type=Path, metavar="PNG", help="draw a grid of samples when done")
+    add("--trained", type=Path, metavar="FILE", help="save what was trained (adapters) by itself")
     add("--sample-steps", type=int, default=25, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, default=2.0, metavar="SCALE", help="classifier-free guidance")
 
 
 def from_options(options: argparse.Namespace) -> Fit | None:
     """What was asked for, or None for a run that only measures."""
-    if options.checkpoint is None and options.samples is None:
+    if options.checkpoint is None and options.samples is None and options.trained is None:
         return None
     return Fit(
         folder=options.checkpoint,
         save_every=options.save_every,
         resume=options.resume,
         samples=options.samples,
+        trained=options.trained,
         sample_steps=options.sample_steps,
         guidance=options.guidance,
     )

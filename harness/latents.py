@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from strategies.base import BadInput
+
 __all__ = ["Folder"]
 
 CLASSES = 1000
@@ -50,7 +52,7 @@ class Folder:
         thorough: read every file's header and every label; else only the first sample's.
 
     Raises:
-        ValueError: one line that names the folder or file, the fault and the way out.
+        BadInput: one line that names the folder or file, the fault and the way out.
     """
 
     classes = CLASSES
@@ -76,7 +78,7 @@ class Folder:
         """Latents float32 [n, C, H, H] and labels int64 [n] of the samples at ``indices``.
 
         Raises:
-            ValueError: a file that is damaged, of another shape, not finite, or of no class.
+            BadInput: a file that is damaged, of another shape, not finite, or of no class.
         """
         names = [self.names[i] for i in indices]
         latents = np.empty((len(names), *self.sample_shape), np.float32)
@@ -96,17 +98,17 @@ class Folder:
         flat = np.fromfile(path, found.dtype, math.prod(found.shape), offset=found.start)
         values = flat.reshape(found.shape, order=found.order).reshape(self.sample_shape)
         if not np.isfinite(values).all():
-            raise ValueError(f"{path} holds values that are not finite; extract it again")
+            raise BadInput(f"{path} holds values that are not finite; extract it again")
         return values
 
     def _label(self, name: str) -> int:
         path = self.labels / name
         found, head = _header(path)
         if math.prod(found.shape) != 1 or found.dtype.kind not in "iu":
-            raise ValueError(f"{path} holds {found}; a label is one integer")
+            raise BadInput(f"{path} holds {found}; a label is one integer")
         label = int(np.frombuffer(head, found.dtype, 1, found.start)[0])
         if not 0 <= label < CLASSES:
-            raise ValueError(f"{path} holds label {label}; classes are 0 to {CLASSES - 1}")
+            raise BadInput(f"{path} holds label {label}; classes are 0 to {CLASSES - 1}")
         return label
 
     def _check_shape(self) -> None:
@@ -115,13 +117,13 @@ class Folder:
         square = plain and shape[-1] == shape[-2] and 0 not in shape
         if not square or self.header.dtype.kind != "f":
             path = self.features / self.names[0]
-            raise ValueError(f"{path} holds {self.header}; a latent is float [1, C, H, H]")
+            raise BadInput(f"{path} holds {self.header}; a latent is float [1, C, H, H]")
 
     def _check_header(self, name: str) -> Header:
         path = self.features / name
         found, _ = _header(path)
         if found.shape != self.header.shape or found.dtype.kind != "f":
-            raise ValueError(
+            raise BadInput(
                 f"{path} holds {found} where {self.names[0]} holds {self.header}; "
                 "extract all files alike"
             )
@@ -131,17 +133,17 @@ class Folder:
 def _pair_of_folders(root: Path) -> tuple[Path, Path]:
     way_out = "it should hold imagenet256_features/ and imagenet256_labels/"
     if not root.is_dir():
-        raise ValueError(f"no folder {root}; {way_out}")
+        raise BadInput(f"no folder {root}; {way_out}")
     pairs = [
         (features, labels)
         for features in sorted(root.glob("*_features"))
         if (labels := root / f"{features.name.removesuffix('_features')}_labels").is_dir()
     ]
     if not pairs:
-        raise ValueError(f"{root} has no pair of folders *_features and *_labels; {way_out}")
+        raise BadInput(f"{root} has no pair of folders *_features and *_labels; {way_out}")
     if len(pairs) > 1:
         found = ", ".join(features.name for features, _ in pairs)
-        raise ValueError(f"{root} has more than one pair ({found}); keep one a folder")
+        raise BadInput(f"{root} has more than one pair ({found}); keep one a folder")
     return pairs[0]
 
 
@@ -150,12 +152,12 @@ def _pair_of_listings(features: Path, labels: Path) -> list[str]:
     for folder, missing in ((labels, ours - theirs), (features, theirs - ours)):
         if missing:
             first = min(missing, key=_number)
-            raise ValueError(
+            raise BadInput(
                 f"{folder / first} is missing: {features.name} has {len(ours)} files, "
                 f"{labels.name} {len(theirs)}; extract it again, or delete its partner"
             )
     if not ours:
-        raise ValueError(f"{features} has no .npy file; extract latents into it first")
+        raise BadInput(f"{features} has no .npy file; extract latents into it first")
     return sorted(ours, key=_number)
 
 
@@ -193,11 +195,11 @@ def _header(path: Path) -> tuple[Header, bytes]:
         found = _parse(head[:end])
     except (OSError, ValueError, KeyError, SyntaxError, tokenize.TokenError) as fault:
         reason = " ".join(str(fault).split())
-        raise ValueError(f"{path} is not a readable .npy file ({reason})") from fault
+        raise BadInput(f"{path} is not a readable .npy file ({reason})") from fault
     needed = found.start + math.prod(found.shape) * found.dtype.itemsize
     if found.dtype.hasobject or size < needed:
         damage = (
             "holds Python objects" if found.dtype.hasobject else f"has {size} of {needed} bytes"
         )
-        raise ValueError(f"{path} {damage}; extract it again")
+        raise BadInput(f"{path} {damage}; extract it again")
     return found, head

@@ -14,7 +14,7 @@ from harness.progress import make_console
 from strategies import CATALOG
 from strategies.base import _text as spelled
 
-__all__ = ["print_list"]
+__all__ = ["markdown", "print_list"]
 
 
 def print_list(console: Console | None = None) -> None:
@@ -24,6 +24,16 @@ def print_list(console: Console | None = None) -> None:
     console.print(_strategies())
     console.print(Text("suites", style="bold"))
     console.print(_suites())
+
+
+def markdown() -> str:
+    """The strategies as the README's table."""
+    lines = ["| strategy | place | what it does | losses |", "|---|---|---|---|"]
+    for name, kind in CATALOG.items():
+        what = _first_line(kind.__doc__).partition(". ")[0].rstrip(".:").replace("``", "`")
+        place = kind.slot.name.lower().replace("_", " ")
+        lines.append(f"| `{name}` | {place} | {what} | {kind.parity.value} |")
+    return "\n".join(lines)
 
 
 def _strategies() -> Table:

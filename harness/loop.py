@@ -50,8 +50,8 @@ class Log:
         return self.earlier + mean.tolist()
 
     def all_norms(self) -> list[float]:
-        """Gradient norm before clipping, one a step."""
-        return self.earlier_norms + [float(norm) for norm in self.norms]
+        """Gradient norm before clipping, one a step, as long as there are gradients to have one."""
+        return self.earlier_norms + [float(norm) for norm in self.norms if norm is not None]
 
 
 def optimizer_step(run: Run, step: int, log: Log) -> None:
@@ -81,13 +81,17 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
 def gradient_norm(run: Run) -> Any:
     """Global gradient norm before clipping; clips by the spec where the engine does not."""
     trained = run.trained
+    if trained.gradient_norm is not None:
+        return trained.gradient_norm()
     if trained.engine is not None:
         return trained.engine.get_global_grad_norm()
     parameters = [p for p in trained.module.parameters() if p.grad is not None]
     if trained.settings.grad_clip:
         return trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
+    trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
     # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:

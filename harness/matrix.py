@@ -16,9 +16,10 @@ from typing import Any
 import yaml
 
 from harness import presets
-from harness.resolve import BAD_INPUT
+from harness.report.stories import STORIES
 from harness.spec import DEVICES, Spec
 from strategies import parse
+from strategies.base import BadInput
 from strategies.recipe import Recipe
 from strategies.sharding import read
 
@@ -35,6 +36,7 @@ BLOCK = {**SETTINGS, "per_process_batch": int}
 TOP = {
     "name": str,
     "title": str,
+    "story": str,
     "reference": str,
     "timeout_seconds": float,
     "cpu": dict,
@@ -56,7 +58,7 @@ KIND = {
 BLOCK_OF = {"cpu": "cpu", "cuda": "gpu"}
 
 
-class SuiteError(ValueError):
+class SuiteError(BadInput):
     """A suite that cannot be used: one line with the file, the key, the value and the way out."""
 
 
@@ -80,6 +82,7 @@ class Suite:
     device: str
     settings: Mapping[str, Any]
     rows: tuple[Row, ...]
+    story: str = ""
 
 
 def known_suites() -> dict[str, Path]:
@@ -114,9 +117,15 @@ def load_suite(name: str, device: str) -> Suite:
         raise SuiteError(
             f"{path}: reference {reference!r} is not among the recipes; add it or name another"
         )
+    story = data.get("story", "")
+    if story not in ("", *STORIES):
+        raise SuiteError(
+            f"{path}: story is {story!r}; one of {', '.join(STORIES)}, or leave it out"
+        )
     return Suite(
         name=data.get("name", path.stem),
         title=data.get("title", ""),
+        story=story,
         reference=reference,
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
@@ -314,7 +323,7 @@ def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tup
     for key in ("recipes", f"{block}_recipes"):
         for index, item in enumerate(data.get(key, [])):
             row = _row(path, f"{key}[{index}]", item, settings)
-            if row.recipe in {other.recipe for other in found}:
+            if row in found:
                 raise SuiteError(f"{path}: {key}[{index}] {row.recipe!r} is there already; drop it")
             found.append(row)
     if not found:
@@ -337,7 +346,7 @@ def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -
     """Equal recipes get equal text, whatever the order of their parts."""
     try:
         return parse(text, ema=settings.get("ema", 1.0) > 0).text
-    except BAD_INPUT as error:
+    except BadInput as error:
         raise SuiteError(f"{path}: {where}: {error}") from None
 
 

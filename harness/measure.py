@@ -17,7 +17,7 @@ from harness.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
 from harness.resolve import Resolved
 from harness.result import Check, Rank, Result, Status
 from harness.status import Reporter
-from strategies import zero
+from strategies import frozen, zero
 
 __all__ = ["measure"]
 
@@ -51,6 +51,10 @@ def dissect(run: Run, log: Log, meter: Meter, device_type: str) -> dict[str, Any
         meter.synchronize()
     meter.close()
     found = {}
+    if "compiled" in run.trained.launch.traits:
+        # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
+        meter.notes.append("not traced by category: compiled graphs allocate unseen")
+        return found
     for kind in dict.fromkeys((device_type, "cpu")):
         # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
         held = () if device_type == "cuda" else vars(run.feed.dataset).values()
@@ -172,7 +176,7 @@ def _result(
                 learn_sigma=run.objective.learn_sigma,
             )
         ),
-        parameters=sum(getattr(p, "ds_numel", p.numel()) for p in run.trained.module.parameters()),
+        parameters=frozen.count(run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         # Of a simulated world both are of one rank's own samples: no curve to compare.

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from strategies.base import BadInput
 
 __all__ = [
     "FREQUENCIES",
@@ -78,19 +81,36 @@ PRESETS: dict[str, Shape] = {
     for patch in (2, 4, 8)
 }
 """Name -> shape: DiT-{T,S,B,L,XL}/{2,4,8}."""
+SIZES = {"depth": "depth", "hidden": "hidden_size", "heads": "num_heads", "patch": "patch_size"}
+"""Size in a model's name -> field of Shape."""
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of the preset ``name``.
+    """The shape of a preset, or of one with other sizes: ``DiT-S/4:depth=24,hidden=512,heads=8``.
 
     Raises:
-        ValueError: an unknown name, with the nearest known one.
+        BadInput: an unknown preset or size, with the nearest known one, or sizes that cannot be.
     """
-    if name in PRESETS:
-        return PRESETS[name]
-    close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
-    hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(PRESETS)}"
-    raise ValueError(f"unknown model {name!r}; {hint}")
+    preset, _, sizes = name.partition(":")
+    if preset not in PRESETS:
+        raise BadInput(f"unknown model {preset!r}; {_nearest(preset, PRESETS)}")
+    changes = {}
+    for pair in filter(None, sizes.split(",")):
+        key, _, value = pair.partition("=")
+        if key not in SIZES:
+            raise BadInput(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")
+        if not value.isdecimal() or not int(value):
+            raise BadInput(f"model {name!r}: {key} is {value!r}; a whole number from 1")
+        changes[SIZES[key]] = int(value)
+    try:
+        return dataclasses.replace(PRESETS[preset], **changes)
+    except ValueError as error:
+        raise BadInput(f"model {name!r}: {error}") from None
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.3)
+    return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
 
 
 def _linear(inputs: int, outputs: int) -> int:

@@ -12,15 +12,17 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
 from harness.process import own_tools_first
 
-__all__ = ["OPS", "PACKAGES", "facts", "main"]
+__all__ = ["NUMBERS", "OPS", "PACKAGES", "facts", "main"]
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
 
@@ -47,6 +49,7 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
         "gpus": [],
         "backends": [],
         "bf16": {},
+        "abilities": {},
         "ops": {},
         "errors": {},
     }
@@ -80,7 +83,8 @@ def _torch() -> dict[str, Any]:
         bf16["cuda"] = f"{slow[0]} computes no bfloat16 of its own" if slow else ""
     build = {"version": torch.__version__, "cuda": torch.version.cuda}
     backends = [name for name, there in checks.items() if there]
-    return {"torch": build, "gpus": gpus, "backends": backends, "bf16": bf16}
+    known = {"torch": build, "gpus": gpus, "backends": backends, "bf16": bf16}
+    return {**known, "abilities": _abilities(torch, gpus)}
 
 
 def _gpu(torch: Any, index: int) -> dict[str, Any]:
@@ -92,6 +96,75 @@ def _gpu(torch: Any, index: int) -> dict[str, Any]:
         "capability": list(capability),
         "bf16": capability >= (8, 0),
     }
+
+
+NUMBERS = {
+    "fp16": (
+        (0, 0),
+        "accelerate and DeepSpeed train in fp16 on GPUs only",
+    ),
+    "tf32": ((8, 0), "TF32 is a rounding of NVIDIA GPUs since compute capability 8.0"),
+    "fp8": ((8, 9), "products in float8 exist on NVIDIA GPUs since compute capability 8.9"),
+}
+"""Number format -> the compute capability it begins with, and why a CPU has it not."""
+
+
+def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Ability -> device -> why the device lacks it, empty where it does not."""
+    found: dict[str, dict[str, str]] = {}
+    for name, (least, reason) in NUMBERS.items() if gpus else ():
+        slow = [g for g in gpus if tuple(g["capability"]) < least]
+        cards = [f"{reason}; {g['name']} has {'.'.join(map(str, g['capability']))}" for g in slow]
+        found[name] = {"cuda": next(iter(cards), "")}
+    for kernel in ATTENTION:
+        devices = ("cpu", "cuda") if gpus else ("cpu",)
+        found[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
+    return {**found, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
+
+
+def _no_compiler() -> str:
+    names = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    return "" if any(map(shutil.which, names)) else "torch.compile generates C++: no g++ here"
+
+
+def _no_triton() -> str:
+    from torch.utils._triton import has_triton
+
+    return "" if has_triton() else "torch.compile generates Triton kernels: no working triton here"
+
+
+ATTENTION = {
+    "efficient": "EFFICIENT_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "flex": None,
+}
+"""Attention kernel -> torch's name of the backend; flex is a function of its own."""
+
+
+def _attention(torch: Any, kernel: str, device: str) -> str:
+    """Why ``kernel`` cannot train on ``device``: a forward and a backward, tried.
+
+    torch says why it passes a backend over in warnings, and only that none is left as the error.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attempt() -> None:
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        q = torch.ones(1, 1, 128, 64, device=device, dtype=dtype, requires_grad=True)
+        if kernel == "flex":
+            flex_attention(q, q, q).sum().backward()
+            return
+        with sdpa_kernel(SDPBackend.__members__[ATTENTION[kernel]]):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        reason = reason_against(attempt)
+    if "No viable backend" not in reason:
+        return reason
+    return decisive(str(said[0].message)) if said else f"torch has none for {device.upper()}s"
 
 
 def _bf16_product(torch: Any) -> None:

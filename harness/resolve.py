@@ -13,12 +13,9 @@ from harness import data, presets
 from harness.spec import Spec, SpecError
 from strategies import parse, sharding
 from strategies.base import Conflict, Launch, Settings
-from strategies.recipe import Recipe, RecipeError
+from strategies.recipe import Recipe
 
-__all__ = ["BAD_INPUT", "Resolved", "project_root", "resolve", "run_name"]
-
-# What bad input raises; each message is one line that names the thing and the way out.
-BAD_INPUT = (SpecError, RecipeError, Conflict, sharding.LaunchFileError, ValueError)
+__all__ = ["Resolved", "project_root", "resolve", "run_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,8 @@ class Resolved:
     @property
     def needs(self) -> tuple[str, ...]:
         """What the machine must have: ops and types, named as ``harness.doctor`` probes them."""
-        return tuple(dict.fromkeys(n for part in self.recipe.strategies for n in part.needs))
+        parts = self.recipe.strategies
+        return tuple(dict.fromkeys(n for part in parts for n in part.requires(self.launch)))
 
     @property
     def learn_sigma(self) -> bool:
@@ -61,7 +59,7 @@ def resolve(spec: Spec) -> Resolved:
     """Check ``spec`` and derive the rest.
 
     Raises:
-        ValueError: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
+        BadInput: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
             thing and the way out.
     """
     spec.check()

@@ -111,8 +111,10 @@ def prepare(
     enter("prepare")
     settle_engine(resolved, accelerator, scratch)
     for part in recipe.strategies:
-        part.configure(accelerator, module)
         part.edit_model(module)
+    # Only now is it known what is trained: an engine's buffers are sized by that.
+    for part in recipe.strategies:
+        part.configure(accelerator, module)
     module.train()
     parameters = [p for p in module.parameters() if p.requires_grad]
     chosen = recipe.in_slot(Slot.OPTIMIZE)

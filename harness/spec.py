@@ -10,6 +10,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from strategies.base import BadInput
+
 __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments"]
 
 INITS = ("awake", "adaln_zero")
@@ -17,7 +19,7 @@ OBJECTIVES = ("epsilon", "flow")
 DEVICES = ("cpu", "cuda")
 
 
-class SpecError(ValueError):
+class SpecError(BadInput):
     """A spec that cannot be run: names the field, its value and the way out."""
 
 
@@ -30,8 +32,8 @@ class Spec:
     """One run. Rows of a suite differ in ``recipe`` (and ``processes`` for ``single``) alone."""
 
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
-    model: str = _option("DiT-S/4", "model preset")
-    data: str = _option("digits", "digits, synthetic, or latents:FOLDER")
+    model: str = _option("DiT-S/4", "preset, as in DiT-S/4, or with sizes, as in DiT-S/4:depth=24")
+    data: str = _option("digits", "digits, synthetic[:SIZE], latents:FOLDER, or vae[:PIXELS]")
     objective: str = _option("epsilon", "epsilon (DiT) or flow (SiT)")
     init: str = _option("awake", "awake, or adaln_zero as the reference trains")
     global_batch: int = _option(16, "samples an optimizer step, over all processes")

@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 
 from harness import fit, measure, process, record
-from harness.resolve import BAD_INPUT, resolve
+from harness.resolve import resolve
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.status import Reporter
+from strategies.base import BadInput, Conflict
 
 __all__ = ["main"]
 
@@ -59,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         resolved = resolve(from_arguments(options))
         if resolved.refusal:
-            raise ValueError(resolved.refusal)
-    except BAD_INPUT as error:
+            raise Conflict(resolved.refusal)
+    except BadInput as error:
         reporter.failed(error)
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -68,7 +68,7 @@ def fit_words(options: argparse.Namespace) -> list[str]:
     """The worker's own options, paths made absolute: the worker starts in the root folder."""
     _check_saved(Path(options.checkpoint), options)
     words = ["--resume"] if options.resume else []
-    for name in ("checkpoint", "samples"):
+    for name in ("checkpoint", "samples", "trained"):
         if getattr(options, name):
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
     for name in ("save_every", "sample_steps", "guidance"):
@@ -149,7 +149,8 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
         ends = [result.losses[:SHOWN], result.losses[-SHOWN:]]
         first, last = (sum(part) / len(part) for part in ends)
         console.print(f"loss {first:.4f} -> {last:.4f} over {len(result.losses)} steps")
-    for name, path in (("checkpoint", options.checkpoint), ("samples", options.samples)):
+    for name in ("checkpoint", "samples", "trained"):
+        path = getattr(options, name)
         if path and os.path.exists(path):
             console.print(Text(f"{name}: {commands.short(Path(path))}"), soft_wrap=True)
     console.print(Text(f"log: {commands.short(folder / 'log.txt')}"), soft_wrap=True)

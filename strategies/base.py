@@ -6,7 +6,7 @@ parsed, refused and listed in milliseconds and on a machine without torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TRAITS",
     "Attachment",
+    "BadInput",
     "Conflict",
     "Launch",
     "NotInForce",
@@ -26,6 +27,7 @@ __all__ = [
     "Slot",
     "Strategy",
     "Trained",
+    "Watcher",
     "demand",
 ]
 
@@ -50,10 +52,24 @@ class Slot(IntEnum):
 
 TRAITS = {
     "frozen_weights": "some of the model's own weights take no gradient",
+    "frozen_blocks": "backward does not reach the blocks",
+    "frozen_matrices": "no matrix of the blocks takes a gradient",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
+    "half_compute": "matrix products take operands of 16 bits",
+    "pure_bf16": "weights, gradients and the optimizer's weights are bfloat16, with no master",
+    "moves_activations": "what is kept for backward leaves the device",
+    "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
+    "recomputes": "activations are dropped in forward and computed again in backward",
+    "doubles_tokens": "some blocks hand on twice the tokens",
     "edits_gradients": "gradients are changed between backward and the optimizer",
+    "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",
+    "hooks_allreduce": "DDP's one communication hook is taken by the optimizer",
+    "rounds_state": "the optimizer's moments are rounded, so a zero gradient may move a weight",
+    "whole_gradients": "the optimizer must be stepped over all parameters at once",
+    "sparse_gradients": "a gradient is a sparse tensor",
+    "takes_sparse": "the optimizer takes sparse gradients",
     "own_state": "the optimizer's state is not two float moments a parameter",
 }
 """Trait -> meaning. A part that cannot work beside one refuses the trait, never a name."""
@@ -71,7 +87,12 @@ class Parity(Enum):
     BY_DESIGN = "by design"
 
 
-class Conflict(ValueError):
+class BadInput(ValueError):
+    """What a person gave cannot be used: one line that names it and the way out. Any other
+    ValueError is a fault of ours, and is shown as one."""
+
+
+class Conflict(BadInput):
     """A recipe that cannot be: two strategies for one place, or one that refuses its launch."""
 
 
@@ -140,6 +161,24 @@ class Attachment(Protocol):
         """Restore what ``state_dict`` gave on a rank of the same number."""
 
 
+class Watcher:
+    """An attachment that holds no tensors and has nothing to resume; a base for those."""
+
+    def after_step(self) -> None:
+        """Nothing to do."""
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Nothing is held."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
 @dataclass(kw_only=True)
 class Trained:
     """What evidence is read from: the objects of a run after its last step.
@@ -148,7 +187,9 @@ class Trained:
     DiT inside. Counts are the loop's own, and evidence compares the engine's with them:
     ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
     ``micro_steps`` by this one. ``ops`` names every operator of one whole step, as torch's
-    dispatcher spells them; empty where no step was traced (a training run).
+    dispatcher spells them; empty where no step was traced (a training run). Where gradients are
+    gone before the loop could look at them, whoever takes them sets ``gradient_norm``: the global
+    norm of the backward that just ended.
     """
 
     accelerator: Any
@@ -161,6 +202,7 @@ class Trained:
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
+    gradient_norm: Callable[[], Any] | None = None
     ops: set[str] = field(default_factory=set)
 
     @property
@@ -204,6 +246,10 @@ class Strategy:
         """The parity of this strategy with these parameters."""
         return self.parity
 
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        """What the machine must have for these parameters; the words are ``harness.doctor``'s."""
+        return self.needs
+
     def refuses(self, launch: Launch) -> str | None:
         """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
         return None
@@ -213,7 +259,7 @@ class Strategy:
         return {}
 
     def configure(self, accelerator: Any, module: nn.Module) -> None:
-        """Settle what the engine's config left open, after Accelerator exists, before prepare."""
+        """Settle what the engine's config left open, once every part has edited the model."""
 
     def edit_model(self, module: nn.Module) -> None:
         """Change the bare model in place, before prepare."""

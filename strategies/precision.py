@@ -5,32 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from strategies import forward
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
 
 __all__ = ["Bf16", "Fp32"]
-
-
-def _compute_dtype(trained: Trained) -> str:
-    """The type in which the model's matrix products really ran, seen in one more forward.
-
-    A hook on the first block's qkv projection sees its output; every rank takes part, because
-    ZeRO-3 gathers parameters on the way.
-    """
-    import torch
-
-    seen: list[str] = []
-    qkv = trained.module.blocks[0].attn.qkv
-    handle = qkv.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
-    side = trained.module.grid * trained.module.patch_size
-    shape = (1, trained.module.in_channels, side, side)
-    x_BCHW = torch.zeros(shape, device=trained.accelerator.device)
-    index_B = torch.zeros(1, dtype=torch.long, device=x_BCHW.device)
-    try:
-        with torch.no_grad():
-            trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
-    finally:
-        handle.remove()
-    return seen[-1].removeprefix("torch.") if seen else "none"
 
 
 def dtypes(trained: Trained) -> dict[str, str]:
@@ -40,34 +18,24 @@ def dtypes(trained: Trained) -> dict[str, str]:
         str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
     }
     weights = {str(w.dtype) for w in trained.optimized()}
-    stored = {str(p.dtype) for p in trained.module.parameters()}
+    # Packed codes are no type to compute in; whoever packed them shows what they are.
+    stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
     found = {"parameters": stored, "master": weights, "moments": moments}
     return {
-        "compute_dtype": _compute_dtype(trained),
+        "compute_dtype": forward.compute_dtype(trained),
         **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in found.items()},
     }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fp32(Strategy):
-    """Everything in float32; ``tf32=on`` lets GPUs round matrix products to TF32 (10-bit mantissa).
-
-    The reference trains with TF32 on. Without a GPU there is no TF32.
-    """
+    """Everything in float32, matrix products included."""
 
     name: ClassVar[str] = "fp32"
     slot: ClassVar[Slot] = Slot.PRECISION
-    source: ClassVar[str] = "NVIDIA A100 white paper 2020 (TF32); facebookresearch/DiT train.py"
+    source: ClassVar[str] = "IEEE 754 single precision; torch.backends.cuda.matmul.allow_tf32 off"
 
-    tf32: bool = False
-
-    def promise(self) -> Parity:
-        return Parity.BY_DESIGN if self.tf32 else Parity.EXACT
-
-    def refuses(self, launch: Launch) -> str | None:
-        if self.tf32 and launch.device != "cuda":
-            return "TF32 exists on NVIDIA GPUs since Ampere only; leave tf32=on out here"
-        return None
+    rounds: ClassVar[bool] = False
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         return {"mixed_precision": "no"}
@@ -75,8 +43,8 @@ class Fp32(Strategy):
     def edit_model(self, module: Any) -> None:
         import torch
 
-        torch.backends.cuda.matmul.allow_tf32 = self.tf32
-        torch.backends.cudnn.allow_tf32 = self.tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.rounds
+        torch.backends.cudnn.allow_tf32 = self.rounds
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         import torch
@@ -85,11 +53,26 @@ class Fp32(Strategy):
         demand(found["compute_dtype"] == "float32", f"computes in {found['compute_dtype']}")
         demand(found["parameters"] == "float32", f"keeps parameters in {found['parameters']}")
         tf32 = torch.backends.cuda.matmul.allow_tf32
-        demand(tf32 == self.tf32, f"TF32 is {'on' if tf32 else 'off'}")
+        demand(tf32 == self.rounds, f"TF32 is {'on' if tf32 else 'off'}")
         if trained.launch.device == "cuda":
             found["tf32_rounds"] = _tf32_rounds()
-            demand(found["tf32_rounds"] == self.tf32, "the GPU's products round otherwise")
+            demand(found["tf32_rounds"] == self.rounds, "the GPU's products round otherwise")
         return {**found, "tf32": tf32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tf32(Fp32):
+    """float32, with the operands of matrix products rounded to TF32 (10 bits of mantissa) by GPUs.
+
+    The reference trains so.
+    """
+
+    name: ClassVar[str] = "tf32"
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "NVIDIA A100 white paper 2020 (TF32); facebookresearch/DiT train.py"
+    needs: ClassVar[tuple[str, ...]] = ("tf32",)
+
+    rounds: ClassVar[bool] = True
 
 
 def _tf32_rounds() -> bool:
@@ -113,13 +96,18 @@ class Bf16(Strategy):
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
+    half: ClassVar[str] = "bfloat16"
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute"})
+
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         return {"mixed_precision": "bf16"}
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         found = dtypes(trained)
-        kept = "bfloat16" if trained.launch.zero_stage else "float32"
-        demand(found["compute_dtype"] == "bfloat16", f"computes in {found['compute_dtype']}")
+        kept = self.half if trained.launch.zero_stage else "float32"
+        demand(found["compute_dtype"] == self.half, f"computes in {found['compute_dtype']}")
         demand(found["parameters"] == kept, f"keeps parameters in {found['parameters']}")
         demand(found["master"] == "float32", f"the optimizer updates {found['master']} weights")
         return found

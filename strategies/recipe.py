@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from strategies.base import Conflict, Launch, Parity, Slot, Strategy
+from strategies.base import BadInput, Conflict, Launch, Parity, Slot, Strategy
 
 __all__ = ["Recipe", "RecipeError", "nearest", "parse"]
 
 
-class RecipeError(ValueError):
+class RecipeError(BadInput):
     """Text that is not a recipe: an unknown name or parameter, or a value out of range."""
 
 

@@ -6,44 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, Strategy, Trained, demand
+from strategies.base import Launch, Slot, Strategy, Trained, demand
+from strategies.parts import Recompute, Split, block_runs, halves, keep_products, prefixes, segments
+from strategies.runners import runner_of
 
 __all__ = ["Checkpoint"]
 
 
-class Segments:
-    """Runs blocks in segments, each recomputed in backward; counts what really ran."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.segments_run = 0
-        self.blocks_run = 0
-
-    def __call__(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
-        if not torch.is_grad_enabled():
-            return run_blocks(blocks, x_BTD, c_BD)
-        for first in range(0, len(blocks), self.length):
-            self.segments_run += 1
-            segment = blocks[first : first + self.length]
-            # Blocks draw no random numbers: the generator's state need not travel along.
-            x_BTD = checkpoint(
-                self._run, segment, x_BTD, c_BD, use_reentrant=False, preserve_rng_state=False
-            )
-        return x_BTD
-
-    def _run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
-        self.blocks_run += len(blocks)
-        return run_blocks(blocks, x_BTD, c_BD)
-
-
-def run_blocks(blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
-    """The blocks in order, as the bare model runs them."""
-    for block in blocks:
-        x_BTD = block(x_BTD, c_BD)
-    return x_BTD
+RNG_BYTES = 5056
+"""The CPU generator's state, which compiled checkpoints keep for each attention: it might draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,37 +22,73 @@ class Checkpoint(Strategy):
     """Keeps the input of every k-th block and recomputes the k blocks behind it in backward.
 
     ``every=1`` keeps each block's input; ``every=sqrt`` takes k near the root of the depth: the
-    memory of O(sqrt L) activations for one more forward.
+    memory of O(sqrt L) activations for one more forward. ``keep`` goes further than ``segments``:
+    ``nested`` keeps O(log L) inputs for O(L log L) work, ``nothing`` the first input alone for
+    O(L^2) work, ``products`` also the outputs of matrix products and attention, so that only
+    cheap operations are repeated.
     """
 
     name: ClassVar[str] = "checkpoint"
     slot: ClassVar[Slot] = Slot.RECOMPUTE
     source: ClassVar[str] = (
-        "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174)"
+        "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); "
+        "torch.utils.checkpoint, selective checkpointing"
     )
 
     every: int | str = 1
+    keep: str = "segments"
 
     def __post_init__(self) -> None:
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
             raise ValueError(f"every is {self.every!r}; a number of blocks from 1, or sqrt")
+        if self.keep not in ("segments", "nested", "nothing", "products"):
+            raise ValueError(f"keep is {self.keep!r}; one of segments, nested, nothing, products")
+        if self.keep in ("nested", "nothing") and self.every != 1:
+            raise ValueError(f"keep={self.keep} splits by itself; leave every={self.every} out")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"recomputes"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if self.keep != "segments" and "compiled" in launch.traits:
+            return (
+                f"keep={self.keep} chooses what a compiler would; leave it out, or take "
+                "compile:budget=0.5 without checkpoint"
+            )
+        return None
 
     def edit_model(self, module: Any) -> None:
-        module.run_blocks = Segments(self._length(len(module.blocks)))
+        policy = keep_products if self.keep == "products" else None
+        module.run_blocks = Recompute(module.run_blocks, self._split(len(module.blocks)), policy)
 
-    def _length(self, depth: int) -> int:
-        return round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every)
+    def _split(self, depth: int) -> Split:
+        nested = {"nested": halves, "nothing": prefixes}
+        length = round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every)
+        return nested.get(self.keep) or segments(length)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        runner, depth = trained.module.run_blocks, len(trained.module.blocks)
-        demand(isinstance(runner, Segments), "the blocks are not run in segments")
-        asked = self._length(depth)
-        demand(runner.length == asked, f"segments of {runner.length} blocks, not {asked}")
-        segments = runner.segments_run / trained.micro_steps
-        forwards = runner.blocks_run / trained.micro_steps / depth
-        demand(segments == math.ceil(depth / runner.length), f"{segments} segments a micro step")
+        runner, depth = runner_of(trained.module, Recompute), len(trained.module.blocks)
+        demand(runner is not None, "the blocks are not run by parts")
+        split = self._split(depth)
+        parts, ran = len(split(depth, 0)[0]), runner.parts_run / trained.micro_steps
+        demand(ran == parts, f"{ran} parts a micro step, not {parts}")
+        widest = runner.input_bytes * (1 + ("doubles_tokens" in trained.launch.traits))
+        most = parts * widest + RNG_BYTES * depth
         demand(
-            forwards >= 2.0,
-            f"each block ran forward {forwards:.2f} times a micro step; recomputing takes 2",
+            0 < runner.kept_bytes <= most,
+            f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",
         )
-        return {"segment_blocks": runner.length, "segments": segments, "block_forwards": forwards}
+        found = {"parts": parts, "kept_bytes": runner.kept_bytes}
+        if "compiled" in trained.launch.traits:
+            return found  # blocks are not counted inside a graph: what is kept shows the effect
+        forwards, asked = runner.blocks_run / trained.micro_steps, block_runs(split, depth)
+        demand(
+            forwards == asked,
+            f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {asked}",
+        )
+        if self.keep == "products":
+            least = 5 * depth  # qkv, projection, two of the MLP, adaLN; and attention's
+            demand(runner.products["kept"] > least, f"{runner.products['kept']} products are kept")
+            found["kept_products"] = runner.products["kept"]
+            found["kept_product_bytes"] = runner.products["bytes"]
+        return {**found, "block_forwards": forwards / depth}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
+from strategies.base import BadInput, Launch, Slot, Strategy, Trained, demand
 
 __all__ = ["FOLDER", "LaunchFile", "LaunchFileError", "Sharding", "read", "sharding_kinds"]
 
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "launch_configs"
 ENGINES = {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"}
 
 
-class LaunchFileError(ValueError):
+class LaunchFileError(BadInput):
     """A launch file that cannot be read or lacks a fact: names the file and the way out."""
 
 
@@ -140,7 +140,7 @@ def _model_sizes(module: Any) -> dict[str, int]:
         total=sum(p.numel() for p in trainable),
         block=max(blocks),
         tensor=max(p.numel() for p in trainable),
-        bias=max((p.numel() for p in trainable if p.ndim == 1), default=0),
+        bias=max((p.numel() for p in module.parameters() if p.ndim == 1), default=0),
     )
 
 

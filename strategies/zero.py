@@ -5,6 +5,7 @@ Attribute names are DeepSpeed's own (0.19); evidence fails loudly where one is m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,15 @@ def _offload(trained: Trained) -> dict[str, Any]:
         demand(places == {"cpu"}, f"parameter shards live on {places}, not in host memory")
         facts["parameters_on"] = "cpu"
     return facts
+
+
+def whole(parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    """A context in which parameters are whole also where ZeRO-3 split them; all ranks enter it."""
+    if not any(hasattr(p, "ds_tensor") for p in parameters):
+        return contextlib.nullcontext()
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    return GatheredParameters(parameters)
 
 
 def swap_files(engine: Any) -> Iterator[tuple[Path, int]]:

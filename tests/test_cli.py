@@ -14,7 +14,7 @@ import pytest
 from test_matrix import SUITE, machine
 from test_progress import ok
 
-from harness import cli, commands, gpus, launch, suite_run, training
+from harness import cli, commands, gpus, launch, listing, suite_run, training
 from harness import machine as machines
 from harness.resolve import project_root
 from harness.result import Check, Result, Status
@@ -182,7 +182,7 @@ def test_dry_run_prints_commands_and_starts_nothing(
     nothing_starts: list[str],
 ) -> None:
     out = str(tmp_path / "r")
-    assert call(["--dry-run", "--out", out, "--recipes", "ddp", "ddp+fp32:tf32=on"]) == 0
+    assert call(["--dry-run", "--out", out, "--recipes", "ddp", "ddp+tf32"]) == 0
     lines = [x for x in capsys.readouterr().out.splitlines() if "accelerate" in x]
     assert "--config_file launch_configs/ddp.cpu.yaml" in lines[0]
     assert not lines[0].startswith("#")
@@ -286,6 +286,15 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
 
 
+def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr("harness.commands.run", broken)
+    with pytest.raises(ValueError, match="too many values"):
+        call(["run"])
+
+
 @pytest.mark.parametrize(
     ("words", "samples"), [([], True), (["--ema", "0"], False), (["--resume"], True)]
 )
@@ -313,6 +322,11 @@ def test_list(capsys) -> None:
     text = capsys.readouterr().out
     for word in ("zero3_nvme", "async_io", "every=1", "default", "arXiv:1910.02054"):
         assert word in text
+
+
+def test_the_readmes_table_is_the_catalogs() -> None:
+    """Made by ``./run.sh list --markdown``."""
+    assert listing.markdown() in (project_root() / "README.md").read_text(encoding="utf-8")
 
 
 def test_answers_come_quickly_and_without_torch(monkeypatch) -> None:

@@ -57,6 +57,23 @@ def test_no_bf16(tmp_path: Path) -> None:
     assert "leave bf16 out" in found.way_out
 
 
+@pytest.mark.parametrize(
+    ("recipe", "need", "told"),
+    [
+        ("ddp+attend:kernel=cudnn", "attention_cudnn", ["no cudnn attention", "another kernel"]),
+        ("ddp+compile", "inductor", ["no inductor", "backend=aot_eager"]),
+    ],
+)
+def test_an_ability_that_the_device_lacks(tmp_path: Path, recipe, need, told) -> None:
+    here, resolved = machine(tmp_path), resolve(Spec(recipe=recipe, data="synthetic"))
+    assert obstacle(resolved, here) is None
+    here.probe["abilities"] = {need: {"cpu": "it was tried in vain", "cuda": ""}}
+    lack = obstacle(resolved, here)
+    assert [w for w in [*told, "tried in vain"] if w not in f"{lack.reason} {lack.way_out}"] == []
+    other = resolve(Spec(recipe="ddp+attend+compile:backend=aot_eager", data="synthetic"))
+    assert obstacle(other, here) is None
+
+
 def test_a_broken_torch_stops_every_row(tmp_path: Path) -> None:
     here = machine(tmp_path)
     here.probe["errors"]["torch"] = "ImportError: libfoo.so: cannot open"

@@ -14,16 +14,23 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+# DiT-S: the moments of a smaller model are not large enough to be paged.
 RECIPES = [
-    "single", "single+bf16", "single+fp32:tf32=on", "single+checkpoint", "ddp", "zero2", "zero3",
-    "zero3_offload",
+    "single", "single+bf16", "single+tf32", "single+checkpoint", "ddp", "zero2", "zero3",
+    "zero3_offload", "single+adam8bit", "single+adam8bit:lib=torchao", "single+adam4bit",
+    "single+paged_adam8bit", "single+offload_adamw", "single+adafactor", "single+muon+bf16",
+    "single+optimizer_in_backward+adam8bit", "single+lora+adam8bit+checkpoint", "single+dora",
+    "single+qlora+bf16", "single+difffit", "single+controlnet", "single+prune+bf16",
+    "single+prune_structured+bf16", "single+bf16+sparse24", "zero3+lora", "zero2+adam8bit+bf16",
+    "ddp+compress:kind=fp16", "ddp+compress:kind=powersgd", "ddp+topk", "ddp+onebit_adam",
+    "single+sgd:momentum=0.0+sparse_embedding",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs_on_one_gpu_with_evidence(recipe, tmp_path):
     spec = Spec(
-        recipe=recipe, model="DiT-T/4", data="synthetic", global_batch=8, steps=3, device="cuda"
+        recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda"
     )
     row = launched(spec, tmp_path)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"

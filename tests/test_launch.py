@@ -69,7 +69,7 @@ def test_a_rank_that_failed_and_hangs_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
     row = go("fail_and_hang", tmp_path, timeout=60)
     assert row.status is Status.FAILED and "the loss is nan" in row.reason
-    assert row.launch.wall_seconds < 10
+    assert row.launch.wall_seconds < 50, "ended before its deadline"
 
 
 def quick() -> dict:
@@ -169,8 +169,8 @@ def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, processes
     facts = {"type": kind, "processes": processes, "device": "cpu", "precision": "no"}
     assert ranks == [{**facts, "threads": threads}] * processes
     assert "were not passed to" not in said and "Setting OMP_NUM_THREADS" not in said
-    # launcher and worker, or launcher, workers and nothing else
-    assert ended.tree_processes <= processes + 1
+    # launcher and workers, and at most one tool that DeepSpeed asks while it is imported
+    assert ended.tree_processes <= processes + 1 + (kind == "DEEPSPEED")
 
 
 def test_a_parent_without_torch():

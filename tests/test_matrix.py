@@ -24,7 +24,7 @@ timeout_seconds: 60
 cpu: {model: DiT-T/4, data: synthetic, global_batch: 8, steps: 3, processes: 2}
 gpu: {model: DiT-T/4, data: synthetic, per_process_batch: 4, steps: 3, processes: all}
 recipes: [zero2, ddp, single, {recipe: zero3, steps: 5}]
-gpu_recipes: ["ddp+fp32:tf32=on"]
+gpu_recipes: ["ddp+tf32"]
 """
 
 
@@ -77,7 +77,7 @@ def test_the_command_line_wins_and_repeats(suite_file: Path) -> None:
 def test_all_gpus_share_a_batch_that_grows_with_them(suite_file: Path) -> None:
     suite = load_suite(str(suite_file), "cuda")
     found = specs(suite, {}, gpus=4)
-    assert "ddp+fp32:tf32=on" in {s.recipe for s in found}
+    assert "ddp+tf32" in {s.recipe for s in found}
     assert {s.global_batch for s in found} == {16}
     assert {s.processes for s in found} == {4, 1}
     assert {s.global_batch for s in specs(suite, {"global_batch": 12}, gpus=4)} == {12}
@@ -96,10 +96,11 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
 @pytest.mark.parametrize("name", matrix.known_suites())
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
-    found = specs(load_suite(name, device), {}, gpus=2, gpu_bytes=80 * 2**30)
+    suite = load_suite(name, device)
+    found = specs(suite, {}, gpus=2, gpu_bytes=80 * 2**30)
     planned = suite_run.plan(found, tmp_path, machine(tmp_path))
     assert not [row for row in planned if row.status is Status.REFUSED]
-    assert found[0].recipe == "ddp"
+    assert found[0].recipe == suite.reference
 
 
 BAD = {
@@ -201,7 +202,7 @@ def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeyp
 def test_rows_that_cannot_run_are_results_too(tmp_path: Path) -> None:
     here, launch = machine(tmp_path), FakeLaunch()
     here.probe["ops"]["async_io"] = {"ok": False, "reason": "not compatible", "built": False}
-    found = go(tmp_path, launch, ["ddp", "zero3_nvme", "ddp+fp32:tf32=on"], machine=here)
+    found = go(tmp_path, launch, ["ddp", "zero3_nvme", "ddp+bf16_master"], machine=here)
     assert launch.started == ["ddp"]
     assert [r.status for r in found] == [Status.OK, Status.UNSUPPORTED, Status.REFUSED]
     assert "libaio-dev" in found[1].way_out

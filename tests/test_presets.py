@@ -143,3 +143,23 @@ GIB = 2**30
 def test_the_batch_of_a_suite_fits_the_smallest_gpu(model, gib, processes, wanted):
     found = fitting_batch(shape_of(model), gib * GIB, processes)
     assert found == wanted and found % 4 == 0
+
+
+def test_a_preset_with_other_sizes():
+    assert shape_of("DiT-S/4:depth=24,hidden=512,heads=8") == Shape(24, 512, 8, 4)
+    assert shape_of("DiT-XL/2:patch=8") == PRESETS["DiT-XL/8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("DiT-M/4", "unknown model 'DiT-M/4'; did you mean"),
+        ("DiT-S/4:dept=3", "no size 'dept'; did you mean 'depth'"),
+        ("DiT-S/4:depth=0", "depth is '0'; a whole number from 1"),
+        ("DiT-S/4:depth", "depth is ''"),
+        ("DiT-S/4:hidden=100", "hidden_size is 100; it must divide"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_by_name(name, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        shape_of(name)

@@ -17,19 +17,44 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
+from test_compress import LOST as LOST_ON_THE_WIRE
 
 from harness.anatomy import trace_step
 from harness.loop import optimizer_step
 from harness.resolve import project_root
-from strategies import CATALOG, parse, recompute
+from strategies import CATALOG, adamw_bf16, attend, frozen, parse, states
 from strategies.accumulate import Accumulate
+from strategies.adafactor import Adafactor
+from strategies.adamw_bf16 import AdamWBf16
+from strategies.adapters import Dora, Lora, Qlora, inject
+from strategies.attend import Attend
 from strategies.average import Average, Ema
+from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
+from strategies.bfloat import Bf16Master, Bf16Pure
+from strategies.compiled import Compile
+from strategies.controlnet import ControlNet
+from strategies.float8 import Fp8
+from strategies.fp16 import Fp16
+from strategies.host import Host
+from strategies.in_backward import InBackward, OptimizerInBackward
+from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.muon import Muon
+from strategies.offload import OffloadActivations
+from strategies.offload_adamw import OffloadAdamW
 from strategies.optimizers import AdamW
-from strategies.precision import Bf16, Fp32
+from strategies.partial import DiffFit, Head
+from strategies.parts import Recompute, block_runs, halves, prefixes, segments
+from strategies.precision import Bf16, Fp32, Tf32
+from strategies.prune import Prune
+from strategies.prune_structured import PruneStructured, prune_heads
+from strategies.quantised import torchao_adam
 from strategies.recipe import RecipeError
-from strategies.recompute import Checkpoint, Segments
+from strategies.recompute import Checkpoint
+from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
+from strategies.sparse24 import Sparse24
+from strategies.sparse_embedding import SparseEmbedding
 
 FILES = project_root() / "strategies"
 SHARDING = set(sharding_kinds())
@@ -43,21 +68,65 @@ SETTINGS: dict[str, list[str]] = {
     "zero2_offload": ["zero2_offload"],
     "zero3_offload": ["zero3_offload"],
     "zero3_nvme": ["zero3_nvme"],
-    "fp32": ["single+fp32", "single+fp32:tf32=on"],
+    "fp32": ["single+fp32"],
+    "tf32": ["ddp+tf32"],
     "bf16": ["single+bf16"],
+    "lora": ["single+lora", "single+lora:rank=4"],
+    "dora": ["single+dora"],
+    "qlora": ["single+qlora"],
+    "head": ["single+head"],
+    "difffit": ["single+difffit"],
+    "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
+    "prune": ["single+prune", "single+prune:fraction=0.9"],
+    "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
+    "sparse24": ["ddp+bf16+sparse24"],
+    "bf16_master": ["zero2+bf16_master"],
+    "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
+    "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
+    "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
     "checkpoint": [
         "single+checkpoint",
         "single+checkpoint:every=2",
         "single+checkpoint:every=sqrt",
+        "single+checkpoint:keep=nested",
+        "single+checkpoint:keep=nothing",
+        "single+checkpoint:every=2,keep=products",
+    ],
+    "offload_activations": [
+        "single+offload_activations",
+        "single+checkpoint:every=2+offload_activations:what=checkpoints",
+    ],
+    "compile": [
+        "single+compile",
+        "single+compile:scope=model,backend=aot_eager",
+        "single+compile:backend=aot_eager,budget=0.5",
+    ],
+    "attend": [
+        *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
+        *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
+    "adam4bit": ["single+adam4bit"],
+    "paged_adam8bit": ["ddp+paged_adam8bit"],
+    "adafactor": ["single+adafactor"],
+    "muon": ["single+muon", "single+muon:momentum=0.9"],
+    "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
+    "offload_adamw": ["ddp+offload_adamw"],
+    "onebit_adam": ["ddp+onebit_adam", "ddp+onebit_adam:freeze=4"],
+    "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
+    "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
+    "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
+    "optimizer_in_backward": ["single+optimizer_in_backward"],
+    "backward": ["single+backward", "single+backward:call=autograd_grad"],
+    "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
 """Recipe texts for every strategy; those on ``single`` are trained in this process."""
 
 TEXTS = [text for texts in SETTINGS.values() for text in texts]
-HERE = [text for text in TEXTS if text.startswith("single") and "tf32=on" not in text]
+HERE = [text for text in TEXTS if text.startswith("single")]
 
 
 def part_named(text: str, name: str):
@@ -99,7 +168,7 @@ def test_the_order_of_names_does_not_matter():
 def test_parity_is_exact_only_if_every_part_is():
     assert parse("zero3_offload+checkpoint+accumulate").parity is Parity.EXACT
     assert parse("zero3+bf16").parity is Parity.BY_DESIGN
-    assert parse("ddp+fp32:tf32=on").parity is Parity.BY_DESIGN
+    assert parse("ddp+tf32").parity is Parity.BY_DESIGN
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -135,11 +204,21 @@ def test_strategy_files_stay_small():
         ("ddp+checkpoint:every", RecipeError, ["needs a value", "checkpoint:every=1"]),
         ("ddp+checkpoint:every=0", RecipeError, ["every is 0", "sqrt"]),
         ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
+        ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
+        ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
+        ("ddp+offload_activations:what=some", RecipeError, ["'some'", "all, checkpoints"]),
+        ("ddp+compile:scope=layer", RecipeError, ["'layer'", "block, model"]),
+        ("ddp+compile:backend=gcc", RecipeError, ["'gcc'", "inductor, aot_eager"]),
+        ("ddp+compile:budget=2", RecipeError, ["budget is 2", "from 0 to 1"]),
+        ("ddp+compile:budget=0.5,scope=model", RecipeError, ["leave scope=model out"]),
+        ("ddp+attend:kernel=quick", RecipeError, ["'quick'", "naive, math"]),
         ("ddp+accumulate:steps=1", RecipeError, ["steps is 1", "from 2"]),
         ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),
         ("ddp+adamw:impl=fsed", RecipeError, ["'fsed'", "fused, foreach, plain"]),
         ("ddp+ema:place=disk", RecipeError, ["'disk'", "device, cpu, none"]),
-        ("ddp+fp32:tf32=maybe", RecipeError, ["on or off", "'maybe'"]),
+        ("ddp+fp8:emulate=maybe", RecipeError, ["on or off", "'maybe'"]),
+        ("ddp+fp16:scale=1000", RecipeError, ["scale is 1000", "power of two"]),
+        ("ddp+adamw_bf16:write=twice", RecipeError, ["'twice'", "stochastic, kahan"]),
     ],
 )
 def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
@@ -153,8 +232,16 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
     ("text", "device", "processes", "wanted"),
     [
         ("single", "cpu", 2, ["one process, not 2", "--processes 1"]),
-        ("ddp+fp32:tf32=on", "cpu", 2, ["TF32", "leave"]),
+        ("ddp+bf16_master", "cpu", 2, ["only DeepSpeed", "use zero1, or bf16"]),
+        ("ddp+adamw_bf16", "cpu", 2, ["no master", "add bf16_pure"]),
+        ("zero2_offload+bf16_pure", "cpu", 2, ["CPU Adam", "or bf16_master"]),
         ("zero2_offload+adamw:impl=plain", "cpu", 2, ["CPU Adam", "leave impl=plain out"]),
+        ("ddp+offload_activations:what=checkpoints", "cpu", 2, ["no checkpoints", "what=all"]),
+        ("ddp+offload_activations+checkpoint", "cpu", 2, ["take what=checkpoints"]),
+        ("ddp+checkpoint:keep=nested+compile", "cpu", 2, ["keep=nested", "budget=0.5"]),
+        ("ddp+checkpoint+compile:budget=0.5", "cpu", 2, ["leave budget=0.5"]),
+        ("ddp+checkpoint+compile:scope=model", "cpu", 2, ["leave scope=model out"]),
+        ("ddp+attend:kernel=flash", "cuda", 2, ["16 bits", "add bf16", "kernel=efficient"]),
         ("zero3_offload+adamw:impl=foreach", "cuda", 2, ["leave impl=foreach out"]),
     ],
 )
@@ -230,27 +317,85 @@ def test_evidence_says_what_was_read_back(train_here):
         "micro_steps_per_optimizer_step": 4.0,
     }
     sqrt = evidence_of("checkpoint", "single+checkpoint:every=sqrt", train_here)
-    assert sqrt["segment_blocks"] == 2 and sqrt["block_forwards"] == 2.0
+    assert sqrt["parts"] == 2 and sqrt["block_forwards"] == 2.0
     plain = evidence_of("adamw", "single+adamw:impl=plain", train_here)
     assert plain == {"class": "AdamW", "impl": "plain", "steps": 2}
     assert evidence_of("ema", "single+ema:place=cpu", train_here)["updates"] == 2
     assert evidence_of("ema", "single", train_here, ema=0.5)["updates"] == 2
 
 
-def lengthen(self, module):
-    module.run_blocks = Segments(len(module.blocks))
+def recompute_as(split, policy=None):
+    def edit(self, module):
+        module.run_blocks = Recompute(module.run_blocks, split, policy)
+
+    return edit
 
 
-class Pretending(Segments):
-    """Counts segments and recomputes nothing."""
+class Pretending(Recompute):
+    """Counts its parts and recomputes nothing."""
 
-    def __call__(self, blocks, x_BTD, c_BD):
-        self.segments_run += len(range(0, len(blocks), self.length))
-        return self._run(blocks, x_BTD, c_BD)
+    def part(self, blocks, x_BTD, c_BD, level):
+        return self._inside(blocks, x_BTD, c_BD, level)
 
 
-def pretend(self, module):
-    module.run_blocks = Pretending(int(self.every))
+class Boasting(Pretending):
+    """Counts blocks twice and recomputes nothing."""
+
+    def _inside(self, blocks, x_BTD, c_BD, level):
+        self.blocks_run += len(blocks)
+        return super()._inside(blocks, x_BTD, c_BD, level)
+
+
+def pretend(kind):
+    def edit(self, module):
+        module.run_blocks = kind(module.run_blocks, segments(1))
+
+    return edit
+
+
+def attend_by(function):
+    def edit(self, module):
+        for block in module.blocks:
+            block.attn.attend = function
+
+    return edit
+
+
+class Idle(Host):
+    """Says that it moves tensors and keeps them where they are."""
+
+    def run(self, blocks, x_BTD, c_BD):
+        return self.inner(blocks, x_BTD, c_BD)
+
+
+class Parked(Host):
+    """Moves a tensor out in the last block alone."""
+
+    def run(self, blocks, x_BTD, c_BD):
+        return super().run(blocks[-1:], self.inner(blocks[:-1], x_BTD, c_BD), c_BD)
+
+
+def host_as(kind):
+    def edit(self, module):
+        module.run_blocks = kind(module.run_blocks)
+
+    return edit
+
+
+COMPILE = Compile.edit_model
+
+
+def skipping_one(self, module):
+    COMPILE(self, module)
+    module.blocks[0]._compiled_call_impl = None
+
+
+def without_budget(self, module):
+    COMPILE(Compile(backend=self.backend), module)
+
+
+def one_in_four(self, module):
+    module.blocks[0].attn.attend = attend.naive
 
 
 def adamw(**other):
@@ -266,6 +411,101 @@ def sgd(self, params, settings, launch):
     return torch.optim.SGD(params, lr=settings.learning_rate)
 
 
+def float_adam(self, params, settings, launch):
+    return AdamW().make_optimizer(params, settings, launch)
+
+
+def half_the_bits(self, params, settings, launch):
+    return torchao_adam("AdamW8bit", params, settings, launch.device)
+
+
+def no_momentum(self, params, settings, launch):
+    return states.count_steps(torch.optim.SGD(params, lr=settings.learning_rate))
+
+
+def unpaged(self, params, settings, launch):
+    return Adam8bit().make_optimizer(params, settings, launch)
+
+
+def first_matrices(self, module):
+    for block in module.blocks:
+        block.attn.qkv.weight.hidden_matrix = True
+
+
+def plain_sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate, momentum=0.9)
+
+
+class Hoarding(InBackward):
+    """Steps in backward and keeps every gradient."""
+
+    def _follow(self, gradient):
+        super()._follow(gradient)
+        self.kept = [*getattr(self, "kept", []), gradient]
+
+
+def hoard(self, trained):
+    return Hoarding(trained)
+
+
+def adapters_left_frozen(self, module):
+    inject(module, self.rank)
+    frozen.train_only(module, {"final_layer.linear.weight"})
+
+
+def full_precision(self, module):
+    inject(module, self.rank)
+
+
+def twice_the_rank(self, module):
+    inject(module, 2 * self.rank)
+
+
+def no_magnitudes(self, module):
+    inject(module, self.rank)
+
+
+def everything_trains(self, module):
+    inject(module, self.rank)
+    module.requires_grad_(True)
+
+
+def biases_only(self, module):
+    names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
+    frozen.train_only(module, names)
+
+
+CONTROL, PRUNE, MASKS = ControlNet.edit_model, Prune.edit_model, Prune.attach
+
+
+def cut_off(self, module):
+    CONTROL(self, module)
+    for block in module.blocks[:2]:
+        block.zero.requires_grad_(False)
+
+
+def half(self, module):
+    CONTROL(ControlNet(), module)
+
+
+def half_pruned(self, module):
+    PRUNE(Prune(), module)
+
+
+def idle_masks(self, trained):
+    masks = MASKS(self, trained)
+    for parameter, _ in masks.pruned:
+        parameter._backward_hooks.clear()
+    masks.after_step = lambda: None
+    return masks
+
+
+def heads_alone(self, module):
+    for block in module.blocks:
+        block.had = (block.attn.num_heads, block.mlp.fc1.out_features, 10**9)
+        prune_heads(block.attn, 2)
+
+
 class Lazy(Average):
     """Never averages."""
 
@@ -273,7 +513,7 @@ class Lazy(Average):
         pass
 
 
-class Boasting(Average):
+class Counting(Average):
     """Counts its updates and makes none."""
 
     def after_step(self):
@@ -310,16 +550,82 @@ def nothing(*_, **__):
     return None
 
 
+def nearest(exact, generator=None):
+    return exact.to(torch.bfloat16)
+
+
+def dropping(weight, carried, update):
+    return (weight.float() + update).to(weight.dtype), torch.zeros_like(carried)
+
+
 AS_BF16 = {"mixed_precision": "bf16"}
 LOST = {
     "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
+    "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
+    "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
+    "no master beside bfloat16 weights": (
+        "single+bf16_master", Bf16Master, "accelerator_kwargs", lambda *_: AS_BF16,
+    ),
+    "adamw rounds to nearest": (
+        "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
+    ),
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "every=2 edits nothing": ("single+checkpoint:every=2", Checkpoint, "edit_model", nothing),
     "sqrt edits nothing": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", nothing),
-    "one segment, not one a block": ("single+checkpoint", Checkpoint, "edit_model", lengthen),
-    "one segment, not sqrt": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", lengthen),
-    "segments counted, not recomputed": ("single+checkpoint", Checkpoint, "edit_model", pretend),
+    "one segment, not one a block": (
+        "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "one segment, not sqrt": (
+        "single+checkpoint:every=sqrt", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "parts counted, not recomputed": (
+        "single+checkpoint", Checkpoint, "edit_model", pretend(Pretending),
+    ),
+    "blocks counted twice, not recomputed": (
+        "single+checkpoint", Checkpoint, "edit_model", pretend(Boasting),
+    ),
+    "two segments, not nested": (
+        "single+checkpoint:keep=nested", Checkpoint, "edit_model", recompute_as(segments(2)),
+    ),
+    "one segment, not prefixes": (
+        "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "products recomputed as well": (
+        "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
+    "activations stay, by another runner": (
+        "single+offload_activations", OffloadActivations, "edit_model", host_as(Idle),
+    ),
+    "one block's activations of four": (
+        "single+offload_activations", OffloadActivations, "edit_model", host_as(Parked),
+    ),
+    "checkpoints stay": (
+        "single+checkpoint+offload_activations:what=checkpoints",
+        OffloadActivations, "edit_model", nothing,
+    ),
+    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
+    "three blocks compiled of four": (
+        "single+compile:backend=aot_eager", Compile, "edit_model", skipping_one,
+    ),
+    "the model not compiled": (
+        "single+compile:scope=model,backend=aot_eager", Compile, "edit_model", nothing,
+    ),
+    "compiled without the budget": (
+        "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model", without_budget,
+    ),
+    "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
+    "math, not naive": ("single+attend", Attend, "edit_model", attend_by(attend.forced("MATH"))),
+    "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
+    "naive, not math": (
+        "single+attend:kernel=math", Attend, "edit_model", attend_by(attend.naive),
+    ),
+    "naive, not flash": (
+        "single+attend:kernel=flash", Attend, "edit_model", attend_by(attend.naive),
+    ),
     "sgd": ("single", AdamW, "make_optimizer", sgd),
     "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
     "fused for foreach": ("single+adamw:impl=foreach", AdamW, "make_optimizer", adamw()),
@@ -328,6 +634,50 @@ LOST = {
     "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
     "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
     "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
+    "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
+    "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
+    "moments that are not paged": (
+        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
+    ),
+    "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
+    "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
+    "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
+    "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
+    "sgd that counts no steps": ("single+sgd", Sgd, "make_optimizer", plain_sgd),
+    "steps after backward": (
+        "single+optimizer_in_backward", OptimizerInBackward, "attach", nothing,
+    ),
+    "gradients kept": ("single+optimizer_in_backward", OptimizerInBackward, "attach", hoard),
+    "no adapters": ("single+lora", Lora, "edit_model", nothing),
+    "adapters of another rank": ("single+lora", Lora, "edit_model", twice_the_rank),
+    "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
+    "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
+    "no checksums": ("single+lora", Lora, "attach", nothing),
+    "no magnitudes": ("single+dora", Dora, "edit_model", no_magnitudes),
+    "weights in full": ("single+qlora", Qlora, "edit_model", full_precision),
+    "the whole model trains": ("single+head", Head, "edit_model", nothing),
+    "biases train too": ("single+head", Head, "edit_model", biases_only),
+    "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
+    "the whole model, no branch": ("single+controlnet", ControlNet, "edit_model", nothing),
+    "a branch that is cut off": ("single+controlnet", ControlNet, "edit_model", cut_off),
+    "no branch on the second half": ("single+controlnet:share=1.0", ControlNet, "edit_model", half),
+    "no masks": ("single+prune", Prune, "attach", nothing),
+    "masks that mask nothing": ("single+prune", Prune, "attach", idle_masks),
+    "other masks": ("single+prune:fraction=0.9", Prune, "edit_model", half_pruned),
+    "nothing removed": ("single+prune_structured", PruneStructured, "edit_model", nothing),
+    "heads and no channels": (
+        "single+prune_structured", PruneStructured, "edit_model", heads_alone,
+    ),
+    "dense layers": ("single+bf16+sparse24", Sparse24, "edit_model", nothing),
+    "an optimizer on the device": (
+        "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
+    ),
+    "dense gradients": (
+        "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
+    ),
+    "backward as usual": ("single+backward", Backward, "configure", nothing),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
@@ -339,7 +689,7 @@ LOST = {
     "no average in host memory": ("single+ema:place=cpu", Ema, "attach", nothing),
     "an average nobody asked for": ("single+ema:place=none", Ema, "attach", attach()),
     "an average that never steps": ("single", Ema, "attach", attach(Lazy)),
-    "an average that only counts": ("single", Ema, "attach", attach(Boasting)),
+    "an average that only counts": ("single", Ema, "attach", attach(Counting)),
     "a witness without an average": ("single", Ema, "attach", attach(WitnessOnly)),
     "a copy, not an average": ("single", Ema, "attach", attach(Copying)),
     "another decay": ("single", Ema, "attach", attach(decay=0.5)),
@@ -357,7 +707,9 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 
 
 def test_every_strategy_without_a_launch_file_is_stubbed():
-    assert {kind.name for _, kind, _, _ in LOST.values()} == set(CATALOG) - SHARDING
+    here = {kind.name for _, kind, _, _ in LOST.values()}
+    on_the_wire = {strategy.name for strategy, _ in LOST_ON_THE_WIRE.values()}
+    assert here | on_the_wire == set(CATALOG) - SHARDING
 
 
 @pytest.mark.parametrize("impl", ["fused", "foreach", "plain"])
@@ -382,6 +734,37 @@ def test_tf32_left_on_is_noticed(train_here, monkeypatch):
             Fp32().evidence(run.trained)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize(
+    ("write", "function", "stub"),
+    [("stochastic", "rounded_by_chance", nearest), ("kahan", "compensated", dropping)],
+)
+def test_bfloat16_written_plainly_is_noticed(write, function, stub, train_here, monkeypatch):
+    monkeypatch.setattr(adamw_bf16, function, stub)
+    text = f"single+bf16_pure+adamw_bf16:write={write}"
+    run, _ = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    with pytest.raises(NotInForce, match="plain rounding"):
+        part_named(text, "adamw_bf16").evidence(run.trained)
+
+
+def test_rounding_by_chance_is_right_on_average():
+    exact = torch.full((100_000,), 1 + 2**-10)
+    written = adamw_bf16.rounded_by_chance(exact, torch.Generator().manual_seed(1)).float()
+    assert set(written.tolist()) == {1.0, 1 + 2**-7}
+    assert abs(float(written.mean()) - (1 + 2**-10)) < 1e-4
+    assert torch.equal(
+        adamw_bf16.rounded_by_chance(torch.tensor([-0.5])).float(), torch.tensor([-0.5])
+    )
+
+
+def test_a_compensated_sum_loses_nothing_in_the_long_run():
+    weight, carried = torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
+    plain, update = weight.clone(), torch.full((1,), 1e-4)
+    for _ in range(1000):
+        weight, carried = adamw_bf16.compensated(weight, carried, update)
+        plain += update.to(plain.dtype)
+    assert float(plain) == 1.0 and abs(float(weight) - 1.1) < 2**-7
 
 
 def test_single_is_lost_in_another_launch(train_here):
@@ -412,7 +795,15 @@ def test_a_step_that_was_skipped_is_noticed(train_here):
 
 def test_blocks_recomputed_once_too_few_are_noticed(train_here):
     run, _ = train_here(dataclasses.replace(TINY, recipe="single+checkpoint:every=2"), 2)
-    assert isinstance(run.trained.module.run_blocks, recompute.Segments)
     run.trained.module.run_blocks.blocks_run -= 1
-    with pytest.raises(NotInForce, match="recomputing takes 2"):
+    with pytest.raises(NotInForce, match="recomputing takes 8"):
         Checkpoint(every=2).evidence(run.trained)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 7])
+def test_work_of_recomputing_against_its_closed_form(blocks):
+    assert block_runs(segments(1), blocks) == block_runs(segments(3), blocks) == 2 * blocks
+    assert block_runs(prefixes, blocks) == blocks + blocks * (blocks + 1) // 2
+    if blocks & (blocks - 1) == 0:  # half of each level but the last is run again with it
+        levels = blocks.bit_length() - 1
+        assert block_runs(halves, blocks) == 2 * blocks + blocks * max(levels - 1, 0) // 2

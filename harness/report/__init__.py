@@ -54,7 +54,10 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     suite = _with_reference(read_suite(folder), reference)
     report = build(list(results), list(skipped), suite)
-    return [_write(folder / name, render(report)) for name, render in FORMATS.items()]
+    paths = [_write(folder / name, render(report)) for name, render in FORMATS.items()]
+    if suite.story:
+        paths.append(_write(folder / f"{suite.story}.md", markdown.render_story(report)))
+    return paths
 
 
 def print_report(

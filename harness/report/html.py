@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from harness.report import charts, html_parts, recorded, scatter, table, units, words
+from harness.report import charts, html_parts, recorded, scatter, stories, table, units, words
 from harness.report.html_parts import section, tag
 from harness.report.rows import Group, Report
 from harness.report.table import Grid
@@ -46,6 +46,7 @@ def render(report: Report) -> str:
     title = escape(f"Headroom: {name}")
     parts = [HEAD, f"<title>{title}</title>", f"<style>{STYLE.read_text(encoding='utf-8')}</style>"]
     parts += ["</head><body>", tag("h1", f"Headroom: {name}"), _under_title(report)]
+    parts.append(_story(report))
     several = len(report.groups) > 1
     for index, group in enumerate(report.groups):
         parts.append(_group(group, index, several))
@@ -66,6 +67,14 @@ def _under_title(report: Report) -> str:
     if report.unfinished:
         more = ' <a href="#unfinished">What did not finish, and why.</a>'
     return f'<p class="sub">{escape(words.summary(report))}{started}{more}</p>'
+
+
+def _story(report: Report) -> str:
+    grids = [section(f"story-{g.key}", g.title, html_parts.grid(g)) for g in stories.told(report)]
+    pictures, keys = stories.drawn(report)
+    shown = "".join(_figure(*picture) for picture in pictures)
+    charted = f'<div class="charts">{shown}</div>{html_parts.line_keys(keys)}' if shown else ""
+    return "\n".join([*grids, charted])
 
 
 def _group(group: Group, index: int, several: bool) -> str:

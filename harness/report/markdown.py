@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.report import recorded, surroundings, table, units, words
+from harness.report import recorded, stories, surroundings, table, units, words
 from harness.report.rows import Group, Report
 
-__all__ = ["grid_lines", "render"]
+__all__ = ["grid_lines", "render", "render_story"]
 
 SHOWN = ("effects", "phases", "split", "memory", "host", "time", "parity", "buckets")
 
@@ -14,6 +14,8 @@ def render(report: Report) -> str:
     """The whole report."""
     title = f"# Headroom: {report.suite.name or 'report'}"
     lines = [title, "", words.summary(report), ""]
+    for grid in stories.told(report):
+        lines += _grid(grid)
     for group in report.groups:
         lines += _group(group)
     lines += recorded.markdown(report, grid_lines)
@@ -23,6 +25,16 @@ def render(report: Report) -> str:
         lines += ["## Files skipped", "", *(f"- `{line}`" for line in report.skipped), ""]
     lines += [*_environment(report), *_commands(report)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def render_story(report: Report) -> str:
+    """What the suite's rows tell together, as a page of its own."""
+    lines = [f"# {report.suite.story}: {words.summary(report)}", ""]
+    for grid in stories.told(report):
+        lines += _grid(grid)
+    lines += [f"> {words.stamp(group)}" for group in report.groups[:1]]
+    lines += ["", f"{words.setting(report.groups[0])}." if report.groups else "", ""]
+    return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
 
 
 def _group(group: Group) -> list[str]:

@@ -25,11 +25,14 @@ FREE = ("recipe", "processes", "repeat")
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What ``suite.json`` may say: a name, the recipe of the reference row, when it began."""
+    """What ``suite.json`` may say: a name, the recipe of the reference row, when it began, the
+    story that its rows tell (``harness.report.stories``) and their recipes in its order."""
 
     name: str = ""
     reference: str = ""
     started: str = ""
+    story: str = ""
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +117,10 @@ def read_suite(folder: Path) -> Suite:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Suite()
-    names = [f.name for f in dataclasses.fields(Suite)]
     known = data if isinstance(data, dict) else {}
-    return Suite(**{name: str(known.get(name) or "") for name in names})
+    words = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
+    order = known.get("order")
+    return Suite(**words, order=tuple(map(str, order)) if isinstance(order, list) else ())
 
 
 def build(results: list[Result], skipped: list[str], suite: Suite | None = None) -> Report:

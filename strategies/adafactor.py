@@ -1,0 +1,54 @@
+"""Adafactor: second moments kept as a row and a column for each matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import states
+from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+
+__all__ = ["Adafactor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(Strategy):
+    """No first moment, and the second as the outer product of a row and a column a matrix."""
+
+    name: ClassVar[str] = "adafactor"
+    slot: ClassVar[Slot] = Slot.OPTIMIZE
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Shazeer and Stern 2018 (arXiv:1804.04235); torch.optim.Adafactor"
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"own_state"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.engine == "DEEPSPEED":
+            return "ZeRO hands it flat shards without rows and columns to factor; use ddp or single"
+        return None
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+        import torch
+
+        return torch.optim.Adafactor(
+            params, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        optimizer, settings = trained.inner_optimizer, trained.settings
+        kind = type(optimizer).__name__
+        demand(kind == "Adafactor", f"the optimizer is {kind}, not Adafactor")
+        states.agree(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        matrices = [(p, s) for p, s in optimizer.state.items() if p.ndim == 2]
+        demand(bool(matrices), "the optimizer holds no state of a matrix")
+        for p, state in matrices:
+            kept = state["row_var"].numel() + state["col_var"].numel()
+            demand(kept == sum(p.shape), f"{kept} numbers kept of a matrix of {tuple(p.shape)}")
+            demand("exp_avg" not in state, "a first moment is kept")
+        return {
+            "class": kind,
+            "steps": states.steps(trained),
+            "factored": len(matrices),
+            "state_bytes_per_element": round(states.per_element(trained), 3),
+        }

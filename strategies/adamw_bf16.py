@@ -1,0 +1,129 @@
+"""AdamW for weights that are bfloat16 and have no float32 copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+
+__all__ = ["AdamWBf16", "compensated", "rounded_by_chance"]
+
+
+def rounded_by_chance(exact: Any, generator: Any = None) -> Any:
+    """float32 to bfloat16, up or down with the odds of the distance: right on average.
+
+    A bfloat16 is a float32 without its last 16 bits; a random number below 2^16 added to them
+    carries into the rest as often as they are large.
+    """
+    import torch
+
+    bits = exact.view(torch.int32)
+    given = {"dtype": torch.int32, "device": bits.device, "generator": generator}
+    noise = torch.randint(1 << 16, bits.shape, **given)
+    return ((bits + noise) & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+def compensated(weight: Any, carried: Any, update: Any) -> tuple[Any, Any]:
+    """weight + update in bfloat16, and what rounding took away, to be carried to the next step."""
+    wanted = update + carried.float()
+    exact = weight.float() + wanted
+    written = exact.to(weight.dtype)
+    return written, (wanted - (written.float() - weight.float())).to(weight.dtype)
+
+
+def make(base: Any) -> Any:
+    """The optimizer's class; torch is there only when one is made."""
+    import torch
+
+    class Bf16AdamW(base):
+        """AdamW, tensor by tensor in float32; ``rescued`` counts the elements of the first step
+        that plain rounding would have left where they were, and that moved or were carried.
+        Chance is drawn alike on all ranks, or replicas would drift apart."""
+
+        rescued, generator = 0, None
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._one(p, self.state[p], group)
+
+        def _one(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+            if not state:
+                state["step"] = torch.zeros(())
+                names = ("exp_avg", "exp_avg_sq", "carried")
+                state.update({n: torch.zeros_like(p) for n in names[: 2 + group["kahan"]]})
+            state["step"] += 1
+            update, moments = _update(p, state, group)
+            for name, moment in moments.items():
+                state[name].copy_(moment if group["kahan"] else self._by_chance(moment))
+            if group["kahan"]:
+                written, state["carried"] = compensated(p, state["carried"], update)
+                moved = state["carried"] != 0
+            else:
+                written = self._by_chance(p.float() + update)
+                moved = written != p
+            if state["step"] == 1:
+                stuck = (p.float() + update).to(p.dtype) == p
+                self.rescued += int((stuck & moved & (update != 0)).sum())
+            p.copy_(written)
+
+        def _by_chance(self, exact: Any) -> Any:
+            self.generator = self.generator or torch.Generator(exact.device).manual_seed(0)
+            return rounded_by_chance(exact, self.generator)
+
+    return Bf16AdamW
+
+
+def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What AdamW adds to ``p``, and the new moments, in float32."""
+    (beta1, beta2), step, gradient = group["betas"], float(state["step"]), p.grad.float()
+    first = state["exp_avg"].float().lerp(gradient, 1 - beta1)
+    second = state["exp_avg_sq"].float().lerp(gradient * gradient, 1 - beta2)
+    scale = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
+    update = (first / (1 - beta1**step)).div_(scale).mul_(-group["lr"])
+    if group["weight_decay"]:
+        update -= group["lr"] * group["weight_decay"] * p.float()
+    return update, {"exp_avg": first, "exp_avg_sq": second}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWBf16(Strategy):
+    """Writes bfloat16 weights without losing small updates: rounded up or down by chance
+    (``stochastic``), or with the lost part carried to the next step (``kahan``)."""
+
+    name: ClassVar[str] = "adamw_bf16"
+    slot: ClassVar[Slot] = Slot.OPTIMIZE
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
+
+    write: str = "stochastic"
+
+    def __post_init__(self) -> None:
+        if self.write not in ("stochastic", "kahan"):
+            raise ValueError(f"write is {self.write!r}; one of stochastic, kahan")
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "pure_bf16" not in launch.traits:
+            return "writes bfloat16 weights that have no master; add bf16_pure, or take adamw"
+        return None
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+        import torch
+
+        defaults = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+        defaults |= {"weight_decay": settings.weight_decay, "kahan": self.write == "kahan"}
+        return make(torch.optim.Optimizer)(params, defaults)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        rescued = getattr(optimizer, "rescued", None)
+        demand(rescued is not None, f"the optimizer is {type(optimizer).__name__}")
+        demand(rescued > 0, "no update that plain rounding would have lost was kept")
+        carried = [s["carried"] for s in optimizer.state.values() if "carried" in s]
+        demand(bool(carried) == (self.write == "kahan"), f"{len(carried)} sums are compensated")
+        kept = sum(int(c.count_nonzero()) for c in carried)
+        demand(kept > 0 or self.write != "kahan", "nothing is carried to the next step")
+        return {"write": self.write, "rescued_in_first_step": rescued, "carried_elements": kept}

@@ -1,0 +1,47 @@
+"""What was trained, saved by itself: adapters, biases, a branch, a head; not the frozen model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from strategies import zero
+from strategies.base import Trained
+
+__all__ = ["load", "save"]
+
+
+def save(trained: Trained, path: Path) -> None:
+    """Write every parameter that takes a gradient to a safetensors file; all ranks call it."""
+    from safetensors.torch import save_file
+
+    state = {}
+    for name, p in trained.module.named_parameters():
+        if p.requires_grad:
+            with zero.whole([p]):
+                if trained.accelerator.is_main_process:
+                    state[name] = p.detach().cpu().contiguous().clone()
+    if trained.accelerator.is_main_process:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(state, str(path))
+    trained.accelerator.wait_for_everyone()
+
+
+def load(module: Any, path: Path) -> list[str]:
+    """Read what ``save`` wrote into a bare model that the same recipe has edited; the names.
+
+    Raises:
+        ValueError: the model lacks one of the parameters, or trains one that the file lacks.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    state = load_file(str(path))
+    mine = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    odd = sorted(mine.keys() ^ state.keys())
+    if odd:
+        raise ValueError(f"{path} is of another recipe or model: {odd[0]} is on one side only")
+    with torch.no_grad():
+        for name, saved in state.items():
+            mine[name].copy_(saved)
+    return sorted(state)

@@ -1,0 +1,120 @@
+"""Low-rank adapters: the model's weights stay frozen, small matrices beside them are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+from strategies.frozen import Frozen, split_facts
+
+__all__ = ["TARGETS", "Dora", "Lora", "Qlora"]
+
+TARGETS = r"blocks\.\d+\.(attn\.(qkv|proj)|mlp\.fc[12])"
+"""The linear layers of the blocks that work on tokens; adaLN's work on one vector a sample."""
+
+
+def inject(module: Any, rank: int, **more: Any) -> None:
+    """Put peft's adapters beside every target; the same first weights in every process."""
+    import peft
+    import torch
+
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=TARGETS, **more)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        peft.inject_adapter_in_model(config, module)
+    for name, p in module.named_parameters():
+        if "lora_" in name:  # beside packed weights peft would take float32
+            p.data = p.data.to(module.pos_embed.dtype)
+
+
+def adapted(module: Any) -> list[Any]:
+    """The layers that carry an adapter."""
+    return [m for m in module.modules() if hasattr(m, "lora_A") and len(m.lora_A)]
+
+
+def adapter_facts(trained: Trained, name: str, rank: int, magnitudes: bool) -> dict[str, Any]:
+    """Adapters beside every target with the rank asked for, moved, and nothing else moved."""
+    layers, depth = adapted(trained.module), len(trained.module.blocks)
+    demand(len(layers) == 4 * depth, f"{len(layers)} layers carry an adapter, not {4 * depth}")
+    ranks = {layer.r["default"] for layer in layers}
+    demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, not {rank}")
+    dora = [layer for layer in layers if len(layer.lora_magnitude_vector)]
+    demand(len(dora) == len(layers) * magnitudes, f"{len(dora)} layers have a magnitude")
+    facts = split_facts(trained, name)
+    free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+    strange = [n for n in free if "lora_" not in n]
+    demand(not strange, f"{len(strange)} weights outside the adapters take a gradient")
+    # The second matrix starts at zero: where it moved, the adapter acts.
+    moved = [n for n in trained.attached[name].changed() if "lora_B" in n]
+    demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have moved")
+    return {"adapters": len(layers), "rank": rank, **facts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora(Strategy):
+    """Trains a product of two matrices of ``rank`` beside each linear layer of the blocks."""
+
+    name: ClassVar[str] = "lora"
+    slot: ClassVar[Slot] = Slot.ADAPT
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Hu et al. 2021, LoRA (arXiv:2106.09685); peft"
+    needs: ClassVar[tuple[str, ...]] = ("peft",)
+    magnitudes: ClassVar[bool] = False
+
+    rank: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"frozen_weights"})
+
+    def edit_model(self, module: Any) -> None:
+        inject(module, self.rank, use_dora=self.magnitudes)
+
+    def attach(self, trained: Trained) -> Frozen:
+        return Frozen(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        return adapter_facts(trained, self.name, self.rank, self.magnitudes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dora(Lora):
+    """LoRA on the direction of each weight, and a trained magnitude for each of its rows."""
+
+    name: ClassVar[str] = "dora"
+    source: ClassVar[str] = "Liu et al. 2024, DoRA (arXiv:2402.09353); peft"
+    magnitudes: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qlora(Lora):
+    """LoRA over frozen weights stored in 4 bits (nf4), two to a byte, unpacked for each product."""
+
+    name: ClassVar[str] = "qlora"
+    source: ClassVar[str] = "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes, peft"
+    needs: ClassVar[tuple[str, ...]] = ("peft", "bitsandbytes")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"frozen_weights", "quantized_weights"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.zero_stage == 3:
+            return "ZeRO-3 shards elements, and two of these share a byte; use zero2, or lora"
+        return None
+
+    def edit_model(self, module: Any) -> None:
+        from strategies.nf4 import quantize
+
+        quantize(module, TARGETS)
+        module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
+        inject(module, self.rank)
+        del module.is_loaded_in_4bit
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.nf4 import packed_facts
+
+        return {**super().evidence(trained), **packed_facts(trained.module)}

@@ -1,0 +1,71 @@
+"""Other ways to call backward, which forum answers recommend or warn of: here to be measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Slot, Strategy, Trained, demand
+
+__all__ = ["Backward"]
+
+
+class Caller:
+    """``Accelerator.backward`` replaced; counts its calls."""
+
+    def __init__(self, accelerator: Any, parameters: list[Any], call: str) -> None:
+        self.usual, self.parameters, self.call = accelerator.backward, parameters, call
+        self.calls = 0
+
+    def __call__(self, loss: Any, **kwargs: Any) -> None:
+        self.calls += 1
+        if self.call == "retain_graph":
+            self.usual(loss, retain_graph=True, **kwargs)
+        else:
+            self._autograd_grad(loss)
+
+    def _autograd_grad(self, loss: Any) -> None:
+        import torch
+
+        for p, gradient in zip(
+            self.parameters, torch.autograd.grad(loss, self.parameters), strict=True
+        ):
+            p.grad = gradient if p.grad is None else p.grad + gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward(Strategy):
+    """Keeps the graph (``retain_graph``), or collects gradients with ``torch.autograd.grad``
+    (``autograd_grad``). Neither is a way to train: the row shows what it costs.
+    """
+
+    name: ClassVar[str] = "backward"
+    slot: ClassVar[Slot] = Slot.STEP
+    source: ClassVar[str] = "torch.autograd.grad and Tensor.backward, as posts use them"
+
+    call: str = "retain_graph"
+
+    def __post_init__(self) -> None:
+        if self.call not in ("retain_graph", "autograd_grad"):
+            raise ValueError(f"call is {self.call!r}; one of retain_graph, autograd_grad")
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.engine != "NO":
+            return (
+                "is measured in one plain process: autograd.grad bypasses DDP's hooks, and an "
+                "engine calls backward itself; use single"
+            )
+        if launch.accumulation > 1:
+            return "is measured with one backward a step; leave accumulate out"
+        return None
+
+    def configure(self, accelerator: Any, module: Any) -> None:
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        accelerator.backward = Caller(accelerator, parameters, self.call)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        caller = trained.accelerator.backward
+        demand(isinstance(caller, Caller), "backward is called as usual")
+        demand(caller.call == self.call, f"backward is called with {caller.call}")
+        demand(caller.calls == trained.micro_steps, f"{caller.calls} calls")
+        return {"call": caller.call, "calls": caller.calls}

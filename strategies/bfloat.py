@@ -1,0 +1,78 @@
+"""bfloat16 weights: updated through a float32 master, or with no float32 copy anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+from strategies.precision import Bf16, dtypes
+
+__all__ = ["Bf16Master", "Bf16Pure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16Master(Bf16):
+    """bfloat16 weights and gradients, updated through a float32 master copy that DeepSpeed keeps
+    (and shards). Refused where no engine keeps one: autocast over float32 weights is bf16.
+    """
+
+    name: ClassVar[str] = "bf16_master"
+    source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.zero_stage:
+            return None
+        return "only DeepSpeed keeps a float32 master of bfloat16 weights; use zero1, or bf16"
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        demand(trained.engine is not None, "no engine keeps a master")
+        return super().evidence(trained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16Pure(Strategy):
+    """Weights, gradients and the optimizer's state in bfloat16, with no float32 copy anywhere.
+
+    A plain optimizer then loses every update below half a unit in the last of 8 bits;
+    ``adamw_bf16`` writes with stochastic rounding or a compensated sum.
+    """
+
+    name: ClassVar[str] = "bf16_pure"
+    slot: ClassVar[Slot] = Slot.PRECISION
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
+    needs: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute", "pure_bf16"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.offload_optimizer != "none":
+            return (
+                "DeepSpeed's CPU Adam keeps float32 weights and moments; take a sharding without "
+                "offload, or bf16_master"
+            )
+        return None
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        return {"mixed_precision": "bf16" if launch.zero_stage else "no"}
+
+    def configure(self, accelerator: Any, module: Any) -> None:
+        plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None:
+            no_master = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+            plugin.deepspeed_config["bf16"] |= no_master
+
+    def edit_model(self, module: Any) -> None:
+        import torch
+
+        module.to(torch.bfloat16)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        found = dtypes(trained)
+        wanted = {"compute_dtype", "parameters", "master"}
+        off = {key: found[key] for key in sorted(wanted) if found[key] != "bfloat16"}
+        demand(not off, f"not all is bfloat16: {off}")
+        demand(found["moments"] in ("bfloat16", ""), f"the moments are {found['moments']}")
+        return found

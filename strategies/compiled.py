@@ -1,0 +1,117 @@
+"""Compiled graphs: fewer, larger kernels, and fewer tensors between them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Slot, Strategy, Trained, demand
+from strategies.graphs import Counted, kept_by_a_block
+from strategies.parts import Recompute
+from strategies.runners import Weighed, runner_of
+
+__all__ = ["Compile"]
+
+BACKENDS = ("inductor", "aot_eager")
+
+
+SLACK = 0.05
+"""The partitioner chooses whole tensors by its own estimate of their sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compile(Strategy):
+    """Compiles each block (``scope=block``; one graph serves all of them) or the whole model.
+
+    Beside checkpoint the parts that are recomputed are compiled with their checkpoints inside.
+    ``budget`` below 1 has the partitioner keep that share of the activations that it would keep,
+    and recompute the rest. ``backend=aot_eager`` captures graphs without generating code.
+    """
+
+    name: ClassVar[str] = "compile"
+    slot: ClassVar[Slot] = Slot.COMPILE
+    source: ClassVar[str] = (
+        "Ansel et al. 2024, PyTorch 2 (ASPLOS); torch._functorch.config.activation_memory_budget"
+    )
+
+    scope: str = "block"
+    backend: str = "inductor"
+    budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("block", "model"):
+            raise ValueError(f"scope is {self.scope!r}; one of block, model")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend is {self.backend!r}; one of {', '.join(BACKENDS)}")
+        if not 0 <= self.budget <= 1:
+            raise ValueError(f"budget is {self.budget}; a share from 0 to 1")
+        if self.budget < 1 and self.scope == "model":
+            raise ValueError(f"budget is {self.budget}; it goes by block: leave scope=model out")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"compiled"})
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        return ("inductor",) if self.backend == "inductor" else ()
+
+    def refuses(self, launch: Launch) -> str | None:
+        if self.budget < 1 and "recomputes" in launch.traits:
+            return f"checkpoint decides what is kept; leave budget={self.budget:g} or it out"
+        if self.scope == "model" and launch.traits & {"recomputes", "moves_activations"}:
+            return "kept activations are managed block by block; leave scope=model out"
+        return None
+
+    def edit_model(self, module: Any) -> None:
+        import torch
+        from torch._dynamo.utils import counters
+
+        torch._dynamo.reset()
+        counters.clear()
+        torch._functorch.config.activation_memory_budget = self.budget
+        given = {"backend": Counted(self.backend), "dynamic": False}
+        module.compiled_by, parts = given["backend"], runner_of(module, Recompute)
+        if self.scope == "model":
+            module.compile(**given)
+            return
+        if parts is not None:
+            parts.compile_parts(functools.partial(torch.compile, **given))
+        else:
+            for block in module.blocks:
+                block.compile(**given)
+        if runner_of(module, Weighed) is None:
+            module.run_blocks = Weighed(module.run_blocks)
+
+    def attach(self, trained: Trained) -> Counted | None:
+        return getattr(trained.module, "compiled_by", None)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        backend = trained.attached.get(self.name)
+        demand(isinstance(backend, Counted), "nothing was compiled")
+        first, last = backend.steps[0], backend.steps[-1]
+        calls, parts = last["calls"] / trained.micro_steps, runner_of(trained.module, Recompute)
+        units = parts.parts_run / trained.micro_steps if parts else len(trained.module.blocks)
+        units = 1 if self.scope == "model" else units
+        demand(calls >= units, f"{calls} calls of compiled graphs a micro step, not {units}")
+        facts = {
+            "graphs": last["graphs"],
+            "graph_breaks": last["breaks"],
+            "calls": calls,
+            "compile_seconds": round(last["seconds"], 2),
+            "graphs_after_first_step": last["graphs"] - first["graphs"],
+        }
+        if self.scope == "block":
+            facts["kept_bytes"] = runner_of(trained.module, Weighed).kept_bytes
+        return {**facts, **self._budgeted(trained)} if self.budget < 1 else facts
+
+    def _budgeted(self, trained: Trained) -> dict[str, Any]:
+        """Against what a block compiled without a budget keeps: the share of it above its input."""
+        runner, depth = runner_of(trained.module, Weighed), len(trained.module.blocks)
+        full = depth * kept_by_a_block(trained, runner.given, self.backend)
+        least = depth * runner.input_bytes
+        share = (runner.kept_bytes - least) / (full - least)
+        demand(
+            share <= self.budget + SLACK,
+            f"{share:.2f} of the activations are kept, not {self.budget}",
+        )
+        return {"kept_bytes_without_budget": full, "share": round(share, 3)}

@@ -1,0 +1,120 @@
+"""Compressed gradients under DDP, by torch's own communication hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import wire
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+
+__all__ = ["Compress", "PowerSgd"]
+
+KINDS = ("fp16", "bf16", "powersgd")
+# DDP rebuilds its buckets after the first step; errors kept before it would be of other buckets.
+DENSE_STEPS = 2
+
+
+def counted_hooks() -> tuple[Any, Any, wire.Counted]:
+    """torch's hook modules, their collectives counted from now on."""
+    import torch.distributed
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    counted = wire.Counted(torch.distributed)
+    default_hooks.dist = powerSGD_hook.dist = counted
+    return default_hooks, powerSGD_hook, counted
+
+
+def cast(trained: Trained, kind: str) -> wire.Compression:
+    """Buckets all-reduced in 16 bits."""
+    hooks, _, counted = counted_hooks()
+    hook = getattr(hooks, f"{kind}_compress_hook")
+    return wire.Compression(trained, lambda bucket: hook(None, bucket), counted)
+
+
+class PowerSgd(wire.Compression):
+    """Buckets all-reduced as two thin matrices each; what they miss is added to the next step."""
+
+    def __init__(self, trained: Trained, rank: int) -> None:
+        _, self.hooks, counted = counted_hooks()
+        self.in_turn = trained.launch.device == "cpu"
+        self.power = self.hooks.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=DENSE_STEPS,
+        )
+        super().__init__(trained, self._average, counted)
+
+    def _average(self, bucket: Any) -> Any:
+        """The hook's three collectives a bucket. Over gloo they are begun by threads of its own,
+        in another order on each rank, unless one bucket waits for the other."""
+        future = self.hooks.powerSGD_hook(self.power, bucket)
+        if self.in_turn:
+            future.wait()
+        return future
+
+    def _kept(self) -> list[dict[int, Any]]:
+        return [self.power.error_dict, self.power.q_memory_dict, self.power.p_memory_dict]
+
+    def tensors(self) -> Iterable[Any]:
+        """The errors, as large as the gradients, and the thin matrices."""
+        return [tensor for kept in self._kept() for tensor in kept.values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's errors and matrices, bucket by bucket."""
+        return {"kept": self._kept()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them up; the first steps are dense again, until DDP has made its buckets."""
+        device = next(self.trained.module.parameters()).device
+        for mine, saved in zip(self._kept(), state["kept"], strict=True):
+            mine.update({bucket: tensor.to(device) for bucket, tensor in saved.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compress(Strategy):
+    """Averages gradients in 16 bits, or as a product of two matrices of ``rank`` (powersgd)."""
+
+    name: ClassVar[str] = "compress"
+    slot: ClassVar[Slot] = Slot.COMPRESS
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (arXiv:1905.13727); torch DDP comm hooks"
+
+    kind: str = "bf16"
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}; one of {', '.join(KINDS)}")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"edits_gradients"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "hooks_allreduce" in launch.traits:
+            return "the optimizer has DDP's one communication hook; leave one of the two out"
+        if self.kind == "powersgd" and "scales_gradients" in launch.traits:
+            return "what is kept back would carry a loss scale that changes; use bf16"
+        return wire.refusal(launch)
+
+    def attach(self, trained: Trained) -> wire.Compression:
+        if self.kind == "powersgd":
+            return PowerSgd(trained, self.rank)
+        return cast(trained, self.kind)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        facts = wire.facts(trained, self.name)
+        if self.kind != "powersgd":
+            demand(facts["ratio"] == 0.5, f"{facts['ratio']} of the dense bytes were sent")
+            return facts
+        power = getattr(trained.attached[self.name], "power", None)
+        demand(power is not None, "no low-rank hook is on DDP's all-reduce")
+        rank = power.matrix_approximation_rank
+        demand(rank == self.rank, f"the matrices are of rank {rank}, not {self.rank}")
+        demand(facts["ratio"] < 0.5, f"{facts['ratio']} of the dense bytes were sent")
+        error = sum(float(e.square().sum()) for e in power.error_dict.values())
+        demand(error > 0, "no error is fed back")
+        return {**facts, "error_bytes": sum(e.nbytes for e in power.error_dict.values())}

@@ -1,0 +1,65 @@
+"""ControlNet: a trained side branch on a frozen model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Parity, Slot, Strategy, Trained, demand
+from strategies.frozen import Frozen, split_facts, train_only
+
+__all__ = ["ControlNet"]
+
+TRAINED = (".copy.", ".zero.", ".enter.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlNet(Strategy):
+    """Trains copies of the first ``share`` of blocks, which enter the frozen model through zeros.
+
+    The data has no control images: the tokens of the noisy latent enter the branch in their
+    place. Memory and speed are those of a ControlNet; what it learns is not.
+    """
+
+    name: ClassVar[str] = "controlnet"
+    slot: ClassVar[Slot] = Slot.ADAPT
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = (
+        "Zhang et al. 2023 (arXiv:2302.05543); on a DiT: Chen et al. 2024 (arXiv:2401.05252)"
+    )
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share!r}; above 0, to 1")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"frozen_weights", "doubles_tokens"})
+
+    def _number(self, depth: int) -> int:
+        return max(1, round(self.share * depth))
+
+    def edit_model(self, module: Any) -> None:
+        from strategies.controlled import Controlled
+
+        number = self._number(len(module.blocks))
+        for i in range(number):
+            first, last = i == 0, i == number - 1
+            module.blocks[i] = Controlled(module.blocks[i], module.pos_embed, first, last)
+        names = {n for n, _ in module.named_parameters() if any(word in n for word in TRAINED)}
+        train_only(module, names)
+
+    def attach(self, trained: Trained) -> Frozen:
+        return Frozen(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        facts = split_facts(trained, self.name)
+        free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+        strange = [n for n in free if not any(word in n for word in TRAINED)]
+        demand(not strange, f"{len(strange)} weights outside the branch take a gradient")
+        moved = trained.attached[self.name].changed()
+        copies = sum(n.endswith(".zero.weight") for n in moved)
+        wanted = self._number(len(trained.module.blocks))
+        demand(copies == wanted, f"{copies} copies act on the model, of {wanted} asked for")
+        return {"copies": copies, **facts}

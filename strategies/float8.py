@@ -1,0 +1,55 @@
+"""Matrix products in float8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import forward
+from strategies.base import Launch, Trained, demand
+from strategies.precision import Bf16
+
+__all__ = ["Fp8"]
+
+PRODUCTS = 4
+"""Of a block: qkv, projection, and the two of the MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8(Bf16):
+    """The blocks' matrix products in float8 with a scale a tensor, the rest as bf16; weights stay
+    in high precision and are cast at each use. ``emulate=on`` rounds the operands to float8 and
+    multiplies in bfloat16: its numbers anywhere, without its speed.
+    """
+
+    name: ClassVar[str] = "fp8"
+    source: ClassVar[str] = (
+        "Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv:2209.05433); "
+        "torchao.float8.convert_to_float8_training"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("bf16", "torchao", "fp8")
+
+    emulate: bool = False
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        return self.needs[:-1] if self.emulate else self.needs
+
+    def edit_model(self, module: Any) -> None:
+        import torch
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        def is_product(layer: Any, name: str) -> bool:
+            # adaLN's has as many rows as samples, which float8 kernels want in sixteens.
+            return isinstance(layer, torch.nn.Linear) and (".attn." in name or ".mlp." in name)
+
+        config = Float8LinearConfig(emulate=self.emulate)
+        convert_to_float8_training(module, module_filter_fn=is_product, config=config)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        found, wanted = super().evidence(trained), PRODUCTS * len(trained.module.blocks)
+        ran = forward.operations(trained, compiled=False)
+        eights = sum("float8" in operation.dtype for operation in ran)
+        demand(eights >= 2 * wanted, f"{eights} tensors became float8, of {wanted} products' two")
+        products = sum(operation.name == "aten::_scaled_mm" for operation in ran)
+        demand(products == (0 if self.emulate else wanted), f"{products} products ran in float8")
+        return {**found, "float8_casts": eights, "float8_products": products}

@@ -1,0 +1,98 @@
+"""One more forward, by which evidence sees what a step computes with."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+from strategies.base import Trained
+
+__all__ = ["Operation", "attentions", "compute_dtype", "forward_once", "operations"]
+
+
+def forward_once(trained: Trained) -> None:
+    """Run the trained model on one sample of zeros, without gradients.
+
+    Every rank takes part, because ZeRO-3 gathers parameters on the way.
+    """
+    import torch
+
+    module = trained.module
+    side = module.grid * module.patch_size
+    device = trained.accelerator.device
+    x_BCHW = torch.zeros((1, module.in_channels, side, side), device=device)
+    index_B = torch.zeros(1, dtype=torch.long, device=device)
+    with torch.no_grad():
+        trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
+
+
+def compute_dtype(trained: Trained) -> str:
+    """The type in which the model's matrix products really ran: the first qkv projection's output.
+
+    A compiled block knows nothing of hooks that came after it, so there it is run uncompiled.
+    """
+    seen: list[str] = []
+    qkv = trained.module.blocks[0].attn.qkv
+    handle = qkv.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
+    try:
+        with _eager(trained):
+            forward_once(trained)
+    finally:
+        handle.remove()
+    return seen[-1].removeprefix("torch.") if seen else "none"
+
+
+def _eager(trained: Trained) -> Any:
+    if "compiled" not in trained.launch.traits:
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.compiler.set_stance("force_eager")
+
+
+class Operation(NamedTuple):
+    """One operation that ran; ``dtype`` is its first output's, empty where it was profiled."""
+
+    name: str
+    shapes: list[Any]
+    dtype: str = ""
+
+
+def operations(trained: Trained, *, compiled: bool = True) -> list[Operation]:
+    """Every operation of one forward, in order; ``compiled`` False runs compiled graphs eagerly.
+
+    A dispatch mode would do that as well, so graphs are profiled. Not under ZeRO-3, where the
+    profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
+    """
+    graphs = compiled and "compiled" in trained.launch.traits
+    if graphs and trained.launch.zero_stage < 3:
+        return _profiled(trained)
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[Operation] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            shapes = [list(getattr(value, "shape", ())) for value in args]
+            out = f(*args, **(kwargs or {}))
+            dtype = str(getattr(out, "dtype", "")).removeprefix("torch.")
+            seen.append(Operation(f.overloadpacket._qualified_op_name, shapes, dtype))
+            return out
+
+    with _eager(trained), Watch():
+        forward_once(trained)
+    return seen
+
+
+def _profiled(trained: Trained) -> list[Operation]:
+    from torch.profiler import ProfilerActivity, profile
+
+    forward_once(trained)  # compiles for one sample, which shows operations of its own
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        forward_once(trained)
+    return [Operation(event.name, event.input_shapes) for event in seen.events()]
+
+
+def attentions(module: Any) -> list[Any]:
+    """Every attention layer: one a block, and one more where a copy stands beside it."""
+    return [layer for layer in module.modules() if hasattr(layer, "attend")]

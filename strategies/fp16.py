@@ -1,0 +1,55 @@
+"""float16: half the exponent of float32, so losses are scaled to keep small gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Trained, demand
+from strategies.precision import Bf16
+
+__all__ = ["Fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16(Bf16):
+    """Mixed precision in float16 with a loss scale that adapts: autocast over float32 weights under
+    ddp and single, float16 weights with a float32 master under DeepSpeed. ``scale`` is the first
+    scale; a step whose gradients overflow is skipped, which voids the row: begin lower then.
+    """
+
+    name: ClassVar[str] = "fp16"
+    source: ClassVar[str] = (
+        "Micikevicius et al. 2018 (arXiv:1710.03740); torch.amp.GradScaler, DeepSpeed's fp16"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("fp16",)
+
+    half: ClassVar[str] = "float16"
+    scale: int = 65536
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scale, int) or self.scale < 2 or self.scale & (self.scale - 1):
+            raise ValueError(f"scale is {self.scale!r}; a power of two from 2, as 65536")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute", "scales_gradients"})
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        from accelerate import GradScalerKwargs
+
+        scaler = GradScalerKwargs(init_scale=float(self.scale))
+        return {"mixed_precision": "fp16", "kwargs_handlers": [scaler]}
+
+    def configure(self, accelerator: Any, module: Any) -> None:
+        plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None:
+            scaling = {"loss_scale": 0, "initial_scale_power": self.scale.bit_length() - 1}
+            plugin.deepspeed_config["fp16"] |= scaling
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        found, engine = super().evidence(trained), trained.engine
+        scaler = trained.accelerator.scaler
+        demand(engine is not None or scaler is not None, "no loss scale is kept")
+        scale = float(engine.optimizer.loss_scale if engine is not None else scaler.get_scale())
+        demand(scale > 1, f"the loss is scaled by {scale}")
+        return {**found, "loss_scale": scale}

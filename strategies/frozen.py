@@ -1,0 +1,82 @@
+"""Proof that some weights trained and all others stayed as they were, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from strategies.base import Trained, Watcher, demand
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Frozen", "count", "split_facts", "train_only"]
+
+
+def count(parameters: Iterable[Any]) -> int:
+    """Elements of whole parameters, also where ZeRO-3 holds a part or two share a byte."""
+    return sum(elements(p) for p in parameters)
+
+
+def elements(parameter: Any) -> int:
+    """Elements of the weight that ``parameter`` stands for."""
+    packed = getattr(parameter, "quant_state", None)
+    if packed is not None:
+        return packed.shape.numel()
+    return getattr(parameter, "ds_numel", None) or parameter.numel()
+
+
+def train_only(module: Any, wanted: set[str]) -> None:
+    """Freeze every parameter whose name is not in ``wanted``."""
+    for name, p in module.named_parameters():
+        p.requires_grad_(name in wanted)
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bytes, each weighted by where it stands: another bit, another sum.
+
+    A hash would copy every weight to the host; this stays on the device.
+    """
+    import torch
+
+    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    place = torch.arange(1, 1 + flat.numel(), device=flat.device) % 65521
+    return int((flat.to(torch.int64) * place).sum())
+
+
+class Frozen(Watcher):
+    """Checksums of all parameters as prepare left them: of this rank's part under ZeRO-3."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.sums = dict(self._now())
+
+    def _now(self) -> Iterator[tuple[str, int]]:
+        for name, p in self.trained.module.named_parameters():
+            yield name, checksum(p.ds_tensor if hasattr(p, "ds_tensor") else p)
+
+    def changed(self) -> set[str]:
+        """Names of parameters that are not as they were."""
+        return {name for name, value in self._now() if value != self.sums[name]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The checksums of the training's beginning."""
+        return {"sums": self.sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with the training's beginning, also after a resume."""
+        self.sums = state["sums"]
+
+
+def split_facts(trained: Trained, name: str) -> dict[str, Any]:
+    """What was trained and what was not: counted, and compared with the beginning bit by bit."""
+    kept = trained.attached.get(name)
+    demand(isinstance(kept, Frozen), "no checksums were taken before training")
+    parameters = dict(trained.module.named_parameters())
+    free = {n for n, p in parameters.items() if p.requires_grad}
+    changed = kept.changed()
+    stray = sorted(changed - free)
+    demand(not stray, f"{len(stray)} frozen weights changed, {stray[0] if stray else ''} first")
+    demand(bool(changed), "no weight has moved")
+    trainable, total = count(parameters[n] for n in free), count(parameters.values())
+    return {"trainable": trainable, "frozen": total - trainable, "changed_tensors": len(changed)}

@@ -1,0 +1,71 @@
+"""A backend of torch.compile that counts, and what a graph keeps for backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from strategies.base import Trained
+from strategies.runners import Weighed
+
+__all__ = ["Counted", "kept_by_a_block"]
+
+
+class Counted:
+    """A backend of torch.compile that counts the graphs it makes and every call of one.
+
+    Beside the training it notes, after every step, what had been counted by then.
+    """
+
+    def __init__(self, backend: str) -> None:
+        from torch._dynamo import lookup_backend
+
+        self.backend = lookup_backend(backend)
+        self.graphs = self.calls = 0
+        self.seconds = 0.0
+        self.steps: list[dict[str, float]] = []
+
+    def __call__(self, graph: Any, inputs: Any, **options: Any) -> Callable[..., Any]:
+        began = time.perf_counter()
+        compiled = self.backend(graph, inputs, **options)
+        self.seconds += time.perf_counter() - began
+        self.graphs += 1
+
+        def run(*values: Any) -> Any:
+            self.calls += 1
+            return compiled(*values)
+
+        return run
+
+    def after_step(self) -> None:
+        """Note the counts."""
+        from torch._dynamo.utils import counters
+
+        breaks = sum(counters["graph_break"].values())
+        now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks}
+        self.steps.append({**now, "seconds": self.seconds})
+
+    def tensors(self) -> Iterable[Any]:
+        """None: compiled code is no tensor."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a resumed training compiles anew."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+def kept_by_a_block(trained: Trained, given: list[Any], backend: str) -> int:
+    """Bytes that autograd holds for one block compiled without a budget, its input included."""
+    import torch
+
+    runner = Weighed(lambda blocks, x_BTD, c_BD: compiled(x_BTD, c_BD))
+    compiled = torch.compile(trained.module.blocks[0].forward, backend=backend, dynamic=False)
+    with torch._functorch.config.patch(activation_memory_budget=1.0), torch.enable_grad():
+        values = [torch.zeros(**like, requires_grad=True) for like in given]
+        with trained.accelerator.autocast():
+            runner(None, *values)
+    return runner.kept_bytes

@@ -1,0 +1,99 @@
+"""Kept tensors moved to host memory and back, beside the computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.runners import Weighed, is_weight
+
+__all__ = ["LEAST_BYTES", "Host"]
+
+LEAST_BYTES = 1024
+"""Below this a copy costs more than it frees."""
+AHEAD = 4
+"""Tensors fetched ahead of the one that backward asks for."""
+
+
+class Stay:
+    """A kept tensor that is in host memory, and on its way back once ``fetched`` is set."""
+
+    __slots__ = ("device", "fetched", "host", "ready")
+
+    def __init__(self, host: Any, device: Any) -> None:
+        self.host, self.device = host, device
+        self.fetched = self.ready = None
+
+
+class Host(Weighed):
+    """Runs the blocks; what autograd keeps for them waits in host memory.
+
+    On a GPU the copies are made on a stream of their own from and to pinned memory, beside the
+    computation: out as tensors are kept, back ``AHEAD`` of them before they are asked for. Where
+    the device is the host itself the copies are made all the same, and free nothing.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
+        self.stays: list[Stay | None] = []
+        self.stream: Any = None
+
+    def run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
+        import torch
+
+        self.stays = []
+        if x_BTD.is_cuda and self.stream is None:
+            self.stream = torch.cuda.Stream(x_BTD.device)
+        pack, unpack = (torch.compiler.disable(f) for f in (self.pack, self.unpack))
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return self.inner(blocks, x_BTD, c_BD)
+
+    def pack(self, kept: Any) -> Any:
+        """A tensor that autograd keeps -> its place in host memory; weights stay where they are."""
+        import torch
+
+        if self.weighing:
+            self.weigh(kept)
+        if is_weight(kept) or kept.nbytes < LEAST_BYTES:
+            return kept
+        host = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(kept.device))
+            kept.record_stream(self.stream)
+        with torch.cuda.stream(self.stream):
+            host.copy_(kept, non_blocking=True)
+        self.stays.append(Stay(host, kept.device))
+        self.moved["out"] += 1
+        self.moved["out_bytes"] += kept.nbytes
+        self.moved["pinned"] += kept.is_cuda and host.is_pinned()
+        return len(self.stays) - 1, self.stays
+
+    def unpack(self, packed: Any) -> Any:
+        """What ``pack`` returned -> the tensor, on its device again."""
+        import torch
+
+        if not isinstance(packed, tuple):
+            return packed
+        index, stays = packed
+        for nearer in range(index, max(-1, index - 1 - AHEAD), -1):
+            self._fetch(stays[nearer])
+        stay, stays[index] = stays[index], None
+        if stay.ready is not None:
+            here = torch.cuda.current_stream(stay.device)
+            here.wait_event(stay.ready)
+            stay.fetched.record_stream(here)
+        self.moved["back"] += 1
+        self.moved["back_bytes"] += stay.fetched.nbytes
+        return stay.fetched
+
+    def _fetch(self, stay: Stay | None) -> None:
+        """Begin to bring a tensor back; the stream holds it behind its way out."""
+        import torch
+
+        if stay is None or stay.fetched is not None:
+            return
+        with torch.cuda.stream(self.stream):
+            stay.fetched = torch.empty_like(stay.host, device=stay.device)
+            stay.fetched.copy_(stay.host, non_blocking=True)
+        if self.stream is not None:
+            stay.ready = self.stream.record_event()

@@ -1,0 +1,124 @@
+"""The optimizer's step inside backward: no two gradients need be alive together."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Slot, Strategy, Trained, Watcher, demand
+
+__all__ = ["InBackward", "OptimizerInBackward"]
+
+
+class InBackward(Watcher):
+    """Steps each parameter as its gradient arrives, and frees the gradient.
+
+    One optimizer over one group narrowed to that parameter: state, settings and checkpoints stay
+    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, followed
+    to their real end: an engine that kept a reference would be seen.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.optimizer = trained.inner_optimizer
+        self.live_bytes = self.most_bytes = 0
+        self.norms: list[Any] = []
+        self.watched: list[Any] = []
+        self.updates = 0
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.register_post_accumulate_grad_hook(self._stepper(group))
+        trained.gradient_norm = self.gradient_norm
+
+    def _stepper(self, group: dict[str, Any]) -> Any:
+        def step(p: Any) -> None:
+            self._follow(p.grad)
+            self.norms.append(p.grad.norm())
+            whole = self.optimizer.param_groups
+            self.optimizer.param_groups = [{**group, "params": [p]}]
+            try:
+                self.optimizer.step()
+            finally:
+                self.optimizer.param_groups = whole
+            p.grad = None
+            self.updates += 1
+
+        return step
+
+    def _follow(self, gradient: Any) -> None:
+        storage = gradient.untyped_storage()
+        size = storage.nbytes()
+
+        def freed(_: Any) -> None:
+            self.live_bytes -= size
+
+        self.live_bytes += size
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
+        self.watched = [w for w in self.watched if w() is not None]
+        self.watched.append(weakref.ref(storage, freed))
+
+    def gradient_norm(self) -> Any:
+        """Global norm of the gradients of the backward that just ended, each seen as it went."""
+        import torch
+
+        return torch.linalg.vector_norm(torch.stack(self.norms))
+
+    def after_step(self) -> None:
+        """The norms were of this step."""
+        self.norms = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerInBackward(Strategy):
+    """Steps each parameter within backward as soon as its gradient is there, and frees it."""
+
+    name: ClassVar[str] = "optimizer_in_backward"
+    slot: ClassVar[Slot] = Slot.STEP
+    source: ClassVar[str] = (
+        "Lv et al. 2023, LOMO (arXiv:2306.09782); PyTorch tutorial, optimizer step in backward"
+    )
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"frees_gradients", "early_gradients"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.engine == "DEEPSPEED":
+            return "ZeRO steps its own shards after backward; use single, or leave this out"
+        if launch.engine != "NO":
+            return (
+                "DDP averages all gradients in buckets that live as long as the model, so what "
+                "could be freed early is a copy; use single, or zero2"
+            )
+        if launch.accumulation > 1:
+            return "a gradient that is gone cannot be added to; leave accumulation out"
+        if launch.clips:
+            return "clipping needs the norm of all gradients before any is used; set --grad-clip 0"
+        if "scales_gradients" in launch.traits:
+            return "gradients carry a loss scale until backward has ended; use bf16"
+        if "whole_gradients" in launch.traits:
+            return "the optimizer takes gradients by itself; use adamw or one with a smaller state"
+        if "sparse_gradients" in launch.traits:
+            return "a sparse gradient is small already; leave one of the two out"
+        return None
+
+    def attach(self, trained: Trained) -> InBackward:
+        return InBackward(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        stepper = trained.attached.get(self.name)
+        demand(isinstance(stepper, InBackward), "no step is taken in backward")
+        sizes = sorted(w.numel() * w.element_size() for w in trained.optimized())
+        updates = len(sizes) * (trained.optimizer_steps - trained.resumed_steps)
+        demand(
+            stepper.updates == updates,
+            f"{stepper.updates} parameters were stepped in backward, not {updates}",
+        )
+        held = [p for p in trained.module.parameters() if p.grad is not None]
+        demand(not held, f"{len(held)} gradients outlived the backward pass")
+        # The one in use, and the one before it, which autograd lets go of a moment later.
+        bound = sum(sizes[-2:])
+        demand(
+            stepper.most_bytes <= bound,
+            f"{stepper.most_bytes} bytes of gradients were alive at once; two are at most {bound}",
+        )
+        return {"most_gradient_bytes": stepper.most_bytes, "all_gradient_bytes": sum(sizes)}

@@ -1,0 +1,82 @@
+"""Muon: momentum made orthogonal before it is applied; one moment a matrix instead of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import quantised, states
+from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+
+__all__ = ["Muon"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Strategy):
+    """Muon for the matrices of the blocks, AdamW for all else (embeddings, biases, output).
+
+    The step is scaled to the size of AdamW's (Moonlight), so that the spec's learning rate holds.
+    """
+
+    name: ClassVar[str] = "muon"
+    slot: ClassVar[Slot] = Slot.OPTIMIZE
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = (
+        "Jordan et al. 2024, Muon; Liu et al. 2025, Moonlight (arXiv:2502.16982)"
+    )
+
+    momentum: float = 0.95
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"own_state"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.engine == "DEEPSPEED":
+            return "ZeRO hands it flat shards, and Muon needs whole matrices; use ddp or single"
+        if "frozen_matrices" in launch.traits:
+            return "no matrix of the blocks is trained here; leave muon out"
+        return None
+
+    def edit_model(self, module: Any) -> None:
+        for p in module.blocks.parameters():
+            p.hidden_matrix = p.ndim == 2
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+        import torch
+
+        from strategies.two_optimizers import TwoOptimizers
+
+        matrices = [p for p in params if getattr(p, "hidden_matrix", False)]
+        others = [p for p in params if not getattr(p, "hidden_matrix", False)]
+        muon = torch.optim.Muon(
+            matrices,
+            lr=settings.learning_rate,
+            momentum=self.momentum,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        parts = {"muon": states.count_steps(muon)}
+        if others:
+            parts["adamw"] = torch.optim.AdamW(others, fused=True, **quantised.common(settings))
+        return TwoOptimizers(parts)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        kinds = {name: type(p).__name__ for name, p in getattr(optimizer, "parts", {}).items()}
+        demand(kinds.get("muon") == "Muon", f"the optimizer is {type(optimizer).__name__}: {kinds}")
+        settings = trained.settings
+        states.agree(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        wanted = [p for p in trained.module.blocks.parameters() if p.requires_grad and p.ndim == 2]
+        kept = [set(optimizer.state[p]) for p in wanted]
+        demand(
+            all(k == {"momentum_buffer", "step"} for k in kept),
+            "a matrix of the blocks is not stepped by Muon",
+        )
+        counted = {float(s["step"]) for s in optimizer.state.values()}
+        demand(len(counted) == 1, f"the two optimizers stepped {sorted(counted)} times")
+        return {
+            "classes": kinds,
+            "steps": states.steps(trained),
+            "muon_matrices": len(wanted),
+            "state_bytes_per_element": round(states.per_element(trained), 3),
+        }

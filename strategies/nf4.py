@@ -1,0 +1,67 @@
+"""Linear layers whose weights are stored in bitsandbytes' 4-bit NormalFloat.
+
+Imports torch and bitsandbytes: import it only where both are there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import bitsandbytes
+import torch
+from torch import Tensor, nn
+
+from strategies.base import demand
+
+__all__ = ["Packed", "packed_facts", "quantize"]
+
+
+class Packed(bitsandbytes.nn.Linear4bit):
+    """bitsandbytes' layer, in the type of autocast where that is on.
+
+    Its own forward knows no autocast, and rounds its bias to the input's type for good.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        bias = self.bias.to(x.dtype)
+        return bitsandbytes.matmul_4bit(x, self.weight, self.weight.quant_state, bias=bias)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Codes and bias alone: the scales come from the first weights, which are built again,
+        and loading knows no key for them."""
+        nn.Linear._save_to_state_dict(self, destination, prefix, keep_vars)
+
+
+def pack(linear: nn.Linear) -> Packed:
+    """``linear`` with its weight in 4 bits; its bias stays."""
+    layer = Packed(linear.in_features, linear.out_features, quant_type="nf4", device="meta")
+    weight = linear.weight.data
+    layer.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
+    layer.bias = nn.Parameter(linear.bias.data, requires_grad=False)
+    return layer.to(weight.device)  # the move is what packs the weight
+
+
+def quantize(module: nn.Module, targets: str) -> None:
+    """Replace every linear layer whose name matches ``targets``."""
+    found = [(n, m) for n, m in module.named_modules() if re.fullmatch(targets, n)]
+    for name, linear in found:
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, pack(linear))
+
+
+def packed_facts(module: nn.Module) -> dict[str, Any]:
+    """Bytes of the packed weights against the elements they stand for."""
+    weights = [p for p in module.parameters() if getattr(p, "quant_state", None) is not None]
+    demand(bool(weights), "no layer holds packed weights")
+    elements = sum(w.quant_state.shape.numel() for w in weights)
+    held = sum(w.numel() * w.element_size() for w in weights)
+    demand(held * 2 == elements, f"{held} bytes hold {elements} elements")
+    kinds = {w.quant_state.quant_type for w in weights}
+    demand(kinds == {"nf4"}, f"the weights are packed as {kinds}")
+    # One scale a block of 64, itself packed into a byte.
+    scales = sum(w.quant_state.absmax.nbytes for w in weights)
+    return {"packed_elements": elements, "packed_bytes": held, "scale_bytes": scales}

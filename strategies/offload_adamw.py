@@ -1,0 +1,60 @@
+"""AdamW's state in host memory without DeepSpeed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import states
+from strategies.base import Launch, Settings, Slot, Strategy, Trained, demand
+from strategies.quantised import common
+
+__all__ = ["OffloadAdamW"]
+
+# torchao keeps tensors below this on the device: moving them would take longer than it saves.
+SMALLEST = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadAdamW(Strategy):
+    """Moments and a copy of the weights in pinned host memory, stepped there by torch's AdamW."""
+
+    name: ClassVar[str] = "offload_adamw"
+    slot: ClassVar[Slot] = Slot.OPTIMIZE
+    source: ClassVar[str] = "torchao.optim.CPUOffloadOptimizer; Ren et al. 2021 (arXiv:2101.06840)"
+    needs: ClassVar[tuple[str, ...]] = ("torchao", "cuda")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"early_gradients", "whole_gradients"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.engine == "DEEPSPEED":
+            return "DeepSpeed offloads its own optimizer; use zero2_offload, or single"
+        if launch.engine != "NO":
+            return "it copies gradients in backward, before DDP averages them; use single"
+        if launch.clips:
+            return "it copies gradients in backward, before they are clipped; set --grad-clip 0"
+        if "scales_gradients" in launch.traits:
+            return "it copies gradients while they carry a loss scale; use bf16"
+        return None
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+        from strategies.host_adamw import HostAdamW
+
+        return HostAdamW(params, **common(settings))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        kind = type(optimizer).__name__
+        demand(kind == "HostAdamW", f"the optimizer is {kind}, not torchao's in host memory")
+        states.agree(trained, **common(trained.settings))
+        moments = [s["exp_avg"] for p, s in optimizer.state.items() if p.numel() >= SMALLEST]
+        demand(bool(moments), f"no parameter has {SMALLEST} elements: nothing was offloaded")
+        places = {m.device.type for m in moments}
+        demand(places == {"cpu"}, f"the moments live on {places}, not in host memory")
+        copies = optimizer.param_d2h_map.values()
+        demand(all(c.is_pinned() for c in copies), "the weights' copies are not pinned")
+        return {
+            "steps": states.steps(trained),
+            "host_bytes": states.bytes_of([*copies, *states.tensors(optimizer)]),
+        }

@@ -1,0 +1,127 @@
+"""The two halves of 1-bit Adam: an optimizer whose variance freezes, and what it communicates.
+
+Imports torch: import it only where torch is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies import wire
+from strategies.base import Trained
+from strategies.compress import counted_hooks
+from strategies.signs import pack, unpack
+
+__all__ = ["FrozenVarianceAdam", "OneBitHook"]
+
+
+class FrozenVarianceAdam(torch.optim.Optimizer):
+    """AdamW for ``freeze`` steps; from then on the variance stays, and what arrives as a gradient
+    is the momentum, averaged over the ranks."""
+
+    def __init__(self, params: Any, *, freeze: int, **settings: Any) -> None:
+        super().__init__(params, {"freeze": freeze, **settings})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, group)
+        return loss
+
+    def _step(self, p: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[p], group["betas"]
+        if not state:
+            state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        state["step"] += 1
+        if state["step"] <= group["freeze"]:
+            state["exp_avg"].lerp_(p.grad, 1 - beta1)
+            state["exp_avg_sq"].lerp_(p.grad.square(), 1 - beta2)
+        else:
+            # Where no gradient was ever seen the variance is zero, and a sign is no direction.
+            state["exp_avg"].copy_(p.grad * (state["exp_avg_sq"] > 0))
+        seen = min(state["step"], group["freeze"])
+        root = (state["exp_avg_sq"] / (1 - beta2**seen)).sqrt_().add_(group["eps"])
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1 ** state["step"]))
+
+
+class OneBitHook(wire.Compression):
+    """Averages gradients densely until the variance freezes, then momenta, a bit an element.
+
+    What the signs miss of a rank's momentum is added to its next one.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.hooks, _, counted = counted_hooks()
+        self.optimizer, self.world = trained.inner_optimizer, trained.accelerator.num_processes
+        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
+        self.missed: dict[int, Tensor] = {}
+        super().__init__(trained, self._average, counted)
+        trained.gradient_norm = self.gradient_norm
+
+    def _frozen(self) -> bool:
+        group = self.optimizer.param_groups[0]
+        state = self.optimizer.state.get(group["params"][0], {})
+        return state.get("step", 0) >= group["freeze"]
+
+    def gradient_norm(self) -> Any:
+        """The norm while gradients are averaged; of momenta there is none to tell."""
+        if self._frozen():
+            return None
+        parameters = [p for p in self.trained.module.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters])
+
+    def _average(self, bucket: Any) -> Any:
+        if not self._frozen():
+            return self.hooks.allreduce_hook(None, bucket)
+        signs, sizes = zip(*map(self._packed, bucket.parameters(), bucket.gradients()), strict=True)
+        # One message: the sizes travel as the bytes they are.
+        message = torch.cat([*signs, *(s.view(torch.uint8) for s in sizes)])
+        everyone = [torch.empty_like(message) for _ in range(self.world)]
+        work = self.wire.all_gather(everyone, message, async_op=True)
+        return work.get_future().then(lambda _: self._mean(everyone, bucket))
+
+    def _packed(self, p: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        beta1 = self.optimizer.param_groups[0]["betas"][0]
+        momentum = self.optimizer.state[p]["exp_avg"].lerp(gradient, 1 - beta1)
+        place = self.place[id(p)]
+        if place in self.missed:
+            momentum = momentum + self.missed[place]
+        signs, sizes = pack(momentum)
+        self.missed[place] = momentum - unpack(signs, sizes, momentum.shape)
+        return signs, sizes
+
+    def _mean(self, everyone: list[Tensor], bucket: Any) -> Tensor:
+        """The mean over the ranks, in the ranks' order, so that all replicas get equal bits."""
+        bucket.buffer().zero_()
+        shapes = [gradient.shape for gradient in bucket.gradients()]
+        lengths = [-(-shape.numel() // 8) for shape in shapes]
+        counts = [4 * (shape[0] if len(shape) > 1 else 1) for shape in shapes]
+        for message in everyone:
+            pieces = message.split(lengths + counts)
+            halves = zip(pieces[: len(shapes)], pieces[len(shapes) :], shapes, strict=True)
+            for gradient, (signs, sizes, shape) in zip(bucket.gradients(), halves, strict=True):
+                sizes = sizes.clone().view(torch.float32)
+                gradient.add_(unpack(signs, sizes, shape), alpha=1 / self.world)
+        return bucket.buffer()
+
+    def tensors(self) -> list[Tensor]:
+        """What the signs missed: as large as the gradients."""
+        return list(self.missed.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's signs missed."""
+        return {"missed": self.missed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it up again."""
+        device = next(self.trained.module.parameters()).device
+        self.missed = {place: tensor.to(device) for place, tensor in state["missed"].items()}

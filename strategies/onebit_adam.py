@@ -1,0 +1,65 @@
+"""1-bit Adam: once the variance has settled, ranks exchange one bit an element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import states, wire
+from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+from strategies.quantised import common
+
+__all__ = ["OneBitAdam"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBitAdam(Strategy):
+    """AdamW for ``freeze`` steps; then the variance stays and signs of the momentum travel.
+
+    DeepSpeed 0.19 has it no more: this one is ours, on DDP's hook, with a size for each row.
+    """
+
+    name: ClassVar[str] = "onebit_adam"
+    slot: ClassVar[Slot] = Slot.OPTIMIZE
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Tang et al. 2021, 1-bit Adam (arXiv:2102.02888)"
+
+    freeze: int = 2
+
+    def __post_init__(self) -> None:
+        # DDP rebuilds its buckets after the first step; the momentum is then whole.
+        if not isinstance(self.freeze, int) or self.freeze < 1:
+            raise ValueError(f"freeze is {self.freeze!r}; a whole number of steps from 1")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"whole_gradients", "edits_gradients", "hooks_allreduce"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.clips:
+            return "momenta arrive in the place of gradients and cannot be clipped; --grad-clip 0"
+        if launch.traits & {"scales_gradients", "pure_bf16"}:
+            return "momenta are exchanged as float32 without a loss scale; use fp32 or bf16"
+        return wire.refusal(launch)
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+        from strategies.one_bit import FrozenVarianceAdam
+
+        return FrozenVarianceAdam(params, freeze=self.freeze, **common(settings))
+
+    def attach(self, trained: Trained) -> wire.Compression:
+        from strategies.one_bit import OneBitHook
+
+        return OneBitHook(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        kind = type(optimizer).__name__
+        demand(kind == "FrozenVarianceAdam", f"the optimizer is {kind}")
+        states.agree(trained, freeze=self.freeze, **common(trained.settings))
+        steps = states.steps(trained)
+        demand(steps > self.freeze, f"{steps} steps were taken; signs travel after {self.freeze}")
+        facts = wire.facts(trained, self.name)
+        demand(facts["ratio"] < 0.1, f"{facts['ratio']} of the dense bytes were sent")
+        missed = trained.attached[self.name].tensors()
+        demand(any(bool(m.any()) for m in missed), "nothing missed is kept: no error feedback")
+        return {**facts, "steps": steps, "error_bytes": sum(m.nbytes for m in missed)}

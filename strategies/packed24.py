@@ -1,0 +1,35 @@
+"""A linear layer whose weight is packed 2:4 in each forward.
+
+Imports torch and torchao: import it only where both are there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchao.sparsity.training import SemiSparseLinear
+from torchao.sparsity.training.autograd import semi_structured_sparsify
+
+__all__ = ["Packed24", "zero_shares"]
+
+
+class Packed24(SemiSparseLinear):
+    """torchao's layer in the type of autocast where that is on: its own packs float32 weights,
+    for which there is no sparse product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        weight = semi_structured_sparsify(self.weight.to(dtype), backend="cusparselt")
+        return F.linear(x.to(dtype), weight, self.bias.to(dtype))
+
+
+def zero_shares(layer: Packed24) -> set[float]:
+    """Which shares of zeros the packed weight has, over all groups of four in a row."""
+    weight = layer.weight.detach().bfloat16()
+    packed = semi_structured_sparsify(weight, backend="cusparselt")
+    # The product with the identity is the packed weight, whatever its layout.
+    eye = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+    groups = F.linear(eye, packed).t().reshape(-1, 4)
+    return set(((groups == 0).sum(dim=1) / 4).unique().tolist())

@@ -1,0 +1,123 @@
+"""Blocks run by parts that are recomputed in backward: how they are split, and what really ran."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from strategies.runners import Weighed
+
+__all__ = ["Recompute", "Split", "block_runs", "halves", "keep_products", "prefixes", "segments"]
+
+Split = Callable[[int, int], tuple[list[int], int]]
+"""(blocks, level) -> (how many go into each checkpointed part, how many are left to run as is)."""
+
+
+def segments(length: int) -> Split:
+    """Parts of ``length`` blocks, each run as it is: O(L / length) inputs kept."""
+
+    def split(blocks: int, level: int) -> tuple[list[int], int]:
+        if level:
+            return [], blocks
+        return [min(length, blocks - first) for first in range(0, blocks, length)], 0
+
+    return split
+
+
+def halves(blocks: int, level: int) -> tuple[list[int], int]:
+    """Halves of halves down to one block: O(log L) inputs kept, O(L log L) blocks run."""
+    if blocks == 1:
+        return ([], 1) if level else ([1], 0)
+    return [blocks // 2, blocks - blocks // 2], 0
+
+
+def prefixes(blocks: int, level: int) -> tuple[list[int], int]:
+    """All, within it all but the last, and so on: the input alone kept, O(L^2) blocks run."""
+    if not level:
+        return [blocks], 0
+    return ([blocks - 1] if blocks > 1 else []), 1
+
+
+def block_runs(split: Split, blocks: int) -> int:
+    """Blocks that one forward and backward begin to run.
+
+    torch ends a recomputation once it has what backward asks for. A part that consists of parts
+    is asked for their inputs alone, so its last one is not run again with it, but on its own.
+    """
+
+    def again(count: int, level: int) -> int:
+        parts, left = split(count, level)
+        rerun = sum(parts) + left if left else sum(parts[:-1])
+        return rerun + sum(again(part, level + 1) for part in parts)
+
+    return blocks + sum(again(part, 1) for part in split(blocks, 0)[0])
+
+
+class Recompute(Weighed):
+    """Runs the blocks by parts that are recomputed in backward, and counts what really ran.
+
+    ``products`` are the outputs that ``policy`` had torch keep in the first forward.
+    """
+
+    def __init__(self, inner: Any, split: Split, policy: Any = None) -> None:
+        super().__init__(inner)
+        self.split, self.blocks_run, self.parts_run = split, 0, 0
+        self.products = {"kept": 0, "bytes": 0}
+        self.more = {"context_fn": functools.partial(policy, self)} if policy else {}
+
+    def run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
+        for size in self.split(len(blocks), 0)[0]:
+            self.parts_run += 1
+            x_BTD = self.part(blocks[:size], x_BTD, c_BD, 1)
+            blocks = blocks[size:]
+        return x_BTD
+
+    def part(self, blocks: Any, x_BTD: Any, c_BD: Any, level: int) -> Any:
+        """Some blocks under one checkpoint."""
+        from torch.utils.checkpoint import checkpoint
+
+        # Blocks draw no random numbers: the generator's state need not travel along.
+        return checkpoint(
+            self._inside, blocks, x_BTD, c_BD, level,
+            use_reentrant=False, preserve_rng_state=False, **self.more,
+        )  # fmt: skip
+
+    def _inside(self, blocks: Any, x_BTD: Any, c_BD: Any, level: int) -> Any:
+        import torch
+
+        sizes, left = self.split(len(blocks), level)
+        for size in sizes:
+            x_BTD = self.part(blocks[:size], x_BTD, c_BD, level + 1)
+            blocks = blocks[size:]
+        if left and not torch.compiler.is_compiling():
+            self.blocks_run += left
+        return self.inner(blocks, x_BTD, c_BD) if left else x_BTD
+
+    def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
+        """Compile the parts with their checkpoints inside: torch recomputes outside of compiled
+        graphs only uncompiled."""
+        self.part = compiler(self.part)
+
+
+def keep_products(runner: Recompute) -> Any:
+    """torch's selective checkpointing: matrix products and attention are kept."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    products = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        packet = getattr(operation, "overloadpacket", operation)
+        if packet not in products and "scaled_dot_product" not in str(packet):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        if runner.weighing and not torch.compiler.is_compiling():
+            out = (
+                context.op_output[0] if isinstance(context.op_output, tuple) else context.op_output
+            )
+            runner.products["kept"] += 1
+            runner.products["bytes"] += out.numel() * out.element_size()
+        return CheckpointPolicy.MUST_SAVE
+
+    return create_selective_checkpoint_contexts(policy)

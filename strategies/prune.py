@@ -1,0 +1,118 @@
+"""Pruning by magnitude: the smallest weights are zero, and stay zero while the others train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import zero
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, Watcher, demand
+
+__all__ = ["Masks", "Prune"]
+
+
+def matrices(module: Any) -> list[Any]:
+    """The matrices of the blocks."""
+    return [p for p in module.blocks.parameters() if p.ndim == 2]
+
+
+class Masks(Watcher):
+    """One bool an element of each pruned matrix; a pruned weight's gradient is zero.
+
+    Adam moves no weight whose gradients were all zero, so the float32 master that ZeRO keeps out
+    of reach stays zero with the weight. An optimizer that mixes elements would move it; where the
+    weights are at hand they are masked once more after each step.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.pruned: list[tuple[Any, Any]] = []
+        for p in trained.module.parameters():
+            if hasattr(p, "pruned_to"):
+                mask = p.pruned_to.to(trained.accelerator.device)
+                del p.pruned_to
+                self.pruned.append((p, mask))
+                p.register_hook(lambda gradient, mask=mask: gradient * mask)
+
+    def after_step(self) -> None:
+        """Mask the weights themselves where they are the optimizer's own."""
+        import torch
+
+        if self.trained.engine is not None:
+            return
+        with torch.no_grad():
+            for p, mask in self.pruned:
+                p.mul_(mask)
+
+    def tensors(self) -> list[Any]:
+        """The masks: pruned weights take a byte more, not four less."""
+        return [mask for _, mask in self.pruned]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The masks, which were made from the first weights."""
+        return {"masks": self.tensors()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the masks in place, for the hooks hold them."""
+        for mine, saved in zip(self.tensors(), state["masks"], strict=True):
+            mine.copy_(saved)
+
+    def counted(self) -> tuple[int, int, int]:
+        """Pruned places, elements, and pruned places whose weight is not zero; all ranks call."""
+        pruned = total = wrong = 0
+        for p, mask in self.pruned:
+            with zero.whole([p]):
+                wrong += int((p.detach()[~mask] != 0).sum())
+            pruned, total = pruned + int((~mask).sum()), total + mask.numel()
+        return pruned, total, wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune(Strategy):
+    """Zeroes the smallest ``fraction`` of each matrix of the blocks, and keeps those at zero.
+
+    Weights, gradients and moments stay dense: it saves no memory, and costs the masks.
+    """
+
+    name: ClassVar[str] = "prune"
+    slot: ClassVar[Slot] = Slot.SPARSIFY
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Han et al. 2015, Weights and Connections (arXiv:1506.02626)"
+
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "frozen_weights" in launch.traits:
+            return "prunes what is trained, and most is frozen here; leave prune out"
+        if launch.engine == "DEEPSPEED" and "rounds_state" in launch.traits:
+            return "rounded moments move pruned weights, out of reach in ZeRO's master; use adamw"
+        return None
+
+    def edit_model(self, module: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            for p in matrices(module):
+                lowest = int(self.fraction * p.numel())
+                order = p.abs().flatten().argsort()
+                mask = torch.ones(p.numel(), dtype=torch.bool)
+                mask[order[:lowest]] = False
+                p.pruned_to = mask.view_as(p)
+                p.mul_(p.pruned_to)
+
+    def attach(self, trained: Trained) -> Masks:
+        return Masks(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        masks = trained.attached.get(self.name)
+        demand(isinstance(masks, Masks) and bool(masks.pruned), "no masks are kept")
+        pruned, total, wrong = masks.counted()
+        share = pruned / total
+        demand(abs(share - self.fraction) < 0.01, f"{share:.3f} of the weights are masked")
+        demand(wrong == 0, f"{wrong} of {pruned} pruned weights are not zero")
+        size = sum(m.numel() for m in masks.tensors())
+        return {"pruned": pruned, "of": total, "mask_bytes": size, "bytes_saved": 0}

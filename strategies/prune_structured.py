@@ -1,0 +1,123 @@
+"""Structured pruning: whole attention heads and MLP channels are taken out of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+from strategies.frozen import count
+
+__all__ = ["PruneStructured"]
+
+
+def narrowed(linear: Any, rows: Any = None, columns: Any = None) -> Any:
+    """A linear layer with some of ``linear``'s outputs (rows) or inputs (columns)."""
+    import torch
+
+    weight, bias = linear.weight.data, linear.bias.data
+    if rows is not None:
+        weight, bias = weight[rows], bias[rows]
+    if columns is not None:
+        weight = weight[:, columns]
+    smaller = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    smaller.weight = torch.nn.Parameter(weight.contiguous())
+    smaller.bias = torch.nn.Parameter(bias.clone())
+    return smaller
+
+
+def strongest(scores: Any, keep: int) -> Any:
+    """Indices of the ``keep`` highest scores, in order."""
+    return scores.topk(keep).indices.sort().values
+
+
+def prune_heads(attention: Any, keep: int) -> None:
+    """Keep the heads whose columns of the output projection are the largest."""
+    heads, size = attention.num_heads, attention.proj.in_features // attention.num_heads
+    columns = attention.proj.weight.data.unflatten(1, (heads, size))
+    kept = strongest(columns.square().sum(dim=(0, 2)), keep)
+    inner = (kept[:, None] * size + kept.new_tensor(range(size))).flatten()
+    queries_keys_values = (inner + kept.new_tensor(range(3))[:, None] * heads * size).flatten()
+    attention.qkv = narrowed(attention.qkv, rows=queries_keys_values)
+    attention.proj = narrowed(attention.proj, columns=inner)
+    attention.num_heads = keep
+
+
+def prune_channels(mlp: Any, keep: int) -> None:
+    """Keep the hidden channels whose weights in and out are the largest."""
+    into, out = mlp.fc1.weight.data.norm(dim=1), mlp.fc2.weight.data.norm(dim=0)
+    kept = strongest(into * out, keep)
+    mlp.fc1, mlp.fc2 = narrowed(mlp.fc1, rows=kept), narrowed(mlp.fc2, columns=kept)
+
+
+def forward_flops(trained: Trained) -> int:
+    """FLOPs of one sample's forward, counted op by op; every rank takes part."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    side = trained.module.grid * trained.module.patch_size
+    x_BCHW = torch.zeros(
+        1, trained.module.in_channels, side, side, device=trained.accelerator.device
+    )
+    index_B = torch.zeros(1, dtype=torch.long, device=x_BCHW.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        trained.model(x_BCHW, index_B, index_B, index_B.bool())
+    return counter.get_total_flops()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneStructured(Strategy):
+    """Removes the weakest ``fraction`` of heads and MLP channels: fewer parameters and FLOPs.
+
+    The row's closed-form FLOPs are the whole model's; the evidence has the counted ones.
+    """
+
+    name: ClassVar[str] = "prune_structured"
+    slot: ClassVar[Slot] = Slot.SPARSIFY
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = (
+        "Michel et al. 2019 (arXiv:1905.10650), heads; Li et al. 2017 (arXiv:1608.08710), channels"
+    )
+
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "frozen_weights" in launch.traits:
+            return "it cuts layers that another part has wrapped or frozen; leave one of them out"
+        return None
+
+    def _kept(self, number: int) -> int:
+        return max(1, round(number * (1 - self.fraction)))
+
+    def edit_model(self, module: Any) -> None:
+        for block in module.blocks:
+            # What the model had, for the evidence; plain numbers on the module.
+            block.had = (
+                block.attn.num_heads,
+                block.mlp.fc1.out_features,
+                count(block.parameters()),
+            )
+            prune_heads(block.attn, self._kept(block.attn.num_heads))
+            prune_channels(block.mlp, self._kept(block.mlp.fc1.out_features))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        before = after = 0
+        for block in trained.module.blocks:
+            heads, channels, parameters = getattr(block, "had", (0, 0, 0))
+            demand(heads > 0, "no block was pruned")
+            shape = (block.attn.num_heads, block.mlp.fc1.out_features)
+            wanted = (self._kept(heads), self._kept(channels))
+            demand(shape == wanted, f"a block has {shape} heads and channels, not {wanted}")
+            before, after = before + parameters, after + count(block.parameters())
+        demand(after < before, f"the blocks still have {after} parameters")
+        return {
+            "heads": shape[0],
+            "channels": shape[1],
+            "block_parameters": after,
+            "block_parameters_before": before,
+            "forward_flops_per_sample": forward_flops(trained),
+        }

@@ -1,0 +1,53 @@
+"""2:4 sparsity: of each four weights in a row two are zero, which a GPU's sparse cores skip."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.adapters import TARGETS
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+
+__all__ = ["Sparse24"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse24(Strategy):
+    """Packs the linear layers' weights 2:4 anew in each forward; gradients pass to all of them.
+
+    The trained weights stay dense: it is for speed, and costs the packed copies.
+    """
+
+    name: ClassVar[str] = "sparse24"
+    slot: ClassVar[Slot] = Slot.SPARSIFY
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Mishra et al. 2021 (arXiv:2104.08378); torchao.sparsity.training"
+    needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "half_compute" not in launch.traits:
+            return "2:4 products take 16-bit operands; add bf16"
+        if "frozen_weights" in launch.traits:
+            return "it packs layers that another part has wrapped; leave one of them out"
+        return None
+
+    def edit_model(self, module: Any) -> None:
+        from strategies.packed24 import Packed24
+
+        found = [(n, m) for n, m in module.named_modules() if re.fullmatch(TARGETS, n)]
+        for name, linear in found:
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, Packed24.from_dense(linear))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.packed24 import Packed24, zero_shares
+
+        layers = [m for m in trained.module.modules() if isinstance(m, Packed24)]
+        wanted = 4 * len(trained.module.blocks)
+        demand(len(layers) == wanted, f"{len(layers)} layers are packed, not {wanted}")
+        shares = {share for layer in layers for share in zero_shares(layer)}
+        demand(shares == {0.5}, f"of four neighbours {shares} are zero in the packed weights")
+        ran = sorted(op for op in trained.ops if "cslt" in op or "semi_structured" in op)
+        demand(not trained.ops or bool(ran), "no sparse product ran in the traced step")
+        return {"layers": len(layers), "ops": ran}

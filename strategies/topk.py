@@ -1,0 +1,116 @@
+"""Top-k sparsification: of each gradient only its largest elements travel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies import wire
+from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+
+__all__ = ["TopK", "TopKHook"]
+
+
+class TopKHook(wire.Compression):
+    """Sends value and place of each gradient's largest elements, and remembers the rest.
+
+    What was not sent is added to the next step's gradient (error feedback), a parameter each:
+    DDP's buckets change after the first step, parameters do not.
+    """
+
+    def __init__(self, trained: Trained, keep: float) -> None:
+        import torch.distributed
+
+        super().__init__(trained, self._average, wire.Counted(torch.distributed))
+        self.keep, self.world = keep, trained.accelerator.num_processes
+        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
+        self.left: dict[int, Any] = {}
+
+    def _average(self, bucket: Any) -> Any:
+        import torch
+
+        buffer, offset, values, places = bucket.buffer(), 0, [], []
+        for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            kept, where = self._largest(self.place[id(p)], gradient.reshape(-1))
+            values.append(kept.float())
+            places.append((where + offset).int())
+            offset += gradient.numel()
+        # One message: places are 32-bit integers, which travel as the bits of floats.
+        message = torch.cat([torch.cat(values), torch.cat(places).view(torch.float32)])
+        everyone = [torch.empty_like(message) for _ in range(self.world)]
+        work = self.wire.all_gather(everyone, message, async_op=True)
+        return work.get_future().then(lambda _: self._sum(everyone, buffer))
+
+    def _largest(self, place: int, gradient: Any) -> tuple[Any, Any]:
+        """The largest elements of what is to be sent and where they are; the rest is kept back."""
+        left = self.left.get(place)
+        whole = gradient if left is None else gradient + left
+        where = whole.abs().topk(max(1, math.ceil(self.keep * whole.numel()))).indices
+        kept = whole[where]
+        self.left[place] = whole.index_fill(0, where, 0.0)
+        return kept, where
+
+    def _sum(self, everyone: list[Any], buffer: Any) -> Any:
+        """The mean over the ranks, in the ranks' order, so that all replicas get equal bits."""
+        import torch
+
+        buffer.zero_()
+        for message in everyone:
+            values, places = message.chunk(2)
+            where = places.view(torch.int32).long()
+            buffer.index_add_(0, where, (values / self.world).to(buffer.dtype))
+        return buffer
+
+    def tensors(self) -> Iterable[Any]:
+        """What was kept back: as large as the gradients."""
+        return list(self.left.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps back."""
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it up again."""
+        device = next(self.trained.module.parameters()).device
+        self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Strategy):
+    """Sends the largest ``keep`` of each gradient's elements; the rest waits for the next step."""
+
+    name: ClassVar[str] = "topk"
+    slot: ClassVar[Slot] = Slot.COMPRESS
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    source: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression (arXiv:1712.01887)"
+
+    keep: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 0.5:
+            raise ValueError(f"keep is {self.keep!r}; above 0, to 0.5 (each carries its place)")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"edits_gradients"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "hooks_allreduce" in launch.traits:
+            return "the optimizer has DDP's one communication hook; leave one of the two out"
+        if "scales_gradients" in launch.traits:
+            return "what is kept back would carry a loss scale that changes; use bf16"
+        return wire.refusal(launch)
+
+    def attach(self, trained: Trained) -> TopKHook:
+        return TopKHook(trained, self.keep)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        facts, hook = wire.facts(trained, self.name), trained.attached[self.name]
+        demand(isinstance(hook, TopKHook), "no top-k hook is on DDP's all-reduce")
+        free = [p for p in trained.module.parameters() if p.requires_grad]
+        sent = 8 * sum(max(1, math.ceil(self.keep * p.numel())) for p in free)
+        demand(facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, not {sent}")
+        waiting = sum(int(t.count_nonzero()) for t in hook.left.values())
+        demand(waiting > 0, "nothing waits for the next step: no error feedback")
+        return {**facts, "waiting": waiting, "error_bytes": sum(t.nbytes for t in hook.tensors())}

@@ -1,0 +1,78 @@
+"""Gradients on their way between replicas: a hook on DDP's all-reduce, its bytes counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from strategies.base import Launch, Trained, Watcher, demand
+
+__all__ = ["Compression", "Counted", "facts", "refusal"]
+
+
+class Counted:
+    """Stands in a module of torch's hooks for ``torch.distributed``, and counts what this rank
+    hands to its collectives: what is really sent, whatever the hook says of itself."""
+
+    def __init__(self, distributed: ModuleType) -> None:
+        self.distributed, self.bytes = distributed, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.distributed, name)
+
+    def all_reduce(self, tensor: Any, *given: Any, **more: Any) -> Any:
+        """The collective, with the bytes of its input counted."""
+        self.bytes += tensor.numel() * tensor.element_size()
+        return self.distributed.all_reduce(tensor, *given, **more)
+
+    def all_gather(self, outputs: Any, tensor: Any, *given: Any, **more: Any) -> Any:
+        """The collective, with the bytes of its input counted."""
+        self.bytes += tensor.numel() * tensor.element_size()
+        return self.distributed.all_gather(outputs, tensor, *given, **more)
+
+
+class Compression(Watcher):
+    """A hook in place of DDP's all-reduce; bytes of the last step, and of it uncompressed.
+
+    ``hook`` takes a bucket and gives a future of its averaged buffer.
+    """
+
+    def __init__(self, trained: Trained, hook: Callable[[Any], Any], wire: Counted) -> None:
+        self.trained, self.wire, self.buckets = trained, wire, 0
+        self.dense_bytes = self.sent = self.dense = 0
+
+        def counting(state, bucket):  # DDP reads annotations, and knows none but its own
+            self.buckets += 1
+            self.dense_bytes += bucket.buffer().numel() * 4
+            return hook(bucket)
+
+        trained.model.register_comm_hook(None, counting)
+
+    def after_step(self) -> None:
+        """Close the step's account."""
+        self.sent, self.wire.bytes = self.wire.bytes, 0
+        self.dense, self.dense_bytes = self.dense_bytes, 0
+
+
+def refusal(launch: Launch) -> str | None:
+    """Why DDP's all-reduce cannot be compressed under ``launch``."""
+    if launch.engine in ("MULTI_CPU", "MULTI_GPU"):
+        return None
+    if launch.engine == "NO":
+        return "one process sends no gradients; use ddp"
+    return "it hooks into DDP's all-reduce, and DeepSpeed reduces by itself; use ddp"
+
+
+def facts(trained: Trained, name: str) -> dict[str, Any]:
+    """Bytes that this rank handed over in the last step, against the same gradients in float32."""
+    link = trained.attached.get(name)
+    demand(isinstance(link, Compression), "no hook is on DDP's all-reduce")
+    demand(link.buckets > 0 and link.dense > 0, "the hook saw no gradients")
+    total = 4 * sum(p.numel() for p in trained.module.parameters() if p.requires_grad)
+    demand(link.dense == total, f"the hook saw {link.dense} bytes of {total} in the last step")
+    return {
+        "wire_bytes": link.sent,
+        "dense_bytes": link.dense,
+        "ratio": round(link.sent / link.dense, 4),
+    }

@@ -1,0 +1,183 @@
+"""Compressed gradients, on one replica of DDP in this process: bytes counted, evidence lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import model
+from strategies import compress, topk, wire
+from strategies.base import Launch, NotInForce, Settings, Trained
+from strategies.compress import Compress
+from strategies.onebit_adam import OneBitAdam
+from strategies.optimizers import AdamW
+from strategies.signs import pack, unpack
+from strategies.topk import TopK
+
+LAUNCH = Launch(sharding="ddp", engine="MULTI_CPU", device="cpu", processes=1)
+
+
+@pytest.fixture
+def group(tmp_path):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def trained_with(strategy, steps: int = 4) -> Trained:
+    """A tiny DiT under DDP with ``strategy``'s hook, trained for some steps by plain SGD."""
+    module = model.build(
+        "DiT-T/8", input_size=32, channels=4, classes=10, seed=0, init="awake", class_dropout=0.0
+    )
+    ddp = DistributedDataParallel(module)
+    make = getattr(strategy, "make_optimizer", lambda *_: None)
+    weights = [p for p in module.parameters() if p.requires_grad]
+    optimizer = make(weights, Settings(), LAUNCH) or torch.optim.SGD(weights, lr=0.1)
+    trained = Trained(
+        accelerator=SimpleNamespace(num_processes=1),
+        model=ddp,
+        module=module,
+        optimizer=optimizer,
+        launch=LAUNCH,
+        settings=Settings(),
+        attached={},
+    )
+    attached = strategy.attach(trained)
+    if attached is not None:
+        trained.attached[strategy.name] = attached
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x_BCHW = torch.randn(2, 4, 32, 32, generator=generator)
+        index_B = torch.tensor([3, 7])
+        ddp(x_BCHW, index_B, index_B).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for kept in trained.attached.values():
+            kept.after_step()
+        trained.optimizer_steps += 1
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("strategy", "low", "high"),
+    [
+        (Compress(kind="fp16"), 0.5, 0.5),
+        (Compress(kind="bf16"), 0.5, 0.5),
+        (Compress(kind="powersgd"), 0.02, 0.1),
+        (Compress(kind="powersgd", rank=1), 0.01, 0.05),
+        (TopK(), 0.02, 0.021),
+        (TopK(keep=0.1), 0.2, 0.201),
+        (OneBitAdam(), 0.03, 0.05),
+    ],
+    ids=str,
+)
+def test_bytes_on_the_wire_are_counted(strategy, low, high, group):
+    facts = strategy.evidence(trained_with(strategy))
+    assert low <= facts["ratio"] <= high
+    assert facts["wire_bytes"] == pytest.approx(facts["ratio"] * facts["dense_bytes"], rel=0.01)
+
+
+def test_what_top_k_keeps_back_and_what_it_sends_is_the_whole_gradient(group):
+    trained = trained_with(TopK(keep=0.1), steps=1)
+    exact = trained_with(SimpleNamespace(name="none", attach=lambda _: None), steps=1)
+    hook = trained.attached["topk"]
+    start = trained_with(SimpleNamespace(name="none", attach=lambda _: None), steps=0)
+    parts = (m.module.parameters() for m in (trained, exact, start))
+    for i, (sparse, dense, first) in enumerate(zip(*parts, strict=True)):
+        if sparse.requires_grad:
+            sent, full = (first - sparse) / 0.1, (first - dense) / 0.1
+            whole = sent + hook.left[i].view_as(sent)
+            torch.testing.assert_close(whole, full, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_kept_back_survives_a_resume(group, tmp_path):
+    for strategy in (TopK(), Compress(kind="powersgd"), OneBitAdam()):
+        hook = trained_with(strategy).attached[strategy.name]
+        torch.save(hook.state_dict(), tmp_path / "kept.pt")
+        again = trained_with(strategy, steps=0).attached[strategy.name]
+        again.load_state_dict(torch.load(tmp_path / "kept.pt", weights_only=True))
+        for mine, saved in zip(hook.tensors(), again.tensors(), strict=True):
+            assert torch.equal(mine, saved)
+
+
+def test_signs_and_sizes_come_back():
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 5), (7,), (4, 2, 3, 3), (16, 128)):
+        tensor = torch.randn(shape, generator=generator)
+        packed, sizes = pack(tensor)
+        assert packed.nbytes == -(-tensor.numel() // 8)
+        back = unpack(packed, sizes, tensor.shape)
+        assert torch.equal(back.sign(), tensor.sign())
+        flat, wanted = back.reshape(len(sizes), -1), tensor.reshape(len(sizes), -1)
+        torch.testing.assert_close(flat.abs().mean(dim=1), wanted.abs().mean(dim=1))
+
+
+def test_one_bit_adam_is_adam_until_its_variance_freezes(group):
+    found = trained_with(OneBitAdam(freeze=4), steps=4).module.state_dict()
+    wanted = trained_with(AdamW(impl="plain"), steps=4).module.state_dict()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_variance_stays_and_the_norm_of_momenta_is_not_told(group):
+    early = trained_with(OneBitAdam(), steps=2).optimizer.state
+    trained = trained_with(OneBitAdam(), steps=5)
+    for (_, a), (_, b) in zip(early.items(), trained.optimizer.state.items(), strict=True):
+        assert torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
+        assert not torch.equal(a["exp_avg"], b["exp_avg"]) or not a["exp_avg"].any()
+    assert trained.gradient_norm() is None
+
+
+def dense(self, trained):
+    """torch's own all-reduce, counted."""
+    hooks, _, counted = compress.counted_hooks()
+    return wire.Compression(trained, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
+
+
+class Forgetful(topk.TopKHook):
+    """Keeps nothing back."""
+
+    def _largest(self, place, gradient):
+        kept, where = super()._largest(place, gradient)
+        self.left[place] = torch.zeros_like(gradient)
+        return kept, where
+
+
+LOST = {
+    "no hook at all": (Compress(), lambda *_: None),
+    "dense for fp16": (Compress(kind="fp16"), dense),
+    "dense for powersgd": (Compress(kind="powersgd"), dense),
+    "another rank": (Compress(kind="powersgd"), lambda _, t: compress.PowerSgd(t, 2)),
+    "bf16 for powersgd": (Compress(kind="powersgd"), lambda _, t: compress.cast(t, "bf16")),
+    "top-k for bf16": (Compress(), lambda _, t: topk.TopKHook(t, 0.01)),
+    "no top-k hook": (TopK(), lambda *_: None),
+    "dense for top-k": (TopK(), dense),
+    "more is sent": (TopK(), lambda _, t: topk.TopKHook(t, 0.02)),
+    "nothing frozen yet": (OneBitAdam(freeze=4), OneBitAdam.attach),
+    "dense momenta": (OneBitAdam(), dense),
+    "no hook for signs": (OneBitAdam(), lambda *_: None),
+    "the rest is forgotten": (TopK(), lambda _, t: Forgetful(t, 0.01)),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
+    strategy, attach = LOST[case]
+    monkeypatch.setattr(type(strategy), "attach", attach)
+    trained = trained_with(strategy)
+    with pytest.raises(NotInForce):
+        strategy.evidence(trained)
+
+
+def test_a_step_that_the_hook_did_not_see_is_noticed(group):
+    strategy = Compress()
+    trained = trained_with(strategy)
+    trained.attached["compress"].after_step()
+    with pytest.raises(NotInForce, match="saw no gradients"):
+        strategy.evidence(trained)
