@@ -173,6 +173,8 @@ class Sharding(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if launch.engine == "NO" and launch.simulated:
             return "trains alone, so there is no world to simulate; leave --world out, or take ddp"
+        if launch.simulated and "hooks_allreduce" in launch.traits:
+            return "the optimizer's own all-reduce needs real ranks; leave --world out"
         if launch.engine == "NO" and launch.processes > 1:
             return f"trains one process, not {launch.processes}; use --processes 1, or ddp"
         return None

@@ -122,6 +122,13 @@ def test_what_trains_alone_refuses_a_world():
     assert "no world to simulate" in refusal and "leave --world out" in refusal
 
 
+@pytest.mark.parametrize("recipe", ["ddp+topk", "ddp+compress", "ddp+onebit_adam"])
+def test_what_rewrites_the_all_reduce_refuses_a_world(recipe):
+    spec = dataclasses.replace(TINY, recipe=recipe, world=4)
+    assert "leave --world out" in resolve(spec).refusal
+    assert resolve(dataclasses.replace(spec, world=0, processes=2)).refusal is None
+
+
 def test_a_suite_runs_in_a_world_on_one_process():
     suite = matrix.ad_hoc(["ddp", "zero3"], "cpu")
     specs = matrix.specs(suite, {"world": 8})
