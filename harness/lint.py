@@ -55,18 +55,21 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One setting that costs ``bytes`` on a device and buys nothing."""
+    """One setting that costs ``bytes`` on a device and buys nothing.
+
+    ``at_most``: how much of it is held at once depends on the order of the modules' uses.
+    """
 
     key: str
     value: Any
     bytes: int
     why: str
     fix: str
+    at_most: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"{self.key} is {self.value}: {self.why}, {_mib(self.bytes)} a device; set {self.fix}"
-        )
+        cost = f"{'up to ' if self.at_most else ''}{_mib(self.bytes)} a device"
+        return f"{self.key} is {self.value}: {self.why}, {cost}; set {self.fix}"
 
 
 def lint(zero: Mapping[str, Any], job: Job) -> list[Finding]:
@@ -150,6 +153,7 @@ def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     gathered = min(job.total, reuse // 2) - 2 * job.block
     yield Finding(
         key="stage3_max_reuse_distance",
+        at_most=True,
         value=reuse,
         bytes=max(0, gathered) * job.itemsize * (job.ranks - 1) // job.ranks,
         why="gathered parameters are kept for a use that far ahead, so ZeRO-3 saves few or none",
@@ -164,6 +168,7 @@ def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
         return
     yield Finding(
         key="stage3_max_live_parameters",
+        at_most=True,
         value=live,
         bytes=(job.total - 2 * job.block) * job.itemsize * (job.ranks - 1) // job.ranks,
         why=f"all {job.total:,} parameters stay gathered, so ZeRO-3 saves none of them",
@@ -179,6 +184,7 @@ def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     held = min(ahead, job.total) - job.block // 2
     yield Finding(
         key="stage3_prefetch_bucket_size",
+        at_most=True,
         value=ahead,
         bytes=held * job.itemsize * (job.ranks - 1) // job.ranks,
         why="more than two blocks are fetched ahead",

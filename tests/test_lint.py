@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from conftest import launched
 
 from harness import cli, lint
 from harness.doctor import notes
@@ -12,7 +13,9 @@ from harness.linting import own_findings
 from harness.machine import recall
 from harness.presets import PRESETS
 from harness.resolve import resolve
+from harness.result import Status
 from harness.spec import Spec
+from strategies.sharding import FOLDER
 
 SPEC = Spec(
     recipe="zero3+bf16", model="DiT-XL/2", data="synthetic", processes=8, global_batch=8
@@ -83,6 +86,22 @@ def test_what_deepspeed_does_in_silence_is_found():
     whole = 2 * XL
     assert found["stage3_max_live_parameters"].bytes > 0.7 * whole
     assert findings({"stage": 2})["reduce_bucket_size"].bytes > 2**29
+
+
+def test_the_bytes_are_those_of_a_real_engine(tmp_path):
+    """Rank 0 of four under a bad file: the bucket that is named lies in the traced memory."""
+    spec = Spec(recipe="zero3", model="DiT-T/8", global_batch=4, world=4, warmup=1, steps=1)
+    config = json.loads((FOLDER / "zero3.json").read_text())
+    config["zero_optimization"]["reduce_bucket_size"] = 10**7
+    (tmp_path / "bad.json").write_text(json.dumps(config))
+    yaml = (FOLDER / "zero3.yaml").read_text()
+    yaml = yaml.replace("launch_configs/zero3.json", str(tmp_path / "bad.json"))
+    (tmp_path / "bad.yaml").write_text(yaml)
+    row = launched(spec, tmp_path / "run", file=tmp_path / "bad.yaml")
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    cost = findings(config["zero_optimization"], spec)["reduce_bucket_size"].bytes
+    held = row.ranks[0].categories.gradients
+    assert 0.95 * cost < held < 1.25 * cost
 
 
 @pytest.mark.parametrize("model", ["DiT-T/8", "DiT-S/4", "DiT-XL/2"])
