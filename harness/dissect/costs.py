@@ -37,9 +37,10 @@ class Costs(TorchDispatchMode):
     """Counts and times every operation that moves data while active.
 
     FLOPs of products are torch's FlopCounterMode's own formulas; other operations count one an
-    element of their largest tensor. Bytes are those of operands and results, each once: what must
-    cross the memory bus if nothing stays in cache. On a GPU each operation is waited for, so that
-    seconds are its own (and the sum is longer than the step).
+    element of their largest operand or result (a list of tensors is one). Bytes are those of
+    operands and results, each once: what must cross the memory bus if nothing stays in cache. On
+    a GPU each operation is waited for, so that seconds are its own (and the sum is longer than
+    the step).
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
@@ -77,11 +78,15 @@ class Costs(TorchDispatchMode):
         if formula is not None:
             cost.flops += formula(*args, **kwargs, out_val=out)
         else:
-            cost.flops += max((t.numel() for t in (*operands, *results)), default=0)
+            cost.flops += max(map(_elements, (*args, *kwargs.values(), out)), default=0)
 
     def table(self) -> list[OpCost]:
         """The costs, the longest first."""
         return sorted(self.found.values(), key=lambda cost: -cost.seconds)
+
+
+def _elements(value: Any) -> int:
+    return sum(t.numel() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, synchronize: Callable[[], None]) -> float:

@@ -20,7 +20,7 @@ from harness.report.svg import (
     text,
 )
 
-__all__ = ["NAMES", "bars", "keys", "preset_chart", "roofline", "sweep", "timeline"]
+__all__ = ["NAMES", "bars", "family_keys", "keys", "preset_chart", "roofline", "sweep", "timeline"]
 
 WIDE = 1200.0
 NAMES = ("Parameters", "Gradients", "Optimizer state", "EMA", "Activations", "Workspace")
@@ -153,29 +153,23 @@ def preset_chart() -> str:
     """How far 6 N D is off for each preset, by its number of tokens."""
     found = laws.preset_errors()
     values = [100 * error for _, _, error in found]
-    x = Scale(10, 400, FRAME, WIDTH - 110, log=True)
+    x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
     y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
-    parts = [element("line", x1=FRAME, x2=WIDTH - 110, y1=y(v), y2=y(v), class_="grid")
+    parts = [element("line", x1=FRAME, x2=WIDTH - 20, y1=y(v), y2=y(v), class_="grid")
              for v in y.ticks()]  # fmt: skip
     parts += [text(FRAME - 6, y(v) + 4, f"{v:g}", class_="tick end") for v in y.ticks()]
-    families = dict.fromkeys(name.partition("/")[0] for name, _, _ in found)
-    for index, family in enumerate(families):
+    for index, family in enumerate(_families()):
         line = sorted((t, e) for name, t, e in found if name.startswith(f"{family}/"))
         spots = [(x(t), y(100 * e)) for t, e in line]
         path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
         colour = COLOURS[index]
         parts.append(element("path", d=path, class_="curve", stroke=colour))
         parts += [element("circle", cx=a, cy=b, r=3.2, fill=colour) for a, b in spots]
-    ends = [
-        (family, min((t, e) for n, t, e in found if n.startswith(f"{family}/")))
-        for family in families
-    ]
-    parts += _end_labels(ends, x, y)
     for tokens in sorted({t for _, t, _ in found}):
         parts.append(text(x(tokens), 235, f"{tokens}", class_="tick mid"))
     parts.append(
         text(
-            (FRAME + WIDTH - 110) / 2,
+            (FRAME + WIDTH - 20) / 2,
             251,
             "tokens a sample (patches of 8, 4, 2)",
             class_="axis mid",
@@ -185,21 +179,13 @@ def preset_chart() -> str:
     return drawing(WIDTH, 260, parts, "Error of 6 N D for each preset")
 
 
-def _end_labels(ends: Sequence[tuple[str, tuple[int, float]]], x: Scale, y: Scale) -> list[str]:
-    """Each family's name at the right, kept a line apart, in the order of its last value."""
-    last = {family: error for family, (_, error) in ends}
-    tips = {}
-    for name, tokens, error in laws.preset_errors():
-        family = name.partition("/")[0]
-        if tokens == max(t for n, t, _ in laws.preset_errors() if n.startswith(f"{family}/")):
-            tips[family] = (x(tokens), y(100 * error))
-    below, parts = -math.inf, []
-    for family in sorted(last, key=lambda f: tips[f][1]):
-        at = max(tips[family][1] + 4, below + 13)
-        below = at
-        colour = COLOURS[list(last).index(family)]
-        parts.append(text(tips[family][0] + 9, at, family, class_="label", fill=colour))
-    return parts
+def family_keys() -> list[tuple[str, str]]:
+    """Name and colour of each family of presets."""
+    return [(family, COLOURS[index]) for index, family in enumerate(_families())]
+
+
+def _families() -> list[str]:
+    return list(dict.fromkeys(name.partition("/")[0] for name, _, _ in laws.preset_errors()))
 
 
 def roofline(portrait: Portrait) -> str:

@@ -21,6 +21,7 @@ AGREE = 0.03
 SAME = 0.005
 ROWS = 24
 MORE_STYLE = """
+svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
 .area { stroke: #fff; stroke-width: 0.4; } .border { stroke: #7d8893; stroke-dasharray: 3 3; }
 .mark { fill: none; stroke: var(--ink); stroke-width: 1.8; }
 .roof { fill: none; stroke: var(--ink); stroke-width: 1.8; }
@@ -215,12 +216,13 @@ def _laws(p: Portrait) -> str:
     formula = (
         f"Activation bytes = B x D x ({law.block:.1f} x T x L + {law.ends:.1f} x T + "
         f"{law.sample:.1f} x L): {law.block:.1f} bytes a token, hidden unit and block. Largest "
-        f"error on the points: {100 * law.worst:.1f} %. For this run's size it gives {_mib(own)}; "
+        f"error on the points (dots; the line is the law): {100 * law.worst:.1f} %. For this run's "
+        f"size it gives {_mib(own)}; "
         f"this run kept {_mib(p.made_total)} (a recipe that recomputes or edits activations keeps "
         "fewer)."
     )
     small = "".join(
-        _figure(f"Against {name}", "dots measured, line fitted", charts.sweep(p.points, key, law))
+        _figure(f"Against {name}", "", charts.sweep(p.points, key, law))
         for key, (_, name) in charts.SWEEPS.items()
     )
     errors = [laws.six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
@@ -229,8 +231,12 @@ def _laws(p: Portrait) -> str:
         f"{100 * max(errors):.0f} % too many FLOPs: a third of a DiT block's weights (adaLN) run "
         "once a sample, not once a token. The report's FLOPs are the closed form, not 6 N D."
     )
-    six = _figure("The rule of 6 N D on DiT presets", "closed form of each preset, 32x32 latents",
-                  charts.preset_chart())  # fmt: skip
+    six = _figure(
+        "The rule of 6 N D on DiT presets",
+        "closed form of each preset, 32x32 latents",
+        charts.preset_chart(),
+        colour_keys(charts.family_keys()),
+    )
     body = f'<div class="charts">{six}<div>{tag("p", text)}</div></div>'
     return section("laws", "Laws", tag("p", formula), f'<div class="four">{small}</div>', body)
 
