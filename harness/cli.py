@@ -21,7 +21,10 @@ from strategies.base import BadInput
 __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("run", "report", "compare", "list", "doctor", "lint", "anatomy", "train", "test")
+COMMANDS = (
+    *("run", "report", "compare", "list", "doctor", "lint"),
+    *("anatomy", "train", "max-batch", "test"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,10 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with an example. Without a command: run, default suite.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (
-        *(_add_run, _add_report, _add_compare, _add_list, _add_doctor),
-        *(_add_lint, _add_anatomy, _add_train, _add_test),
-    ):
+    adders = (_add_run, _add_report, _add_compare, _add_list, _add_doctor, _add_train)
+    for add in (*adders, _add_lint, _add_anatomy, _add_max_batch, _add_test):
         add(commands)
     return parser
 
@@ -199,6 +200,21 @@ def _add_train(commands: Any) -> None:
     )
 
 
+def _add_max_batch(commands: Any) -> None:
+    example = "./run.sh max-batch --recipe zero2+bf16+checkpoint --model DiT-XL/2 --memory-limit 24"
+    text = "find the largest micro batch that fits"
+    parser = _add(commands, "max-batch", _max_batch, text, example)
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="results (default: results/max-batch/RECIPE)")
+    add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
+    add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
+    add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
+    add("--timeout", type=_seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
+    add("--fresh", action="store_true", help="repeat probes that are known")
+    left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
+    _add_settings(parser.add_argument_group("settings"), *left)
+
+
 def _add_test(commands: Any) -> None:
     _add(commands, "test", _test, "set up and pass the tests", "./run.sh test")
 
@@ -270,6 +286,12 @@ def _train(options: argparse.Namespace) -> int:
     from harness.training import train
 
     return train(options, overrides(options))
+
+
+def _max_batch(options: argparse.Namespace) -> int:
+    from harness.max_batch import max_batch
+
+    return max_batch(options, overrides(options))
 
 
 def _test(options: argparse.Namespace) -> int:

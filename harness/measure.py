@@ -13,6 +13,7 @@ from harness import anatomy, environment, presets, record, setup
 from harness.audit import audit, collect_evidence
 from harness.fit import Fit
 from harness.loop import Log, Run, optimizer_step, timed_step
+from harness.memory_limit import hold
 from harness.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
 from harness.resolve import Resolved
 from harness.result import Check, Rank, Result, Status
@@ -69,16 +70,20 @@ def measure(
     folder: Path,
     reporter: Reporter,
     fit: Fit | None = None,
+    memory_limit: int | None = None,
     *,
     portrait: bool = False,
 ) -> Result | None:
     """A measured run; the result on rank 0, None elsewhere. ``fit`` makes it a training run,
+    ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
     ``portrait`` leaves ``anatomy.json`` in its folder as well."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
     meter = make_meter(accelerator.device)
+    if memory_limit:
+        hold(accelerator.device, memory_limit)
     reporter.peak = meter.peak_bytes
 
     def enter(phase: str) -> None:
@@ -92,7 +97,8 @@ def measure(
     averages = _record(resolved, run, log, folder, reporter)
     warmup, timed = np.split(np.array(log.seconds), [resolved.spec.warmup])
     reporter.enter("anatomy")
-    categories = {} if fit else dissect(run, log, meter, accelerator.device.type)
+    plain = fit is not None or memory_limit is not None
+    categories = {} if plain else dissect(run, log, meter, accelerator.device.type)
     if portrait:
         _portray(resolved, run, log, meter, folder)
     reporter.enter("evidence")

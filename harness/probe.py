@@ -99,10 +99,7 @@ def _gpu(torch: Any, index: int) -> dict[str, Any]:
 
 
 NUMBERS = {
-    "fp16": (
-        (0, 0),
-        "accelerate and DeepSpeed train in fp16 on GPUs only",
-    ),
+    "fp16": ((0, 0), "accelerate and DeepSpeed train in fp16 on GPUs only"),
     "tf32": ((8, 0), "TF32 is a rounding of NVIDIA GPUs since compute capability 8.0"),
     "fp8": ((8, 9), "products in float8 exist on NVIDIA GPUs since compute capability 8.9"),
 }

@@ -36,6 +36,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
     parser.add_argument("--anatomy", action="store_true", help="leave anatomy.json in --out")
+    text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
+    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
     fit.add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -66,9 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
+        wanted = fit.from_options(options)
         with _history(resolved.spec, options.out, reporter.rank):
             result = measure.measure(
-                resolved, options.out, reporter, fit.from_options(options), portrait=options.anatomy
+                resolved,
+                options.out,
+                reporter,
+                wanted,
+                options.memory_limit,
+                portrait=options.anatomy,
             )
     except BaseException as error:
         reporter.failed(error)

@@ -70,10 +70,15 @@ class Attend(Strategy):
         if self.kernel not in KERNELS:
             raise ValueError(f"kernel is {self.kernel!r}; one of {', '.join(KERNELS)}")
 
+    def traits(self) -> frozenset[str]:
+        return frozenset({"compiled"} if self.kernel == "flex" else ())
+
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return () if self.kernel in WRITTEN_OUT else (f"attention_{self.kernel}",)
 
     def refuses(self, launch: Launch) -> str | None:
+        if self.kernel == "flex" and "recomputes" in launch.traits:
+            return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits
         if self.kernel in ("flash", "cudnn") and not half:
             return (

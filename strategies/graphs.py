@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from strategies.base import Trained
+from strategies.base import Trained, Watcher
 from strategies.runners import Weighed
 
 __all__ = ["Counted", "kept_by_a_block"]
 
 
-class Counted:
+class Counted(Watcher):
     """A backend of torch.compile that counts the graphs it makes and every call of one.
 
     Beside the training it notes, after every step, what had been counted by then.
@@ -45,17 +45,6 @@ class Counted:
         breaks = sum(counters["graph_break"].values())
         now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks}
         self.steps.append({**now, "seconds": self.seconds})
-
-    def tensors(self) -> Iterable[Any]:
-        """None: compiled code is no tensor."""
-        return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: a resumed training compiles anew."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
 
 def kept_by_a_block(trained: Trained, given: list[Any], backend: str) -> int:

@@ -6,7 +6,10 @@ import pytest
 import torch
 from conftest import launched
 
+from harness.doctor import obstacle
+from harness.machine import examine
 from harness.meter import CudaMeter
+from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec
 
@@ -24,14 +27,27 @@ RECIPES = [
     "single+prune_structured+bf16", "single+bf16+sparse24", "zero3+lora", "zero2+adam8bit+bf16",
     "ddp+compress:kind=fp16", "ddp+compress:kind=powersgd", "ddp+topk", "ddp+onebit_adam",
     "single+sgd:momentum=0.0+sparse_embedding",
+    "zero3_offload", "single+fp16", "zero2+fp16", "single+bf16_pure+adamw_bf16", "zero2+bf16_pure",
+    "single+fp8", "single+attend", "single+attend:kernel=efficient",
+    "single+bf16+attend:kernel=flash", "single+bf16+attend:kernel=cudnn",
+    "single+bf16+attend:kernel=flex", "single+checkpoint:keep=products",
+    "single+offload_activations", "single+checkpoint+offload_activations:what=checkpoints",
+    "single+compile", "single+compile+checkpoint+bf16", "zero2+compile+bf16",
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    return examine(tmp_path_factory.mktemp("results"))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs_on_one_gpu_with_evidence(recipe, tmp_path):
+def test_a_recipe_runs_on_one_gpu_with_evidence(recipe, here, tmp_path):
     spec = Spec(
         recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda"
     )
+    if lack := obstacle(resolve(spec), here):
+        pytest.skip(lack.reason)
     row = launched(spec, tmp_path)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert row.meter == "cuda" and row.ranks[0].phases["steady"].reserved > 0
@@ -46,3 +62,31 @@ def test_the_meter_counts_tensors():
     meter.close()
     assert meter.phases["a"].allocated >= 64 * 2**20
     assert meter.phases["b"].allocated >= 64 * 2**20  # it was there when b began
+
+
+def test_offloaded_activations_leave_the_device():
+    from strategies.host import Host
+
+    def run(blocks, x, c):
+        for _ in range(8):
+            x = (x * x).tanh()
+        return x
+
+    peaks = {}
+    for name, runner in (("plain", run), ("host", Host(run))):
+        x = torch.ones(16 * 2**18, device="cuda", requires_grad=True)
+        out = runner(None, x, x.detach())
+        torch.cuda.synchronize()
+        peaks[name] = torch.cuda.memory_allocated()
+        out.sum().backward()
+        assert x.grad.isfinite().all()
+        del out, x
+    assert peaks["host"] < peaks["plain"] - 32 * 2**20
+
+
+def test_a_limit_is_an_ordinary_out_of_memory(tmp_path):
+    spec = Spec(
+        recipe="single", model="DiT-S/2", data="synthetic", global_batch=64, steps=1, device="cuda"
+    )
+    row = launched(spec, tmp_path, "--memory-limit", str(256 * 2**20))
+    assert row.status is Status.GPU_OOM, f"{row.status} {row.reason}"

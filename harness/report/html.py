@@ -80,7 +80,7 @@ def _story(report: Report) -> str:
 def _group(group: Group, index: int, several: bool) -> str:
     grids = table.group_grids(group)
     parts = [_head(group, index, several), _answers(group)]
-    reference = f"Ranking<small> against {escape(group.reference.label)}</small>"
+    reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
     parts.append(f"<h3>{reference}</h3>" + html_parts.grid(grids["ranking"]))
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
     for key in ("parity", "memory", "host", "buckets"):

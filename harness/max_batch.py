@@ -1,0 +1,215 @@
+"""``./run.sh max-batch``: the largest micro batch that fits, found by running out of memory.
+
+Every probe is a run of its own in fresh processes: what fits is known, not estimated, and a
+process that died of memory leaves nothing behind that the next one would trip over. Probes are
+kept as results, so that an interrupted search goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import commands, launch, suite_run
+from harness.doctor import needed_ops
+from harness.identity import identity
+from harness.machine import Machine, recall
+from harness.matrix import is_single, settled
+from harness.progress import Progress, make_console
+from harness.report import derive
+from harness.resolve import Resolved, project_root, resolve, run_name
+from harness.result import BadResult, Result, Status, load, write_json
+from harness.spec import Spec, SpecError
+from strategies import parse
+from strategies.base import BadInput
+
+__all__ = ["candidates", "max_batch"]
+
+OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
+STEPS = {"steps": 1, "warmup": 1}
+"""The first step makes the optimizer's state, the second runs with it: the peak is in them."""
+
+
+class Unclear(Exception):
+    """A probe that neither fitted nor ran out of memory: ``result`` says what happened."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.reason or result.status.value)
+        self.result = result
+
+
+def candidates(first: int, most: int) -> Iterator[int]:
+    """Micro batches to try; whether one fits is sent back. Doubles, then halves the gap."""
+    low, high, size = 0, most + 1, min(first, most)
+    while low + 1 < high:
+        if (yield size):
+            low = size
+        else:
+            high = size
+        known = high <= most or low >= most
+        size = (low + high) // 2 if known else min(2 * low, most)
+
+
+def search(fits: Callable[[int], bool], first: int, most: int) -> int:
+    """The largest micro batch up to ``most`` that fits; 0 if not even one sample does."""
+    trial, best = candidates(first, most), 0
+    size = next(trial, None)
+    while size is not None:
+        here = fits(size)
+        best = max(best, size) if here else best
+        try:
+            size = trial.send(here)
+        except StopIteration:
+            size = None
+    return best
+
+
+@dataclasses.dataclass(kw_only=True)
+class Search:
+    """One search: its spec but for the global batch, where it writes, and what it found so far."""
+
+    spec: Spec
+    out: Path
+    machine: Machine
+    progress: Progress
+    limit_bytes: int | None
+    timeout: float | None
+    fresh: bool
+    start: Callable[..., Result] = launch.run
+    found: dict[int, Result] = dataclasses.field(default_factory=dict)
+
+    def fits(self, micro_batch: int) -> bool:
+        """Run one probe, or take what an earlier search knew of it.
+
+        Raises:
+            Unclear: it ended in another way than fitting or running out of memory.
+        """
+        accumulation = parse(self.spec.recipe).accumulation
+        samples = micro_batch * self.spec.processes * accumulation
+        resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
+        folder = self.out / "runs" / run_name(resolved.spec)
+        mark = f"{identity(resolved.spec, self.machine)}-{self.limit_bytes or 'all'}"
+        result = None if self.fresh else _known(folder, mark)
+        if result is None:
+            result = self._probe(resolved, folder, micro_batch)
+            result.identity = mark
+            result.write(folder / "result.json")
+        else:
+            self.progress.skip(result)
+        self.found[micro_batch] = result
+        self.record(None)
+        if result.status not in (Status.OK, *OUT_OF_MEMORY):
+            raise Unclear(result)
+        return result.status is Status.OK
+
+    def _probe(self, resolved: Resolved, folder: Path, micro_batch: int) -> Result:
+        more = ["--memory-limit", str(self.limit_bytes or 0)]
+        self.progress.recipes.append(f"{resolved.spec.recipe} x {micro_batch}")
+        self.progress.begin_run(self.progress.recipes[-1], self.timeout)
+        result = self.start(
+            resolved,
+            folder,
+            timeout=self.timeout,
+            on_status=self.progress.status,
+            argv=lambda port: [*launch.command(resolved.spec, folder, port=port), *more],
+        )
+        result.command = f"{launch.display(resolved.spec, folder)} {shlex.join(more)}".strip()
+        self.progress.end_run(result)
+        return result
+
+    def record(self, answer: int | None) -> None:
+        """Write what is known, in order of size; ``answer`` is None while the search goes on."""
+        probes = [
+            {
+                "micro_batch": size,
+                "global_batch": result.spec.global_batch,
+                "status": result.status.value,
+                "reason": result.reason,
+                "peak_bytes": derive.peak_of(result.ranks) or result.peak_so_far_bytes,
+            }
+            for size, result in sorted(self.found.items())
+        ]
+        head = {"recipe": self.spec.recipe, "memory_limit_bytes": self.limit_bytes}
+        write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
+
+
+def _known(folder: Path, mark: str) -> Result | None:
+    try:
+        result = load(folder / "result.json")
+    except BadResult:
+        return None
+    settled_ends = (Status.OK, *OUT_OF_MEMORY)
+    return result if result.identity == mark and result.status in settled_ends else None
+
+
+# ---- the command ----
+
+
+def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    """Search, show every probe, and say what fits; the exit code."""
+    console, one = make_console(), _search(options, given)
+    suite_run.check_out(one.out)
+    first = dataclasses.replace(one.spec, global_batch=_samples(one.spec, 1))
+    (row,) = suite_run.plan([first], one.out, one.machine)
+    one.machine = commands.examined(console, one.out, needed_ops([row.resolved]))
+    (row,) = suite_run.plan([first], one.out, one.machine)
+    if row.lack:
+        raise BadInput(f"{one.spec.recipe}: {row.lack.reason}; {row.lack.way_out}")
+    try:
+        best = search(one.fits, options.first, options.most)
+    except Unclear as stop:
+        console.print(f"cannot go on: {stop.result.status.value}: {stop}; {stop.result.way_out}")
+        return commands.FAILED
+    finally:
+        one.progress.end_suite()
+    one.record(best)
+    _tell(one, best, options.most, console)
+    return commands.OK
+
+
+def _search(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
+    if not 1 <= options.first <= options.most:
+        raise SpecError(f"first is {options.first}; give --first from 1 to --most {options.most}")
+    out = options.out or project_root() / "results" / "max-batch" / commands.slug(options.recipe)
+    out, limit = Path(out).absolute(), options.memory_limit
+    machine = recall(out)
+    device = options.device or machine.device
+    usual: dict[str, Any] = {"recipe": options.recipe, "device": device, "processes": 1}
+    if device == "cuda" and not is_single(parse(options.recipe), device):
+        usual["processes"] = max(1, len(machine.gpus))
+    fields = {**usual, **given, **STEPS}
+    return Search(
+        spec=Spec(**{**fields, "data": settled(fields.get("data", "synthetic"))}),
+        out=out,
+        machine=machine,
+        progress=Progress(make_console()),
+        limit_bytes=None if limit is None else int(limit * 2**30),
+        timeout=options.timeout,
+        fresh=options.fresh,
+    )
+
+
+def _samples(spec: Spec, micro_batch: int) -> int:
+    return micro_batch * spec.processes * parse(spec.recipe).accumulation
+
+
+def _tell(one: Search, best: int, most: int, console: Console) -> None:
+    limit = f" in {one.limit_bytes / 2**30:g} GiB" if one.limit_bytes else ""
+    if not best:
+        console.print(f"not even one sample fits{limit}: {one.found[1].way_out}")
+    else:
+        peak = (derive.peak_of(one.found[best].ranks) or 0) / 2**30
+        over = one.found.get(best + 1)
+        above = f"{best + 1} ran out of memory" if over else f"--most {most} ended the search"
+        console.print(
+            f"largest micro batch{limit}: {best} (global batch {_samples(one.spec, best)} on "
+            f"{one.spec.processes} process{'es' * (one.spec.processes > 1)}), "
+            f"peak {peak:.3f} GiB; {above}"
+        )
+    console.print(str(commands.short(one.out / "max_batch.json")), soft_wrap=True)

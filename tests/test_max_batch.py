@@ -1,0 +1,125 @@
+"""The search for the largest micro batch: its order, what it keeps, and real runs under a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import TINY, launched
+from rich.console import Console
+from test_matrix import machine
+
+from harness import cli
+from harness.max_batch import Search, Unclear, search
+from harness.progress import Progress
+from harness.resolve import project_root
+from harness.result import Result, Status
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("first", [1, 3, 16, 100])
+@pytest.mark.parametrize("largest", [0, 1, 7, 16, 63, 100])
+def test_the_largest_that_fits_is_found_in_few_probes(first, largest):
+    tried = []
+
+    def fits(size):
+        tried.append(size)
+        return size <= largest
+
+    assert search(fits, first, most=100) == largest
+    assert len(set(tried)) == len(tried) <= 14 and max(tried) <= 100
+    neighbours = {largest, largest + 1} & set(range(1, 101))
+    assert neighbours <= set(tried), "both sides of the answer were seen"
+
+
+class Fake:
+    """``launch.run`` for a machine that holds ``room`` samples."""
+
+    def __init__(self, room: int, broken: int | None = None) -> None:
+        self.room, self.broken, self.started = room, broken, []
+
+    def __call__(self, resolved, folder, *, timeout, on_status, argv) -> Result:
+        self.started.append(resolved.micro_batch)
+        status = Status.OK if resolved.micro_batch <= self.room else Status.HOST_OOM
+        if resolved.micro_batch == self.broken:
+            status = Status.FAILED
+        folder.mkdir(parents=True, exist_ok=True)
+        return Result(status=status, spec=resolved.spec, reason="as made", way_out="none")
+
+
+def searching(folder, start, **fields) -> Search:
+    spec = dataclasses.replace(TINY, recipe="ddp+accumulate:steps=2", processes=2)
+    usual = {"limit_bytes": MIB, "timeout": None, "fresh": False, "progress": quiet()}
+    return Search(
+        spec=spec, out=folder, machine=machine(folder), start=start, **{**usual, **fields}
+    )
+
+
+def quiet() -> Progress:
+    return Progress(Console(file=io.StringIO()))
+
+
+def test_probes_are_recorded_and_taken_up_again(tmp_path):
+    first = Fake(room=5)
+    assert search(searching(tmp_path, first).fits, 1, 100) == 5
+    kept = json.loads((tmp_path / "max_batch.json").read_text())
+    ends = {p["micro_batch"]: p["status"] for p in kept["probes"]}
+    assert ends == {1: "ok", 2: "ok", 4: "ok", 5: "ok", 6: "host_oom", 8: "host_oom"}
+    assert {p["global_batch"] // p["micro_batch"] for p in kept["probes"]} == {4}
+    again = Fake(room=5)
+    assert search(searching(tmp_path, again).fits, 1, 100) == 5 and again.started == []
+    other = Fake(room=9)
+    assert search(searching(tmp_path, other, limit_bytes=2 * MIB).fits, 1, 100) == 9
+    assert other.started[0] == 1, "another limit is another question"
+
+
+def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path):
+    start = Fake(room=50, broken=4)
+    with pytest.raises(Unclear, match="as made"):
+        search(searching(tmp_path, start).fits, 1, 100)
+    kept = json.loads((tmp_path / "max_batch.json").read_text())
+    assert (kept["micro_batch"], kept["probes"][-1]["status"]) == (None, "failed")
+    repaired = Fake(room=5)
+    assert search(searching(tmp_path, repaired).fits, 1, 100) == 5
+    assert repaired.started[0] == 4, "what failed is tried again"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--recipe", "single", "--first", "0"], "give --first from 1"),
+        (["--recipe", "ddp+bf16_master"], "only DeepSpeed"),
+    ],
+)
+def test_bad_input_is_answered_in_one_line(words, told, capsys, tmp_path):
+    given = ["max-batch", "--device", "cpu", "--out", str(tmp_path), *words]
+    assert cli.main(given) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_process_is_held_to_its_limit():
+    code = """
+import torch
+from harness.memory_limit import hold
+hold(torch.device("cpu"), 64 * 2**20)
+kept = torch.ones(32 * 2**18)
+try:
+    torch.ones(48 * 2**18)
+except RuntimeError as error:
+    print("refused:", error)
+"""
+    words = [sys.executable, "-c", code]
+    child = subprocess.run(words, cwd=project_root(), capture_output=True, text=True, check=True)
+    assert "refused:" in child.stdout and "can't allocate memory" in child.stdout
+
+
+def test_a_memory_limit_is_an_ordinary_out_of_memory(tmp_path):
+    spec = dataclasses.replace(TINY, model="DiT-T/4", data="synthetic", global_batch=64, steps=1)
+    over = launched(spec, tmp_path, "--memory-limit", str(64 * MIB))
+    assert over.status is Status.HOST_OOM, f"{over.status} {over.reason}"
+    assert "allocate" in over.reason and "checkpoint" in over.way_out

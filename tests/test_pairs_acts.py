@@ -1,0 +1,133 @@
+"""Strategies that people combine: precision, attention, recompute, offload and compile, with each
+other and with the rest.
+
+Each of HERE trains in this process and shows the evidence of all its parts; each of REFUSED says
+why not and what to do; a few are launched with two processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from conftest import TINY, launched
+
+from harness.loop import optimizer_step
+from harness.resolve import resolve
+from harness.result import Status
+from strategies import parse
+from strategies.base import Parity
+
+AOT = "compile:backend=aot_eager"
+HERE = [
+    "single+bf16+checkpoint",
+    "single+bf16+checkpoint:keep=products",
+    "single+bf16+checkpoint:keep=nested+ema:place=cpu",
+    "single+bf16_pure+checkpoint+adamw_bf16",
+    "single+bf16_pure+adamw_bf16:write=kahan+accumulate",
+    "single+bf16_pure+adam8bit",
+    "single+bf16_pure+optimizer_in_backward",
+    "single+bf16+attend:kernel=flash",
+    "single+bf16+attend+checkpoint:every=2",
+    "single+bf16_pure+attend:kernel=math",
+    "single+attend:kernel=flash+offload_activations",
+    "single+bf16+offload_activations+accumulate",
+    "single+checkpoint:keep=nothing+offload_activations:what=checkpoints",
+    "single+checkpoint:keep=nested+offload_activations:what=checkpoints+bf16_pure",
+    "single+offload_activations+optimizer_in_backward+adam8bit",
+    f"single+{AOT}+checkpoint+bf16",
+    f"single+{AOT}+checkpoint:every=2+accumulate",
+    f"single+{AOT}+attend:kernel=flash+bf16",
+    f"single+{AOT}+attend",
+    f"single+{AOT}+offload_activations+bf16",
+    f"single+{AOT}+checkpoint+offload_activations:what=checkpoints",
+    f"single+{AOT}+bf16_pure+adamw_bf16",
+    f"single+{AOT}+lora+bf16",
+    "single+compile:backend=aot_eager,budget=0.3+accumulate",
+    "single+compile:backend=aot_eager,scope=model+bf16+attend:kernel=flash",
+    "single+fp8:emulate=on+checkpoint",
+    "single+fp8:emulate=on+attend:kernel=flash+adam8bit",
+    "single+lora+checkpoint:keep=nested+bf16",
+    "single+qlora+offload_activations",
+    "single+prune+checkpoint:keep=products",
+]
+REFUSED = {
+    "ddp+bf16_master+checkpoint": ["only DeepSpeed", "use zero1"],
+    "zero3_offload+bf16_pure+checkpoint": ["CPU Adam", "bf16_master"],
+    "ddp+bf16+adamw_bf16": ["no master", "add bf16_pure"],
+    "ddp+checkpoint+offload_activations": ["what=checkpoints"],
+    "zero2+compile+checkpoint:keep=nothing": ["keep=nothing", "budget=0.5"],
+    "zero2+compile:budget=0.5+checkpoint": ["leave budget=0.5"],
+    "ddp+compile:scope=model+offload_activations": ["leave scope=model out"],
+}
+ON_GPUS = {
+    "ddp+attend:kernel=flash": ["16 bits", "add bf16"],
+    "ddp+bf16+attend:kernel=flex+checkpoint": ["uncompiled", "kernel=flash"],
+    "zero3+attend:kernel=cudnn": ["16 bits", "add bf16"],
+}
+EXACT_LOSSES = [
+    "single+checkpoint:keep=nested",
+    "single+checkpoint:keep=nothing",
+    "single+checkpoint:keep=products",
+    "single+offload_activations",
+    "single+checkpoint+offload_activations:what=checkpoints",
+    "single+attend",
+    "single+attend:kernel=math",
+    f"single+{AOT}",
+    f"single+{AOT}+checkpoint",
+    "single+compile:backend=aot_eager,budget=0.2",
+]
+LAUNCHED = [
+    f"zero2+{AOT}+bf16+checkpoint",
+    "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure",
+    "ddp+bf16_pure+adamw_bf16+offload_activations",
+]
+
+
+@pytest.mark.parametrize("text", HERE)
+def test_they_train_together_with_evidence(text, train_here):
+    spec = dataclasses.replace(TINY, recipe=text)
+    assert resolve(spec).refusal is None
+    run, log = train_here(spec, 2)
+    assert len(log.losses) == 2 and all(loss.isfinite() for loss in log.losses)
+    for part in parse(text).strategies:
+        assert part.evidence(run.trained), f"{part} shows facts"
+
+
+@pytest.mark.parametrize("text", [*REFUSED, *ON_GPUS])
+def test_they_refuse_each_other_with_the_way_out(text):
+    device, wanted = ("cpu", REFUSED[text]) if text in REFUSED else ("cuda", ON_GPUS[text])
+    recipe = parse(text)
+    reason = recipe.refusal(recipe.launch(device, 2))
+    assert reason and [w for w in wanted if w not in reason] == []
+
+
+@pytest.mark.parametrize("text", EXACT_LOSSES)
+def test_what_must_not_change_the_computation_does_not(text, train_here):
+    assert parse(text).parity is Parity.EXACT
+    _, usual = train_here(TINY, 3)
+    _, other = train_here(dataclasses.replace(TINY, recipe=text), 3)
+    for mine, theirs in zip(other.losses, usual.losses, strict=True):
+        assert float(mine) == pytest.approx(float(theirs), rel=1e-5)
+
+
+@pytest.mark.parametrize("text", LAUNCHED)
+def test_they_run_on_two_processes(text, tmp_path):
+    row = launched(dataclasses.replace(TINY, recipe=text, processes=2, steps=1), tmp_path)
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    for part in parse(text).strategies:
+        assert row.evidence[part.name], f"{part} shows facts"
+
+
+def test_norms_are_logged_without_the_loss_scale(train_here):
+    run, log = train_here(TINY, 1)
+    usual, accelerator = float(log.norms[0]), run.trained.accelerator
+
+    def unscale() -> None:
+        for p in run.trained.module.parameters():
+            if p.grad is not None:
+                p.grad.div_(1024)
+
+    accelerator.unscale_gradients = unscale
+    optimizer_step(run, 0, log)
+    assert float(log.norms[1]) == pytest.approx(usual / 1024, rel=0.1)
