@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.lint import lint_resolved
 from harness.machine import Machine
 from harness.probe import NUMBERS, version
 from harness.resolve import Resolved, resolve
@@ -56,7 +57,7 @@ class Lack(NamedTuple):
 def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
     """The first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
-    found = _lacks_gpus(spec, machine)
+    found = _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
         found = found or lacks(need, machine, spec)
     if "nvme" in (resolved.launch.offload_optimizer, resolved.launch.offload_param):
@@ -130,6 +131,15 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | 
     return Lack(f"{need} cannot be built: {op['reason']}", WAYS[need])
 
 
+def _lacks_history(spec: Spec) -> Lack | None:
+    if not spec.snapshot or spec.device == "cuda":
+        return None
+    return Lack(
+        "--snapshot records the CUDA allocator's history, and this row runs on the CPU",
+        "leave --snapshot out; --profile records allocations on a CPU, anatomy follows each tensor",
+    )
+
+
 def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
     if spec.device != "cuda":
         return None
@@ -167,9 +177,9 @@ def notes(resolved: Resolved, machine: Machine) -> list[str]:
     spec, found = resolved.spec, []
     if spec.device == "cpu" and spec.processes > machine.cores:
         found.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
-    if resolved.launch.zero_stage and spec.processes == 1:
+    if resolved.launch.zero_stage and spec.ranks == 1:
         found.append("one process: ZeRO has nobody to share with, all of the state is on it")
-    return found
+    return [*found, *(f"{resolved.file.path.name}: {waste}" for waste in lint_resolved(resolved))]
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:

@@ -15,7 +15,16 @@ from harness.report.rows import Group, Report, Row, Unfinished, Versus
 
 __all__ = ["csv_text", "json_text"]
 
-BEFORE = ("group", "rank", "recipe", "status", "device", "meter", "processes", "global_batch")
+BEFORE = (
+    "group",
+    "rank",
+    "recipe",
+    "status",
+    "device",
+    "meter",
+    "processes",
+    "global_batch",
+)
 VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
 AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
@@ -24,8 +33,9 @@ AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
 def csv_text(report: Report) -> str:
     """One line a row, unfinished rows last; an empty cell is a value that is not defined."""
     stream = io.StringIO()
-    names = [*BEFORE, *VERSUS, *NUMBERS, *AFTER]
-    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
+    worlds = ["world"] if any(group.world for group in report.groups) else []
+    names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *AFTER]
+    writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
         writer.writerows(_flat(index, group, row) for row in group.rows)
@@ -41,6 +51,7 @@ def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
         "device": group.device,
         "meter": group.meter,
         "processes": row.spec.processes,
+        "world": row.spec.world or None,
         "global_batch": row.spec.global_batch,
         "command": row.first.command,
     }
@@ -56,6 +67,7 @@ def _gone(one: Unfinished) -> dict[str, Any]:
         "status": one.status.value,
         "device": one.result.environment.get("device") or spec.device,
         "processes": spec.processes,
+        "world": spec.world or None,
         "global_batch": spec.global_batch,
         "phase": one.result.phase,
         "peak_so_far_bytes": one.peak_bytes,
