@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.result import Categories
+from harness.world import Alone
 from strategies import states
 from strategies.base import Trained
 
@@ -91,6 +93,7 @@ class Trace(TorchDispatchMode):
         self.trained, self.device_type, self.phase = trained, device_type, "before"
         self.sharded = trained.engine is not None
         self.ops: set[str] = set()
+        self.hidden = False
         self.blocks: list[Block] = []
         self.events: list[tuple[int, int]] = []
         self._live: dict[int, tuple[int, Any]] = {}
@@ -99,8 +102,10 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.ops.add(str(func))
+        # Views of DDP's buckets come out of ops that were given them: counted already.
+        given = storages((args, kwargs)) if self.hidden else ()
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and not (given and storages(leaf) & given):
                 self._see(leaf, str(func))
         return out
 
@@ -158,6 +163,7 @@ class Trace(TorchDispatchMode):
 
     def _register_known(self) -> None:
         """What lives before the step: parameters, optimizer state, averages; the rest unnamed."""
+        self._register_buckets()
         known = {
             "parameters": parameter_tensors(self.trained),
             "optimizer_state": optimizer_tensors(self.trained),
@@ -172,6 +178,20 @@ class Trace(TorchDispatchMode):
         for thing in gc.get_objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_sparse:
                 self._see(thing, "before")
+
+    def _register_buckets(self) -> None:
+        """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen.
+
+        Where Python did see them (the hook of a simulated world), they are not counted again.
+        """
+        if self.trained.accelerator.device.type != self.device_type:
+            return
+        size, seen = ddp_buckets(self.trained.model)
+        self.left_out |= seen
+        self.hidden = size > 0
+        if self.hidden:
+            self.events.append((+1, len(self.blocks)))
+            self.blocks.append(Block(size, self.phase, "DDP's buckets", "workspace"))
 
     def categories(self) -> Categories:
         """What was alive at the highest instant, in bytes."""
@@ -233,6 +253,22 @@ def gradient_buffers(trained: Trained) -> list[torch.Tensor]:
     ):
         found += _tensors(getattr(optimizer, name, None))
     return found + [m.grad for m in trained.optimized() if m.grad is not None]
+
+
+def ddp_buckets(model: torch.nn.Module) -> tuple[int, set[int]]:
+    """Bytes of DDP's gradient buckets by its own books, and the storages that Python has seen."""
+    if not isinstance(model, DistributedDataParallel):
+        return 0, set()
+    books = model._get_ddp_logging_data()
+    sizes = books.get("rebuilt_bucket_sizes") or books["bucket_sizes"]
+    alone = [state for _, state in model._comm_hooks if isinstance(state, Alone)]
+    seen = {storage for state in alone for storage in state.storages}
+    return sum(int(size) for size in sizes.split(",")), seen
+
+
+def storages(values: Any) -> set[int]:
+    """What identifies the storage of each plain tensor in a structure of arguments."""
+    return {t.untyped_storage()._cdata for t in _tensors(values)}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

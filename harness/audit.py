@@ -67,12 +67,14 @@ def audit(
     spec, accelerator = resolved.spec, trained.accelerator
     everyone = _gather(trained, [[m.tolist() for m in step] for step in positions])
     micro = {len(m) for rank in everyone for step in rank for m in step}
-    batches = {sum(len(m) for rank in everyone for m in rank[i]) for i in range(len(positions))}
+    # In a simulated world rank 0 was fed its share, and the others' would be as large.
+    times = spec.world or 1
+    fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(len(positions))]
     found = [
-        ("processes", spec.processes, accelerator.num_processes),
+        ("processes", spec.ranks, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine, accelerator.distributed_type.value),
-        ("global batch", [spec.global_batch], sorted(batches)),
+        ("global batch", [spec.global_batch], sorted({times * n for n in fed})),
         ("micro batch", [resolved.micro_batch], sorted(micro)),
         ("accumulation", resolved.recipe.accumulation, len(positions[0])),
         ("optimizer steps", trained.optimizer_steps, _steps_taken(trained)),
@@ -83,8 +85,11 @@ def audit(
         ),
         ("initial weights alike", 1, len(set(_gather(trained, digest)))),
         ("gradient clipping", spec.grad_clip, _clipping(trained)),
-        ("losses finite", True, all(math.isfinite(x) for x in losses)),
     ]
+    if spec.world:
+        found.append(("process group", "fake", torch.distributed.get_backend()))
+    else:  # a simulated rank learns from its own samples alone: its losses mean nothing
+        found.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
     if trained.engine is not None:
         told = trained.engine.train_micro_batch_size_per_gpu()
         found.append(("engine's micro batch", resolved.micro_batch, told))
@@ -93,7 +98,7 @@ def audit(
 
 def _gather(trained: Trained, value: Any) -> list[Any]:
     """``value`` of every rank, in order, on every rank."""
-    if trained.accelerator.num_processes == 1:
+    if trained.accelerator.num_processes == 1 or trained.launch.simulated:
         return [value]
     everyone: list[Any] = [None] * trained.accelerator.num_processes
     torch.distributed.all_gather_object(everyone, value)
@@ -121,8 +126,9 @@ def _order_digest(rows: list[np.ndarray]) -> str:
 
 def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
     spec, size = resolved.spec, resolved.facts.size
+    share = spec.global_batch // (spec.world or 1)
     rows = [
-        sample_order(spec.seed, size, step * spec.global_batch, spec.global_batch)
+        sample_order(spec.seed, size, step * spec.global_batch, share)
         for step in range(first, first + steps)
     ]
     return _order_digest(rows)

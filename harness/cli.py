@@ -1,4 +1,4 @@
-"""The command line: run (the default), plan, report, compare, list, doctor, train.
+"""The command line: run (the default) and every other command of ``./run.sh --help``.
 
 Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.
@@ -20,7 +20,10 @@ from strategies.base import BadInput
 __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("run", "plan", "report", "compare", "list", "doctor", "train", "max-batch", "test")
+COMMANDS = (
+    *("run", "plan", "report", "compare", "list", "doctor", "lint"),
+    *("anatomy", "train", "max-batch", "test"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with an example. Without a command: run, default suite.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor, _add_train)
-    for add in (*adders, _add_max_batch, _add_test):
+    adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
+    for add in (*adders, _add_lint, _add_anatomy, _add_train, _add_max_batch, _add_test):
         add(commands)
     return parser
 
@@ -164,6 +167,29 @@ def _add_doctor(commands: Any) -> None:
     )
 
 
+def _add_lint(commands: Any) -> None:
+    text = "name DeepSpeed settings that waste memory for a model, with the bytes"
+    example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
+    parser = _add(commands, "lint", _lint, text, example)
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
+    add("--model", metavar="MODEL", default="DiT-XL/2", help="model preset (default: DiT-XL/2)")
+    add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
+    add("--precision", choices=("bf16", "fp32"), default="bf16", help="(default: bf16)")
+
+
+def _add_anatomy(commands: Any) -> None:
+    text = "show where the memory and time of one recipe go: a page of its own"
+    example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
+    parser = _add(commands, "anatomy", _anatomy, text, example)
+    parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    _add_settings(parser.add_argument_group("settings"), "recipe", "repeat", "profile", "snapshot")
+
+
 def _add_train(commands: Any) -> None:
     example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
     parser = _add(
@@ -180,7 +206,9 @@ def _add_train(commands: Any) -> None:
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
     add("--dry-run", action="store_true", help="print the command, start nothing")
-    _add_settings(parser.add_argument_group("settings"), "repeat", "warmup")
+    _add_settings(
+        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot"
+    )
 
 
 def _add_max_batch(commands: Any) -> None:
@@ -194,7 +222,7 @@ def _add_max_batch(commands: Any) -> None:
     add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
     add("--timeout", type=_seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
     add("--fresh", action="store_true", help="repeat probes that are known")
-    left = ("repeat", "warmup", "steps", "global_batch")
+    left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
     _add_settings(parser.add_argument_group("settings"), *left)
 
 
@@ -257,6 +285,18 @@ def _doctor(options: argparse.Namespace) -> int:
     from harness.commands import doctor
 
     return doctor(options.out)
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from harness.linting import lint_files
+
+    return lint_files(options)
+
+
+def _anatomy(options: argparse.Namespace) -> int:
+    from harness.portraying import anatomy
+
+    return anatomy(options, overrides(options))
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.lint import lint_resolved
 from harness.machine import Machine
 from harness.probe import NUMBERS, version
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from strategies import CATALOG
-from strategies.base import Slot
+from strategies import CATALOG, parse
+from strategies.base import Conflict, Slot
 
 __all__ = ["Lack", "lacks", "needed_ops", "notes", "obstacle", "print_doctor"]
 
@@ -56,7 +57,7 @@ class Lack(NamedTuple):
 def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
     """The first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
-    found = _lacks_gpus(spec, machine)
+    found = _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
         found = found or lacks(need, machine, spec)
     if "nvme" in (resolved.launch.offload_optimizer, resolved.launch.offload_param):
@@ -72,7 +73,7 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need in EXTRAS and version(need) is None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
-        return Lack("it exists on NVIDIA GPUs only", WAYS[need])
+        return Lack("without an NVIDIA GPU there is nothing to page or offload from", WAYS[need])
     if need == "sparse24":
         return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
@@ -130,6 +131,15 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | 
     return Lack(f"{need} cannot be built: {op['reason']}", WAYS[need])
 
 
+def _lacks_history(spec: Spec) -> Lack | None:
+    if not spec.snapshot or spec.device == "cuda":
+        return None
+    return Lack(
+        "--snapshot records the CUDA allocator's history, and this row runs on the CPU",
+        "leave --snapshot out; --profile records allocations on a CPU, anatomy follows each tensor",
+    )
+
+
 def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
     if spec.device != "cuda":
         return None
@@ -167,9 +177,9 @@ def notes(resolved: Resolved, machine: Machine) -> list[str]:
     spec, found = resolved.spec, []
     if spec.device == "cpu" and spec.processes > machine.cores:
         found.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
-    if resolved.launch.zero_stage and spec.processes == 1:
+    if resolved.launch.zero_stage and spec.ranks == 1:
         found.append("one process: ZeRO has nobody to share with, all of the state is on it")
-    return found
+    return [*found, *(f"{resolved.file.path.name}: {waste}" for waste in lint_resolved(resolved))]
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
@@ -232,15 +242,34 @@ def _strategies(machine: Machine) -> Table:
     return table
 
 
+COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")
+"""What a strategy may be run with: the first that it does not refuse shows whether it can run."""
+
+
 def _why_not(name: str, machine: Machine) -> Lack | None:
     """What stands against a plain run of the strategy ``name`` here."""
     sharding = CATALOG[name].slot is Slot.SHARD
-    recipe = name if sharding else f"ddp+{name}"
-    processes = max(1, len(machine.gpus)) if name != "single" else 1
-    spec = Spec(
-        recipe=recipe, device=machine.device, processes=processes, global_batch=64 * processes
-    )
-    resolved = resolve(spec if machine.device == "cuda" else Spec(recipe=recipe))
+    recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
+    tried = [_plain_run(recipe, machine) for recipe in recipes if _parses(recipe)]
+    resolved = next((run for run in tried if not run.refusal), tried[0])
     if resolved.refusal:
         return Lack(resolved.refusal, "see ./run.sh list")
     return obstacle(resolved, machine)
+
+
+def _parses(recipe: str) -> bool:
+    """Whether no two parts want one place."""
+    try:
+        return bool(parse(recipe))
+    except Conflict:
+        return False
+
+
+def _plain_run(recipe: str, machine: Machine) -> Resolved:
+    single = recipe.partition("+")[0] == "single"
+    processes = 1 if single else max(1, len(machine.gpus))
+    if machine.device != "cuda":
+        return resolve(Spec(recipe=recipe))
+    return resolve(
+        Spec(recipe=recipe, device="cuda", processes=processes, global_batch=64 * processes)
+    )

@@ -20,6 +20,7 @@ __all__ = ["code", "identity"]
 WATCHERS = {
     *("predict", "plan.py", "plan_text.py", "search.py"),
     *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
+    *("portraying.py", "portrait.py", "lint.py", "linting.py"),
     *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_run.py", "report"),
 }
 """Parts of ``harness`` that plan, show and tell: a change there changes no measurement."""

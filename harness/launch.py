@@ -29,7 +29,7 @@ TRIES = 3  # the port can be taken between its choice and its use
 STATUS_SECONDS = 0.5
 LOG_BYTES = 1 << 20  # the end of the log is enough: tracebacks come last
 PROBE_BYTES = 1 << 20
-STALE = ("ranks", "nvme", "result.json", "log.txt")
+STALE = ("ranks", "nvme", "profile", "result.json", "log.txt")
 
 
 class LaunchError(OSError):

@@ -48,6 +48,7 @@ TOP = {
 WORDS = {"processes": ALL, "per_process_batch": FIT}
 """Values that ``specs`` turns into numbers once the machine is known."""
 KIND = {
+    bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
@@ -172,6 +173,11 @@ def specs(
     if repeats < 1:
         raise SuiteError(f"repeat is {repeats}; give --repeat at least 1")
     rows = sorted(suite.rows, key=lambda row: row.recipe != suite.reference)
+    if given.get("world") and given.get("processes", 1) != 1:
+        raise SuiteError(
+            f"world is {given['world']} and processes is {given['processes']}; one process stands "
+            "for all: leave --processes out"
+        )
     shared = _on_machine({**suite.settings, **given}, "global_batch" in given, gpus, gpu_bytes)
     return [
         _spec(suite, row, {**shared, **row.settings, **given}, index)
@@ -184,11 +190,14 @@ def _on_machine(
     settings: dict[str, Any], batch_given: bool, gpus: int, gpu_bytes: int
 ) -> dict[str, Any]:
     """``settings`` with the words that depend on the machine as numbers."""
+    if settings.get("world"):
+        settings["processes"] = 1
     if settings.get("processes") == ALL:
         if not gpus:
             raise SuiteError("processes: all means all GPUs, and there is none; give --processes")
         settings["processes"] = gpus
-    share, processes = settings.pop("per_process_batch", None), settings.get("processes", 1)
+    share = settings.pop("per_process_batch", None)
+    processes = settings.get("world") or settings.get("processes", 1)
     if batch_given or share is None:
         return settings
     if share == FIT:
@@ -203,7 +212,7 @@ def _on_machine(
 
 def _spec(suite: Suite, row: Row, settings: dict[str, Any], repeat: int) -> Spec:
     recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0)
-    if is_single(recipe, suite.device):
+    if is_single(recipe, suite.device) or settings.get("world"):
         # One process of the same global batch: what the others are measured against.
         settings["processes"] = 1
     if "data" in settings:
@@ -284,8 +293,8 @@ def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, 
 
 
 def _is(value: Any, kind: type) -> bool:
-    if isinstance(value, bool):
-        return False
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, kind) and kind is bool
     if kind is float:
         return isinstance(value, (int, float)) or _is_number(value)
     return isinstance(value, kind)

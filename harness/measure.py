@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import anatomy, environment, presets, setup
+from harness import anatomy, environment, presets, record, setup
 from harness.audit import audit, collect_evidence
 from harness.fit import Fit
 from harness.loop import Log, Run, optimizer_step, timed_step
@@ -71,9 +71,12 @@ def measure(
     reporter: Reporter,
     fit: Fit | None = None,
     memory_limit: int | None = None,
+    *,
+    portrait: bool = False,
 ) -> Result | None:
     """A measured run; the result on rank 0, None elsewhere. ``fit`` makes it a training run,
-    ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced."""
+    ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
+    ``portrait`` leaves ``anatomy.json`` in its folder as well."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
@@ -91,10 +94,13 @@ def measure(
     if fit is not None:
         fit.begin(run, resolved, log)
     train_steps(run, log, meter, reporter, resolved, fit)
+    averages = _record(resolved, run, log, folder, reporter)
     warmup, timed = np.split(np.array(log.seconds), [resolved.spec.warmup])
     reporter.enter("anatomy")
     plain = fit is not None or memory_limit is not None
     categories = {} if plain else dissect(run, log, meter, accelerator.device.type)
+    if portrait:
+        _portray(resolved, run, log, meter, folder)
     reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
     losses = log.all_losses(run)
@@ -116,11 +122,36 @@ def measure(
         step_seconds=timed.tolist(),
         phase_seconds=dict(reporter.phase_seconds),
     )
-    ranks = _gather(accelerator, mine)
+    ranks = _gather(accelerator, mine, resolved.launch.simulated)
     if not accelerator.is_main_process:
         return None
     facts = {"started": started, "meter": meter.kind, "meter_notes": meter.notes}
+    facts |= {"key_averages": averages}
     return _result(resolved, run, log, ranks, losses, evidence, checks, facts)
+
+
+def _record(
+    resolved: Resolved, run: Run, log: Log, folder: Path, reporter: Reporter
+) -> list[dict[str, Any]]:
+    """A profiler's key averages of steps after the timed ones, if asked for."""
+    if not resolved.spec.profile:
+        return []
+    reporter.enter("profile")
+    trained = run.trained
+    return record.profiled_steps(
+        lambda: optimizer_step(run, trained.optimizer_steps, log),
+        folder,
+        trained.accelerator.process_index,
+        trained.accelerator.device,
+    )
+
+
+def _portray(resolved: Resolved, run: Run, log: Log, meter: Meter, folder: Path) -> None:
+    from harness.dissect import take
+
+    taken = take(resolved, run, log, meter)
+    if run.trained.accelerator.is_main_process:
+        taken.write(folder / "anatomy.json")
 
 
 def _result(
@@ -154,8 +185,9 @@ def _result(
         parameters=frozen.count(run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
-        losses=losses,
-        grad_norms=log.all_norms(),
+        # Of a simulated world both are of one rank's own samples: no curve to compare.
+        losses=[] if resolved.spec.world else losses,
+        grad_norms=[] if resolved.spec.world else log.all_norms(),
         ranks=ranks,
         audit=checks,
         evidence=evidence,
@@ -187,8 +219,8 @@ def _nvme_bytes(run: Run) -> int:
     return sum(size for _, size in zero.swap_files(run.trained.engine))
 
 
-def _gather(accelerator: Any, mine: Rank) -> list[Rank]:
-    if accelerator.num_processes == 1:
+def _gather(accelerator: Any, mine: Rank, simulated: bool) -> list[Rank]:
+    if accelerator.num_processes == 1 or simulated:
         return [mine]
     everyone: list[Any] = [None] * accelerator.num_processes
     torch.distributed.all_gather_object(everyone, mine)

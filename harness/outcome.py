@@ -17,7 +17,18 @@ from harness.result import Status
 
 __all__ = ["Facts", "Outcome", "classify", "retryable", "where"]
 
-PHASES = ("start", "load", "prepare", "warmup", "measure", "anatomy", "evidence", "save", "done")
+PHASES = (
+    "start",
+    "load",
+    "prepare",
+    "warmup",
+    "measure",
+    "profile",
+    "anatomy",
+    "evidence",
+    "save",
+    "done",
+)
 TRAINING = PHASES[PHASES.index("warmup") :]
 
 # The device's allocator and the libraries on top of it; torch.OutOfMemoryError is the device's.

@@ -71,7 +71,9 @@ def resolve(spec: Spec) -> Resolved:
             f"model {spec.model} has patches of {shape.patch_size}, which do not tile "
             f"{facts.input_size}x{facts.input_size} latents of {spec.data}"
         )
-    launch = recipe.launch(spec.device, spec.processes, clips=spec.grad_clip > 0)
+    launch = recipe.launch(
+        spec.device, spec.ranks, clips=spec.grad_clip > 0, simulated=spec.world > 0
+    )
     return Resolved(
         spec=spec,
         recipe=recipe,
@@ -103,7 +105,8 @@ def run_name(spec: Spec) -> str:
     """The folder name of a run: readable first, unique by the spec's key."""
     words = spec.recipe.replace(":", "_").replace("=", "-").replace(",", "_").replace("/", "-")
     repeat = f"-r{spec.repeat}" if spec.repeat else ""
-    return f"{words[:60]}{repeat}-{spec.key}"
+    world = f"-of{spec.world}" if spec.world else ""
+    return f"{words[:60]}{world}{repeat}-{spec.key}"
 
 
 def project_root() -> Path:

@@ -29,6 +29,7 @@ __all__ = [
     "Rank",
     "Result",
     "Status",
+    "build",
     "load",
     "load_all",
     "write_json",
@@ -156,7 +157,9 @@ class Result:
     ``losses`` and ``grad_norms`` have one global mean a step, warm-up first. ``evidence`` maps a
     strategy's name to the facts read back. ``configs`` holds the launch file and, under
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
-    "resident" (no GPU). ``parity`` is "exact" or "by design".
+    "resident" (no GPU). ``parity`` is "exact" or "by design". ``key_averages`` are a profiler's
+    (harness.record), ``recordings`` the files it or the allocator's history left in the run's
+    folder.
     """
 
     status: Status
@@ -186,6 +189,8 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     launch: LaunchRecord | None = None
     log_tail: str = ""
+    key_averages: list[dict[str, Any]] = field(default_factory=list)
+    recordings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""
@@ -239,7 +244,7 @@ def load(path: Path) -> Result:
     if data["schema"] != SCHEMA:
         raise BadResult(f"{path}: schema {data['schema']}, this version reads {SCHEMA}")
     try:
-        return _build(Result, data, "result")
+        return build(Result, data, "result")
     except (TypeError, ValueError, KeyError) as error:
         raise BadResult(f"{path}: {error}") from None
 
@@ -255,13 +260,13 @@ def load_all(folder: Path) -> tuple[list[Result], list[str]]:
     return results, skipped
 
 
-def _build(kind: Any, data: Any, where: str) -> Any:
+def build(kind: Any, data: Any, where: str) -> Any:
     """``data`` as ``kind``: dataclasses, enums, lists, dicts and optional values, checked."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in arguments:
             return None
-        return _build(next(a for a in arguments if a is not type(None)), data, where)
+        return build(next(a for a in arguments if a is not type(None)), data, where)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(kind, data, where)
     if kind is Any:
@@ -270,10 +275,10 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return kind(data)
     if origin is list or origin is tuple:
         _expect(isinstance(data, (list, tuple)), where, "a list", data)
-        return origin(_build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        return origin(build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if origin is dict:
         _expect(isinstance(data, dict), where, "a mapping", data)
-        return {key: _build(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {key: build(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if kind is float and isinstance(data, int):
         return float(data)
     _expect(
@@ -290,7 +295,7 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
         raise ValueError(f"{where}: unknown field {unknown[0]!r}")
     try:
         return kind(
-            **{key: _build(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+            **{key: build(hints[key], item, f"{where}.{key}") for key, item in data.items()}
         )
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from harness import data, model
+from harness import data, model, world
 from harness.audit import weights_digest
 from harness.diffusion import OBJECTIVES
 from harness.loop import Run
@@ -22,6 +22,8 @@ __all__ = ["build_feed", "build_model", "make_accelerator", "prepare"]
 
 def make_accelerator(resolved: Resolved) -> Accelerator:
     """Accelerator with what the recipe's parts ask of it."""
+    if resolved.spec.world:
+        world.simulate(resolved.spec.world)
     return Accelerator(**resolved.recipe.accelerator_kwargs(resolved.launch))
 
 
@@ -131,6 +133,8 @@ def prepare(
         attachment = part.attach(trained)
         if attachment is not None:
             trained.attached[part.name] = attachment
+    if launch.simulated:
+        world.average_alone(prepared)
     objective = OBJECTIVES[resolved.spec.objective]
     return Run(trained=trained, feed=feed, objective=objective, digest=digest)
 

@@ -41,6 +41,7 @@ class Spec:
     warmup: int = _option(2, "optimizer steps before them, not timed")
     seed: int = _option(0, "weights, data order, noise")
     processes: int = _option(1, "data-parallel processes")
+    world: int = _option(0, "run rank 0 of so many on one process: its memory is real, losses not")
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's")
     weight_decay: float = _option(0.0, "AdamW's")
@@ -49,6 +50,8 @@ class Spec:
     ema: float = _option(0.9999, "decay of the weight average; 0 keeps none")
     class_dropout: float = _option(0.1, "share of labels dropped for guidance")
     repeat: int = _option(0, "index of this repetition")
+    profile: bool = _option(False, "record a profiler's trace of extra steps; not ranked")
+    snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
 
     def check(self) -> None:
         """Refuse values that no run could honour.
@@ -66,6 +69,13 @@ class Spec:
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
+        if self.world < 0 or self.world == 1:
+            raise SpecError(f"world is {self.world}; give --world at least 2, or leave it out")
+        if self.world and self.processes != 1:
+            raise SpecError(
+                f"world is {self.world} and processes is {self.processes}; one process stands for "
+                "all: leave --processes out"
+            )
         for name in ("grad_clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
@@ -82,18 +92,28 @@ class Spec:
             if getattr(self, name) not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
 
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of the job: its processes, or those that one process stands for."""
+        return self.world or self.processes
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a recording disturbs the numbers, so that they are not ranked."""
+        return self.profile or self.snapshot
+
     def micro_batch(self, accumulation: int) -> int:
-        """Samples a process feeds at once: global batch / processes / accumulation.
+        """Samples a rank feeds at once: global batch / ranks / accumulation.
 
         Raises:
             SpecError: it does not divide; names the nearest batch that does.
         """
-        parts = self.processes * accumulation
+        parts = self.ranks * accumulation
         if self.global_batch % parts:
             below = self.global_batch // parts * parts
             near = f"{below} or {below + parts}" if below else str(parts)
             raise SpecError(
-                f"global_batch {self.global_batch} does not divide by {self.processes} processes x "
+                f"global_batch {self.global_batch} does not divide by {self.ranks} processes x "
                 f"{accumulation} accumulation steps; use {near}"
             )
         return self.global_batch // parts
@@ -109,7 +129,9 @@ class Spec:
         words = ["--recipe", self.recipe]
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name != "recipe" and value != f.default:
+            if value is True:
+                words.append(f"--{f.name}")
+            elif f.name != "recipe" and value != f.default:
                 words += [f"--{f.name.replace('_', '-')}", str(value)]
         return words
 
@@ -123,6 +145,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...]
         if f.name in leave_out:
             continue
         kind = str if f.name == "recipe" else type(f.default)
+        if kind is bool:
+            parser.add_argument(
+                f"--{f.name}", action="store_true", default=None, help=f.metadata["help"]
+            )
+            continue
         parser.add_argument(
             f"--{f.name.replace('_', '-')}",
             type=kind,

@@ -12,6 +12,7 @@ With ``--checkpoint`` it is a plain training program that saves, resumes and dra
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -20,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from harness import fit, measure, process
+from harness import fit, measure, process, record
 from harness.resolve import resolve
-from harness.spec import add_arguments, from_arguments
+from harness.spec import Spec, add_arguments, from_arguments
 from harness.status import Reporter
 from strategies.base import BadInput, Conflict
 
@@ -34,10 +35,22 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
+    parser.add_argument("--anatomy", action="store_true", help="leave anatomy.json in --out")
     text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
     fit.add_arguments(parser)
     return parser.parse_args(argv)
+
+
+def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
+    """The allocator's history, where it was asked for."""
+    return record.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
+
+
+def _recordings(folder: Path) -> list[str]:
+    """Files for other tools that this run left, relative to its folder."""
+    found = [*folder.glob(f"{record.FOLDER}/*.json*"), *folder.glob("snapshot.rank*.pickle")]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,11 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         wanted = fit.from_options(options)
-        result = measure.measure(resolved, options.out, reporter, wanted, options.memory_limit)
+        with _history(resolved.spec, options.out, reporter.rank):
+            result = measure.measure(
+                resolved,
+                options.out,
+                reporter,
+                wanted,
+                options.memory_limit,
+                portrait=options.anatomy,
+            )
     except BaseException as error:
         reporter.failed(error)
         raise
     if result is not None:
+        result.recordings = _recordings(options.out)
         result.command = os.environ.get("HEADROOM_COMMAND", "")
         result.write(options.out / "result.json")
         shutil.rmtree(options.out / "nvme", ignore_errors=True)

@@ -112,6 +112,7 @@ class Launch:
 
     ``offload_optimizer`` and ``offload_param`` are "none", "cpu" or "nvme"; ``zero_stage`` is 0
     outside DeepSpeed; ``engine`` is accelerate's distributed type as the launch file spells it.
+    ``simulated``: one process stands for rank 0 of ``processes``, and collectives move nothing.
     ``traits`` are the words that all parts of the recipe say of themselves (``Strategy.traits``),
     so that a part can refuse an effect without knowing who has it.
     """
@@ -125,6 +126,7 @@ class Launch:
     offload_param: str = "none"
     accumulation: int = 1
     clips: bool = False
+    simulated: bool = False
     traits: frozenset[str] = frozenset()
 
 

@@ -56,12 +56,15 @@ class Recipe:
         part = self.in_slot(Slot.ACCUMULATE)
         return part.steps if part else 1
 
-    def launch(self, device: str, processes: int, *, clips: bool = False) -> Launch:
+    def launch(
+        self, device: str, processes: int, *, clips: bool = False, simulated: bool = False
+    ) -> Launch:
         """What the launch file says, and what the parts have to know of one another."""
         return dataclasses.replace(
             self.sharding.launch(device, processes),
             accumulation=self.accumulation,
             clips=clips,
+            simulated=simulated,
             traits=frozenset().union(*(part.traits() for part in self.strategies)),
         )
 

@@ -171,20 +171,25 @@ class Sharding(Strategy):
         )
 
     def refuses(self, launch: Launch) -> str | None:
+        if launch.engine == "NO" and launch.simulated:
+            return "trains alone, so there is no world to simulate; leave --world out, or take ddp"
+        if launch.simulated and "hooks_allreduce" in launch.traits:
+            return "the optimizer's own all-reduce needs real ranks; leave --world out"
         if launch.engine == "NO" and launch.processes > 1:
             return f"trains one process, not {launch.processes}; use --processes 1, or ddp"
         return None
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        if launch.device != "cpu":
-            return {}
-        if launch.engine != "DEEPSPEED":
+        if launch.device == "cpu" and launch.engine != "DEEPSPEED":
             # torchrun's path drops the launch file's use_cpu; under DeepSpeed it would mean DDP.
             return {"cpu": True}
+        if launch.device != "cpu" and not launch.simulated:
+            return {}
         from accelerate import InitProcessGroupKwargs
 
         # Without a named backend accelerate gives DeepSpeed on a CPU no process group at all.
-        return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
+        backend = "fake" if launch.simulated else "gloo"
+        return {"kwargs_handlers": [InitProcessGroupKwargs(backend=backend)]}
 
     def configure(self, accelerator: Any, module: Any) -> None:
         plugin = getattr(accelerator.state, "deepspeed_plugin", None)
@@ -231,6 +236,10 @@ def _replicas(trained: Trained) -> dict[str, Any]:
         isinstance(trained.model, DistributedDataParallel),
         f"the model is a {type(trained.model).__name__}, not DistributedDataParallel",
     )
+    if trained.launch.simulated:  # nobody to compare with: a collective returns one's own
+        size = trained.model.process_group.size()
+        demand(size == trained.launch.processes, f"DDP averages over {size} ranks")
+        return {"wrapper": "DistributedDataParallel", "replicas": size}
     with torch.no_grad():
         sums = torch.stack([p.double().sum() for p in trained.module.parameters()])
     spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())

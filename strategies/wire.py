@@ -57,6 +57,8 @@ class Compression(Watcher):
 
 def refusal(launch: Launch) -> str | None:
     """Why DDP's all-reduce cannot be compressed under ``launch``."""
+    if launch.simulated:
+        return "a simulated world sends nothing that could be compressed; leave --world out"
     if launch.engine in ("MULTI_CPU", "MULTI_GPU"):
         return None
     if launch.engine == "NO":

@@ -41,6 +41,8 @@ def test_a_batch_that_does_not_divide_names_the_nearest():
 
 
 def other(value):
+    if isinstance(value, bool):
+        return not value
     return value + "x" if isinstance(value, str) else value + 1
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "PREDICTED",
     "RANKING",
     "SHORT",
+    "SIMULATED",
     "SPLIT",
     "SPLIT_NAMES",
     "TIME",
@@ -126,6 +127,16 @@ RANKING = (
     MFU,
     LOSS,
     FLAGS,
+)
+SIMULATED = (
+    RANK,
+    RECIPE,
+    PEAK,
+    PEAK_CHANGE,
+    Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
+    HOST,
+    Column("Step ms, no communication", _number("step_seconds_median"), "ms"),
+    Column("Notes", lambda r: "simulated"),
 )
 SHORT = (RANK, RECIPE, SPEED, SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
 PHASES = (

@@ -17,7 +17,16 @@ from harness.report.rows import Group, Report, Row, Unfinished, Versus
 
 __all__ = ["csv_text", "json_text"]
 
-BEFORE = ("group", "rank", "recipe", "status", "device", "meter", "processes", "global_batch")
+BEFORE = (
+    "group",
+    "rank",
+    "recipe",
+    "status",
+    "device",
+    "meter",
+    "processes",
+    "global_batch",
+)
 VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
 PREDICTED: dict[str, Callable[[Compared], Any]] = {
@@ -38,8 +47,9 @@ def csv_text(report: Report) -> str:
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
     more = PREDICTED if any(row.predicted for row in rows) else ()
-    names = [*BEFORE, *VERSUS, *NUMBERS, *more, *AFTER]
-    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n", extrasaction="ignore")
+    worlds = ["world"] if any(group.world for group in report.groups) else []
+    names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
+    writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
         writer.writerows(_flat(index, group, row) for row in group.rows)
@@ -55,6 +65,7 @@ def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
         "device": group.device,
         "meter": group.meter,
         "processes": row.spec.processes,
+        "world": row.spec.world or None,
         "global_batch": row.spec.global_batch,
         "command": row.first.command,
     }
@@ -77,6 +88,7 @@ def _gone(one: Unfinished) -> dict[str, Any]:
         "status": one.status.value,
         "device": one.result.environment.get("device") or spec.device,
         "processes": spec.processes,
+        "world": spec.world or None,
         "global_batch": spec.global_batch,
         "phase": one.result.phase,
         "peak_so_far_bytes": one.peak_bytes,

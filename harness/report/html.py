@@ -9,6 +9,7 @@ from harness.report import (
     charts,
     html_parts,
     predicted,
+    recorded,
     scatter,
     stories,
     table,
@@ -59,7 +60,12 @@ def render(report: Report) -> str:
     several = len(report.groups) > 1
     for index, group in enumerate(report.groups):
         parts.append(_group(group, index, several))
-    parts += [_unfinished(report), _skipped(report), html_parts.environment(report)]
+    parts += [
+        recorded.html(report),
+        _unfinished(report),
+        _skipped(report),
+        html_parts.environment(report),
+    ]
     parts += [html_parts.commands(report), html_parts.how_to_read(report)]
     return "\n".join([*(part for part in parts if part), SCRIPT, "</body></html>\n"])
 
@@ -84,7 +90,7 @@ def _story(report: Report) -> str:
 def _group(group: Group, index: int, several: bool) -> str:
     grids = table.group_grids(group)
     parts = [_head(group, index, several), _answers(group)]
-    reference = f"Ranking<small> against {escape(group.reference.label)}</small>"
+    reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
     parts.append(f"<h3>{reference}</h3>" + html_parts.grid(grids["ranking"]))
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
     for key in ("parity", "memory", "host", "predicted", "buckets"):
@@ -151,11 +157,8 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 
 
 def _two_charts(group: Group) -> str:
-    left = _figure(
-        "Memory against throughput",
-        _scatter_note(group),
-        scatter.scatter(group),
-    )
+    picture = "" if group.world else scatter.scatter(group)
+    left = _figure("Memory against throughput", _scatter_note(group), picture)
     keys = html_parts.colour_keys(charts.split_legend())
     bars = charts.split_bars(group)
     right = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report import predicted, stories, surroundings, table, units, words
+from harness.report import predicted, recorded, stories, surroundings, table, units, words
 from harness.report.rows import Group, Report
 
 __all__ = ["grid_lines", "render", "render_story"]
@@ -20,6 +20,7 @@ def render(report: Report) -> str:
         lines += _grid(grid)
     for group in report.groups:
         lines += _group(group)
+    lines += recorded.markdown(report, grid_lines)
     if report.unfinished:
         lines += _grid(table.unfinished_grid(report.unfinished))
     if report.skipped:

@@ -73,7 +73,7 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
     median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
     spread = derive.repeat_spread(runs)
     flops = derive.flops_per_second(first.flops_per_step, median)
-    each = flops / len(first.ranks) if flops else None
+    each = flops / (first.spec.world or len(first.ranks)) if flops else None
     kind = derive.precision(first.evidence)
     return {
         "repeats": len(results),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,13 +87,21 @@ class Unfinished:
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Rows that did the same work on the same device, fastest first; ``unlike`` says how they
-    differ from the first group, and so why they are not ranked with it."""
+    differ from the first group, and so why they are not ranked with it.
+
+    Rows of a simulated world are ordered by their peak: memory is all that they tell.
+    """
 
     rows: list[Row]
     reference: Row
     meter: str
     device: str
     unlike: str = ""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks that one process stood for; 0 for real runs."""
+        return self.reference.spec.world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +111,7 @@ class Report:
     suite: Suite
     groups: list[Group] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
+    recorded: list[Result] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -138,13 +148,18 @@ def build(
         for result, status, reason in ended
         if status is not Status.OK
     ]
-    groups = _groups(_rows(done, gone, predictions or {}), suite.reference)
-    return Report(suite=suite, groups=groups, unfinished=gone, skipped=list(skipped))
+    ranked = [result for result in done if not result.spec.recorded]
+    groups = _groups(_rows(ranked, gone, predictions or {}), suite.reference)
+    recorded = [result for result in done if result.spec.recorded]
+    return Report(
+        suite=suite, groups=groups, unfinished=gone, recorded=recorded, skipped=list(skipped)
+    )
 
 
 def label(spec: Spec) -> str:
     """A row's name where recipes alone may not tell rows apart."""
-    return spec.recipe + (f" (repeat {spec.repeat})" if spec.repeat else "")
+    world = f" (rank 0 of {spec.world})" if spec.world else ""
+    return spec.recipe + world + (f" (repeat {spec.repeat})" if spec.repeat else "")
 
 
 def device_of(result: Result) -> str:
@@ -190,8 +205,12 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(same_work(row.first), []).append(row)
-    home = _named(rows, wanted)
-    ordered = sorted(found.items(), key=lambda item: (home not in item[1], -len(item[1])))
+    real = [row for row in rows if not row.spec.world]
+    home = _named(real or rows, wanted)
+    ordered = sorted(
+        found.items(),
+        key=lambda item: (item[1][0].spec.world, home not in item[1], -len(item[1])),
+    )
     first = ordered[0][0] if ordered else ()
     return [_group(members, wanted, _unlike(work, first)) for work, members in ordered]
 
@@ -221,14 +240,22 @@ def _reference(rows: list[Row], wanted: str) -> Row:
 def _group(members: list[Row], wanted: str, unlike: str) -> Group:
     members = _labelled(members)
     reference = _reference(members, wanted)
-    fastest = sorted(members, key=lambda r: -r.numbers.samples_per_second)
-    compared = [_compare(row, reference, rank) for rank, row in enumerate(fastest, 1)]
+    best = sorted(members, key=_smallest if reference.spec.world else _fastest)
+    compared = [_compare(row, reference, rank) for rank, row in enumerate(best, 1)]
     rows = _with_front(compared)
     home = next(row for row in rows if row.versus.is_reference)
     first = home.first
     return Group(
         rows=rows, reference=home, meter=first.meter, device=device_of(first), unlike=unlike
     )
+
+
+def _fastest(row: Row) -> float:
+    return -row.numbers.samples_per_second
+
+
+def _smallest(row: Row) -> float:
+    return row.numbers.peak_bytes or math.inf
 
 
 def _labelled(rows: list[Row]) -> list[Row]:
@@ -267,7 +294,11 @@ def _worst(distances: list[float | None]) -> float | None:
 
 def _with_front(rows: list[Row]) -> list[Row]:
     """Mark the front. A row that computes something else than it should cannot be on it."""
-    able = [r for r in rows if r.versus.parity != "DIFFERS" and r.numbers.peak_bytes is not None]
+    able = [
+        r
+        for r in rows
+        if r.versus.parity != "DIFFERS" and r.numbers.peak_bytes is not None and not r.spec.world
+    ]
     points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in able]
     front = {id(able[i]) for i in derive.pareto_front(points)}
     return [

@@ -6,6 +6,7 @@ A ``Column`` (columns.py) says once how a number is headed, taken from a row and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from harness.report.columns import (
     PREDICTED,
     RANKING,
     SHORT,
+    SIMULATED,
     SPLIT,
     TIME,
     UNFINISHED,
@@ -52,6 +54,8 @@ NOTES = {
     "ranking": "Samples/s of the whole job: global batch over the median step. Peak: the fullest "
     "rank's highest phase. Front: no other row has both a lower peak and more samples/s. Noisy: "
     "(p90 - p10) / median above 20 %, or repetitions' medians more than 10 % apart.",
+    "simulated": "Peak: rank 0's highest phase; smallest first. A step's time is computation "
+    "alone.",
     "phases": "Highest of all ranks in each phase. Forward, backward and optimizer are from one "
     "untimed step; steady covers the timed steps. Colour: the share of the table's highest value.",
     "split": "Alive at the traced peak of one step on the fullest rank. Workspace: temporaries, "
@@ -90,11 +94,15 @@ def grid(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -
 
 def ranking(group: Group) -> Grid:
     """Rows of a group, fastest first, with their differences to the reference."""
+    if group.world:
+        return grid("simulated", f"Memory of rank 0 of {group.world}", SIMULATED, group.rows)
     return grid("ranking", "Ranking", _with_processes(RANKING, group), group.rows)
 
 
 def short_ranking(group: Group) -> Grid:
     """The ranking for a terminal of 100 columns."""
+    if group.world:
+        return ranking(group)
     return grid("ranking", "Ranking", SHORT, group.rows)
 
 
@@ -108,15 +116,16 @@ def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:
 def group_grids(group: Group) -> dict[str, Grid]:
     """Every table of one group, by key."""
     rows = group.rows
+    compared = [] if group.world else rows
     grids = [
-        ranking(group),
-        grid("effects", "What each part does", EFFECTS, effects(group)),
+        dataclasses.replace(ranking(group), key="ranking"),
+        grid("effects", "What each part does", EFFECTS, effects(group) if compared else []),
         grid("phases", "Peak of each phase", PHASES, rows),
         grid("split", "What the peak is made of", SPLIT, _split_rows(rows)),
         grid("host", "What the host holds", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
         grid("memory", "Memory, all counts", MEMORY, rows),
         grid("time", "Time", TIME, rows),
-        grid("parity", "Same computation?", PARITY, rows),
+        grid("parity", "Same computation?", PARITY, compared),
         grid("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
         grid("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]

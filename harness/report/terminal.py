@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from harness.report import predicted, table, units, words
+from harness.report import predicted, recorded, table, units, words
 from harness.report.rows import Group, Report
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def render(report: Report, console: Console) -> None:
     console.print(escape(words.summary(report)))
     for group in report.groups:
         _group(group, console)
+    if report.recorded:
+        console.print(escape(recorded.note(report)), highlight=False)
     if report.unfinished:
         console.print("\n[bold]Did not finish[/bold]")
         for gone in report.unfinished:

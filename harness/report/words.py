@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from harness.report import derive, surroundings, units
-from harness.report.rows import Group, Report, Row
+from harness.report.rows import Group, Report, Row, label
 
 __all__ = ["Answer", "Fit", "answers", "fits", "stamp", "summary"]
 
@@ -63,6 +63,8 @@ def believable(group: Group) -> list[Row]:
 
 def answers(group: Group) -> list[Answer]:
     """Fastest, fastest unchanged computation, least memory, best trade."""
+    if group.world:  # its times leave communication out, and its losses mean nothing
+        return []
     rows = believable(group)
     if not rows:
         return [Answer(question="Fastest", row=None, text="no row can be believed")]
@@ -137,6 +139,8 @@ def _compromise(rows: list[Row]) -> Answer:
 def fits(group: Group) -> list[Fit]:
     """The fastest row for each of a few sizes of device memory; like answers as one."""
     rows = believable(group)
+    if group.world:
+        return []
     found: list[Fit] = []
     for limit in limits(group):
         row = next((row for row in rows if row.numbers.need_bytes <= limit), None)
@@ -169,6 +173,19 @@ def _round_up(value: float) -> float:
 
 def stamp(group: Group) -> str:
     """What these numbers are, and what they cannot be compared with."""
+    return f"{_simulated(group)} {_meter(group)}" if group.world else _meter(group)
+
+
+def _simulated(group: Group) -> str:
+    return (
+        f"SIMULATED WORLD: one process stood for rank 0 of {group.world}. Memory is that rank's, "
+        "real, without what the communication library itself holds. Time is computation without "
+        "communication. Losses mean nothing and are not kept. Ordered by peak; never ranked with "
+        "real rows, and in no answer."
+    )
+
+
+def _meter(group: Group) -> str:
     where = f"{group.device}, {_processes(group)}"
     if group.meter == "cuda":
         return f"Measured on {where}; device memory is the caching allocator's."
@@ -226,8 +243,12 @@ def summary(report: Report) -> str:
     gone: dict[str, list[str]] = {}
     for one in report.unfinished:
         gone.setdefault(one.status.value, []).append(one.label)
+    if report.recorded:
+        gone["recorded"] = [label(result.spec) for result in report.recorded]
     if not rows and not gone:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in gone.items()]
     text = ", ".join([f"{rows} measured", *counts])
+    if report.recorded and not rows:
+        return f"Nothing to rank: {', '.join(counts)}."
     return f"{text}." if rows else f"No run finished: {', '.join(counts)}."

@@ -1,0 +1,239 @@
+"""DeepSpeed settings that cost memory for nothing, for a model of a given size. No torch.
+
+Each rule names the setting, the bytes it costs on each device, and the value that removes it.
+``"auto"`` passes: ``strategies.sharding`` settles it from the model. A setting that is absent
+counts as DeepSpeed's default (0.19.8, runtime/zero/config.py), since that is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness import presets
+from harness.resolve import Resolved
+from strategies.base import Slot
+from strategies.sharding import zero_sizes
+
+__all__ = ["RULES", "Finding", "Job", "job_of", "lint", "lint_resolved"]
+
+DEFAULTS: dict[str, Any] = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "sub_group_size": 1_000_000_000,
+    "overlap_comm": False,
+}
+MUCH = 4
+"""How many times the size that "auto" becomes a bucket may be before it is worth a word."""
+NVME_STATE_BYTES = 16
+"""A swapped element in memory: float32 master, gradient and two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the bytes depend on; counts are elements, ``itemsize`` is bytes of a parameter.
+
+    ``tensors`` holds the size of every trainable weight that is no bias.
+    """
+
+    total: int
+    block: int
+    tensors: tuple[int, ...]
+    bias: int
+    itemsize: int
+    ranks: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that "auto" becomes."""
+        return zero_sizes(self.total, self.block, max(self.tensors), self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One setting that costs ``bytes`` on a device and buys nothing.
+
+    ``at_most``: how much of it is held at once depends on the order of the modules' uses.
+    """
+
+    key: str
+    value: Any
+    bytes: int
+    why: str
+    fix: str
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        cost = f"{'up to ' if self.at_most else ''}{_mib(self.bytes)} a device"
+        return f"{self.key} is {self.value}: {self.why}, {cost}; set {self.fix}"
+
+
+def lint(zero: Mapping[str, Any], job: Job) -> list[Finding]:
+    """What ``zero`` (a zero_optimization block) wastes for ``job``, the most costly first."""
+    found = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
+    return sorted(found, key=lambda finding: -finding.bytes)
+
+
+def lint_resolved(resolved: Resolved) -> list[Finding]:
+    """What the launch file of a run wastes; nothing outside DeepSpeed."""
+    return lint(resolved.file.zero, job_of(resolved)) if resolved.file.zero else []
+
+
+def job_of(resolved: Resolved) -> Job:
+    """The sizes of a run, from closed forms."""
+    precision = resolved.recipe.in_slot(Slot.PRECISION)
+    facts, shape = resolved.facts, resolved.shape
+    total = presets.trainable_count(
+        shape, facts.input_size, facts.channels, facts.classes, resolved.learn_sigma
+    )
+    d, m = shape.hidden_size, shape.mlp_size
+    block = (3 * d * d, d * d, d * m, m * d, 6 * d * d)
+    ends = (presets.FREQUENCIES * d, d * d, (facts.classes + 1) * d, 2 * d * d)
+    return Job(
+        total=total,
+        block=presets.largest_block_count(shape),
+        tensors=block * shape.depth + ends,
+        bias=6 * d,
+        itemsize=2 if precision.name in ("bf16", "fp16") else 4,
+        ranks=resolved.spec.ranks,
+    )
+
+
+# ---- rules ----
+
+
+def _number(zero: Mapping[str, Any], key: str) -> int | None:
+    """The setting in force, in elements; None where it is left to be settled from the model."""
+    value = zero.get(key, DEFAULTS[key])
+    return None if value == "auto" else int(value)
+
+
+def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """The reduce bucket is allocated whole, however small the model (issues 1302, 3734)."""
+    size, right = _number(zero, "reduce_bucket_size"), job.sizes["reduce_bucket_size"]
+    if size is not None and size > MUCH * right and zero.get("contiguous_gradients", True):
+        times = size / job.total
+        share = f"{times:.1f} times" if times > 1 else f"{times:.0%} of"
+        yield Finding(
+            key="reduce_bucket_size",
+            value=size,
+            bytes=(size - right) * job.itemsize,
+            why=f"the bucket is {share} the model, and is allocated whole",
+            fix=f'"reduce_bucket_size": "auto" ({right:,} here)',
+        )
+
+
+def doubled_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """Overlapping reduction keeps a second bucket under stages 1 and 2 (setup_buckets)."""
+    if int(zero.get("stage", 0)) not in (1, 2) or not zero.get("overlap_comm", False):
+        return
+    size = _number(zero, "reduce_bucket_size") or job.sizes["reduce_bucket_size"]
+    yield Finding(
+        key="overlap_comm",
+        value="true",
+        bytes=size * job.itemsize,
+        why="overlapping keeps a second reduce bucket",
+        fix='"overlap_comm": false, or half the "reduce_bucket_size"',
+    )
+
+
+def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """ZeRO-3 lets go of a parameter only if its next use lies beyond the reuse distance.
+
+    Forward and backward of the first block are two whole models apart, so half of the distance is
+    what stays gathered; what a rank owns is there anyway.
+    """
+    reuse = _number(zero, "stage3_max_reuse_distance")
+    if int(zero.get("stage", 0)) != 3 or reuse is None or reuse < job.total:
+        return
+    gathered = min(job.total, reuse // 2) - 2 * job.block
+    yield Finding(
+        key="stage3_max_reuse_distance",
+        at_most=True,
+        value=reuse,
+        bytes=max(0, gathered) * job.itemsize * (job.ranks - 1) // job.ranks,
+        why="gathered parameters are kept for a use that far ahead, so ZeRO-3 saves few or none",
+        fix=f'"stage3_max_reuse_distance": "auto" ({2 * job.block:,} here)',
+    )
+
+
+def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """The bound on gathered parameters is the model or more: ZeRO-3 then holds all of them."""
+    live = _number(zero, "stage3_max_live_parameters")
+    if int(zero.get("stage", 0)) != 3 or live is None or live < job.total:
+        return
+    yield Finding(
+        key="stage3_max_live_parameters",
+        at_most=True,
+        value=live,
+        bytes=(job.total - 2 * job.block) * job.itemsize * (job.ranks - 1) // job.ranks,
+        why=f"all {job.total:,} parameters stay gathered, so ZeRO-3 saves none of them",
+        fix=f'"stage3_max_live_parameters": "auto" ({2 * job.block:,} here)',
+    )
+
+
+def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """Prefetching more than the two blocks that are allowed to live."""
+    ahead = _number(zero, "stage3_prefetch_bucket_size")
+    if int(zero.get("stage", 0)) != 3 or ahead is None or ahead <= 2 * job.block:
+        return
+    held = min(ahead, job.total) - job.block // 2
+    yield Finding(
+        key="stage3_prefetch_bucket_size",
+        at_most=True,
+        value=ahead,
+        bytes=held * job.itemsize * (job.ranks - 1) // job.ranks,
+        why="more than two blocks are fetched ahead",
+        fix=f'"stage3_prefetch_bucket_size": "auto" ({job.block // 2:,} here)',
+    )
+
+
+def unsharded_weights(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """Parameters below the threshold stay whole on every rank: meant for biases."""
+    limit = _number(zero, "stage3_param_persistence_threshold")
+    if int(zero.get("stage", 0)) != 3 or limit is None:
+        return
+    whole = [size for size in job.tensors if size <= limit]
+    yield Finding(
+        key="stage3_param_persistence_threshold",
+        value=limit,
+        bytes=sum(whole) * job.itemsize * (job.ranks - 1) // job.ranks,
+        why=f"{len(whole)} weights are not sharded",
+        fix=f'"stage3_param_persistence_threshold": "auto" ({job.bias:,} here)',
+    )
+
+
+def whole_shard_swapped(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """An optimizer on NVMe is read in by sub groups: one larger than the model reads all of it."""
+    size = _number(zero, "sub_group_size")
+    place = zero.get("offload_optimizer", {}).get("device", "none")
+    if int(zero.get("stage", 0)) != 3 or place != "nvme" or size is None or size < job.total:
+        return
+    right = job.sizes["sub_group_size"]
+    yield Finding(
+        key="sub_group_size",
+        value=size,
+        bytes=(job.total - right) * NVME_STATE_BYTES // job.ranks,
+        why="the whole shard of the optimizer is read into host memory at once",
+        fix=f'"sub_group_size": "auto" ({right:,} here)',
+    )
+
+
+Rule = Callable[[Mapping[str, Any], Job], Iterator[Finding]]
+RULES: tuple[Rule, ...] = (
+    large_bucket,
+    doubled_bucket,
+    kept_gathered,
+    everything_live,
+    wide_prefetch,
+    unsharded_weights,
+    whole_shard_swapped,
+)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,82 @@
+"""Recordings of a run for tools of its own: a profiler's trace, and the allocator's history.
+
+Both cost time and memory, so a recorded run is marked and never ranked. The profiler watches
+steps of its own after the timed ones; the history runs from the start, for it must be there when
+memory runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+__all__ = ["allocator_history", "profiled_steps"]
+
+WAIT, WARMUP, ACTIVE = 1, 1, 3
+ENTRIES = 200_000
+"""Allocations and frees that the history keeps, the newest: some tens of steps."""
+SHOWN = 30
+FOLDER = "profile"
+
+
+def profiled_steps(
+    step: Callable[[], None], folder: Path, rank: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """Five steps: one waits, one warms the profiler up, three are recorded, on rank 0 alone.
+
+    The trace is written to ``folder/profile`` as ``*.pt.trace.json.gz``, which Perfetto, Chrome
+    (chrome://tracing) and TensorBoard's profiler plug-in read. Returned are the key averages: the
+    operations that took longest by themselves, in seconds and bytes of all recorded steps.
+    """
+    if rank != 0:
+        for _ in range(WAIT + WARMUP + ACTIVE):
+            step()
+        return []
+    kinds = [ProfilerActivity.CPU]
+    kinds += [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with profile(
+        activities=kinds,
+        schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
+        on_trace_ready=tensorboard_trace_handler(str(folder / FOLDER), "rank0", use_gzip=True),
+        profile_memory=True,
+    ) as watching:
+        for _ in range(WAIT + WARMUP + ACTIVE):
+            step()
+            watching.step()
+    return _longest(watching.key_averages())
+
+
+def _longest(averages: Any) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "name": event.key,
+            "calls": event.count,
+            "self_cpu_seconds": event.self_cpu_time_total / 1e6,
+            "self_device_seconds": event.self_device_time_total / 1e6,
+            "cpu_bytes": event.self_cpu_memory_usage,
+            "device_bytes": event.self_device_memory_usage,
+        }
+        for event in averages
+    ]
+    rows.sort(key=lambda row: -max(row["self_device_seconds"], row["self_cpu_seconds"]))
+    return rows[:SHOWN]
+
+
+@contextlib.contextmanager
+def allocator_history(folder: Path, rank: int) -> Iterator[None]:
+    """Record the CUDA allocator's history, written on the way out: also by an out-of-memory error.
+
+    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz.
+    """
+    torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
+    try:
+        yield
+    finally:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(folder / f"snapshot.rank{rank}.pickle"))
+        torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,0 +1,231 @@
+"""The charts of an anatomy page, in SVG by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.portrait import CATEGORIES, OpCost, Point, Portrait, Timeline
+from harness.report import laws, units
+from harness.report.charts import SPLIT_COLOURS
+from harness.report.svg import (
+    COLOURS,
+    WIDTH,
+    Scale,
+    axes,
+    drawing,
+    element,
+    padded,
+    place_labels,
+    text,
+)
+
+__all__ = ["NAMES", "bars", "family_keys", "keys", "preset_chart", "roofline", "sweep", "timeline"]
+
+WIDE = 1200.0
+NAMES = ("Parameters", "Gradients", "Optimizer state", "EMA", "Activations", "Workspace")
+SHOWN_OPS = 16
+FRAME = 48.0
+SWEEPS = {
+    "batch": ("batch", "samples"),
+    "depth": ("depth", "blocks"),
+    "tokens": ("tokens", "tokens a sample"),
+    "width": ("hidden", "hidden units"),
+}
+
+
+def keys() -> list[tuple[str, str]]:
+    """Name and colour of each category, in the order of the stack."""
+    return list(zip(NAMES, SPLIT_COLOURS, strict=False))
+
+
+def timeline(line: Timeline) -> str:
+    """Bytes alive at each operation of the step, stacked; the peak marked."""
+    height, top = 300.0, 40.0
+    last = max(line.marks[-1][0], 1)
+    high = line.peak_bytes / units.MIB
+    x, y = Scale(0, last, 56.0, WIDE - 12), Scale(0, high * 1.06, height, top)
+    parts = axes(x, y, "operations run since the step began", "MiB", top)
+    parts += _areas(line, x, y)
+    parts += _phases(line, x, height, top)
+    parts += _peak(line, x, y, high)
+    return drawing(WIDE, height + 36, parts, "Memory over one step, by category")
+
+
+def _areas(line: Timeline, x: Scale, y: Scale) -> list[str]:
+    below = [0.0] * len(line.op)
+    spots = [*line.op, line.marks[-1][0]]
+    parts = []
+    for name, colour in zip(CATEGORIES, SPLIT_COLOURS, strict=False):
+        above = [b + v / units.MIB for b, v in zip(below, line.bytes[name], strict=True)]
+        if any(line.bytes[name]):
+            path = f"M{_steps(spots, above, x, y)}L{_steps(spots, below, x, y, back=True)}Z"
+            label = dict(zip(CATEGORIES, NAMES, strict=True))[name]
+            tip = element("title", label)
+            parts.append(element("path", tip, d=path, fill=colour, class_="area"))
+        below = above
+    return parts
+
+
+def _steps(
+    ops: Sequence[int], heights: Sequence[float], x: Scale, y: Scale, *, back: bool = False
+) -> str:
+    """A staircase: each height holds until the next operation."""
+    pairs = []
+    for index, value in enumerate(heights):
+        pairs += [(x(ops[index]), y(value)), (x(ops[index + 1]), y(value))]
+    return "L".join(f"{a:.1f},{b:.1f}" for a, b in (reversed(pairs) if back else pairs))
+
+
+def _phases(line: Timeline, x: Scale, bottom: float, top: float) -> list[str]:
+    parts = []
+    for (start, phase), (stop, _) in zip(line.marks, line.marks[1:], strict=False):
+        at = x(start)
+        parts.append(element("line", x1=at, x2=at, y1=top - 12, y2=bottom, class_="border"))
+        if x(stop) - at > 50:
+            parts.append(text((at + x(stop)) / 2, top - 4, phase, class_="label mid"))
+    return parts
+
+
+def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
+    at, level = x(line.peak_op), y(high)
+    words = f"peak {high:.1f} MiB"
+    side = {"class_": "label end"} if at > WIDE / 2 else {"class_": "label"}
+    shift = -10 if at > WIDE / 2 else 10
+    ring = element("circle", cx=at, cy=level, r=4.5, class_="mark")
+    return [ring, text(at + shift, level - 6, words, **side, font_weight=650)]
+
+
+def bars(portrait: Portrait) -> str:
+    """What lives at the peak of a training step and of inference on the same batch."""
+    lines = [("training", portrait.timeline), ("inference", portrait.inference)]
+    top, left, row = 8.0, 70.0, 34.0
+    high = max(line.peak_bytes for _, line in lines) / units.MIB
+    x = Scale(0, high, left, WIDTH - 66)
+    bottom = top + row * len(lines)
+    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
+    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
+    for index, (name, line) in enumerate(lines):
+        at = top + index * row
+        parts.append(text(left - 8, at + 21, name, class_="label end"))
+        parts += _bar(line, x, at)
+    parts.append(text((left + WIDTH) / 2, bottom + 31, "MiB at the peak", class_="axis mid"))
+    return drawing(WIDTH, bottom + 38, parts, "Training against inference")
+
+
+def _bar(line: Timeline, x: Scale, top: float) -> list[str]:
+    totals = [sum(v) for v in zip(*line.bytes.values(), strict=True)]
+    peak = totals.index(max(totals))
+    parts, before = [], 0.0
+    for name, key, colour in zip(NAMES, CATEGORIES, SPLIT_COLOURS, strict=False):
+        size = line.bytes[key][peak] / units.MIB
+        tip = element("title", f"{name}: {size:.1f} MiB")
+        box = {"x": x(before), "y": top + 6, "width": x(size) - x(0), "height": 20}
+        parts.append(element("rect", tip, **box, fill=colour, class_="part"))
+        before += size
+    return [*parts, text(x(before) + 6, top + 21, f"{before:.1f}", class_="value")]
+
+
+def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
+    """Activation bytes against one size: measured points, and the law's line."""
+    mine = [p for p in points if p.varies == varies]
+    field, name = SWEEPS[varies]
+    sizes = [getattr(p, field) for p in mine]
+    x = Scale(0, max(sizes) * 1.04, FRAME, WIDTH / 2 - 10)
+    y = Scale(0, max(p.activation_bytes for p in mine) / units.MIB * 1.1, 170.0, 26.0)
+    parts = axes(x, y, name, "activations, MiB", 26.0)
+    spots = []
+    for share in range(41):
+        size = max(sizes) * share / 40
+        values = {"batch": mine[0].batch, "tokens": mine[0].tokens, "hidden": mine[0].hidden}
+        values |= {"depth": mine[0].depth, field: size}
+        spots.append((x(size), y(law(**values) / units.MIB)))
+    path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
+    parts.append(element("path", d=path, class_="curve", stroke=COLOURS[0]))
+    parts += [
+        element("circle", cx=x(s), cy=y(p.activation_bytes / units.MIB), r=3.6, fill=COLOURS[1])
+        for s, p in zip(sizes, mine, strict=True)
+    ]
+    return drawing(WIDTH / 2, 210, parts, f"Activation memory against {name}")
+
+
+def preset_chart() -> str:
+    """How far 6 N D is off for each preset, by its number of tokens."""
+    found = laws.preset_errors()
+    values = [100 * error for _, _, error in found]
+    x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
+    y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
+    parts = [element("line", x1=FRAME, x2=WIDTH - 20, y1=y(v), y2=y(v), class_="grid")
+             for v in y.ticks()]  # fmt: skip
+    parts += [text(FRAME - 6, y(v) + 4, f"{v:g}", class_="tick end") for v in y.ticks()]
+    for index, family in enumerate(_families()):
+        line = sorted((t, e) for name, t, e in found if name.startswith(f"{family}/"))
+        spots = [(x(t), y(100 * e)) for t, e in line]
+        path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
+        colour = COLOURS[index]
+        parts.append(element("path", d=path, class_="curve", stroke=colour))
+        parts += [element("circle", cx=a, cy=b, r=3.2, fill=colour) for a, b in spots]
+    for tokens in sorted({t for _, t, _ in found}):
+        parts.append(text(x(tokens), 235, f"{tokens}", class_="tick mid"))
+    parts.append(
+        text(
+            (FRAME + WIDTH - 20) / 2,
+            251,
+            "tokens a sample (patches of 8, 4, 2)",
+            class_="axis mid",
+        )
+    )
+    parts.append(text(4, 17, "6 N D over the counted FLOPs, % too many", class_="axis"))
+    return drawing(WIDTH, 260, parts, "Error of 6 N D for each preset")
+
+
+def family_keys() -> list[tuple[str, str]]:
+    """Name and colour of each family of presets."""
+    return [(family, COLOURS[index]) for index, family in enumerate(_families())]
+
+
+def _families() -> list[str]:
+    return list(dict.fromkeys(name.partition("/")[0] for name, _, _ in laws.preset_errors()))
+
+
+def roofline(portrait: Portrait) -> str:
+    """Each operation's arithmetic intensity and its FLOP/s, under this device's own ceilings."""
+    costs = [c for c in portrait.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
+    places = [(laws.intensity(c), c.flops / c.seconds) for c in costs]
+    if not costs:
+        return ""
+    ridge = portrait.peak_flops / portrait.bandwidth
+    low = 10 ** math.floor(math.log10(min(p[0] for p in places)))
+    high = 10 ** math.ceil(math.log10(max(*(p[0] for p in places), 2 * ridge)))
+    floor = 10 ** math.floor(math.log10(min(p[1] for p in places)))
+    x = Scale(low, high, 62.0, WIDE - 12, log=True)
+    y = Scale(floor, 10 ** math.ceil(math.log10(portrait.peak_flops)), 330.0, 26.0, log=True)
+    parts = axes(x, y, "arithmetic intensity: FLOPs a byte moved", "FLOP/s", y.end)
+    start = max(low, floor / portrait.bandwidth)
+    corner = [(start, laws.attainable(start, portrait.peak_flops, portrait.bandwidth))]
+    corner += [(ridge, portrait.peak_flops), (high, portrait.peak_flops)]
+    path = "M" + "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in corner)
+    parts.append(element("path", d=path, class_="roof"))
+    return drawing(WIDE, 366, parts + _ops(costs, places, x, y), "Roofline of this device")
+
+
+def _ops(
+    costs: Sequence[OpCost], places: Sequence[tuple[float, float]], x: Scale, y: Scale
+) -> list[str]:
+    whole = sum(c.seconds for c in costs)
+    spots = [(x(a), y(b)) for a, b in places]
+    names = [c.op.removeprefix("_") for c in costs]
+    names = [n if len(n) < 30 else f"{n[:27]}..." for n in names]
+    labels = place_labels(spots, names, (x.start, y.end, x.end, y.start))
+    colour = {"forward": COLOURS[0], "backward": COLOURS[1], "optimizer": COLOURS[2]}
+    parts = []
+    for cost, (cx, cy), name, label in zip(costs, spots, names, labels, strict=True):
+        tip = f"{cost.op} ({cost.phase}): {cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
+        radius = 3 + 16 * math.sqrt(cost.seconds / whole)
+        parts.append(
+            element("circle", element("title", tip), cx=cx, cy=cy, r=radius, class_="op",
+                    fill=colour.get(cost.phase, COLOURS[6]))
+        )  # fmt: skip
+        if label:
+            parts.append(text(*label, name, class_="label"))
+    return parts

@@ -1,0 +1,271 @@
+"""The anatomy of one run as a self-contained page, and its charts as files. No torch."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from harness.portrait import Kept, OpCost, Portrait
+from harness.report import laws, units
+from harness.report import portrait_charts as charts
+from harness.report.columns import Column
+from harness.report.html import HEAD, STYLE
+from harness.report.html_parts import colour_keys, grid, section, tag
+from harness.report.table import grid as make_grid
+
+__all__ = ["charts_of", "render", "sentences"]
+
+AGREE = 0.03
+"""Share by which the two ways of counting activations may differ: what Python itself still holds
+(the model's output, the batch) is alive and was not saved by autograd."""
+SAME = 0.005
+ROWS = 24
+MORE_STYLE = """
+svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
+.area { stroke: #fff; stroke-width: 0.4; } .border { stroke: #7d8893; stroke-dasharray: 3 3; }
+.mark { fill: none; stroke: var(--ink); stroke-width: 1.8; }
+.roof { fill: none; stroke: var(--ink); stroke-width: 1.8; }
+.op { fill-opacity: 0.55; stroke: #fff; } .four { display: grid;
+grid-template-columns: repeat(4, 1fr); gap: 6px 20px; }
+@media screen and (max-width: 860px) { .four { grid-template-columns: 1fr 1fr; } }
+"""
+ORDER = dict(zip(("parameters", "gradients", "optimizer_state", "ema", "activations",
+                  "workspace"), charts.NAMES, strict=True))  # fmt: skip
+LUMPS = (
+    Column("Category", lambda r: ORDER[r.category]),
+    Column("Made by", lambda r: "before the step" if r.maker == "before" else r.maker),
+    Column("In module", lambda r: r.module or "outside the model"),
+    Column("Tensors", lambda r: r.count, "count"),
+    Column("MiB", lambda r: r.bytes, "mib"),
+)
+KEPT = (
+    Column("Module", lambda r: r.module or "outside the model (batch, loss)"),
+    Column("Of this name", lambda r: r.count, "count"),
+    Column("Made here and kept MiB", lambda r: r.made, "mib"),
+    Column("Saved here for backward MiB", lambda r: r.saved, "mib"),
+)
+OPS = (
+    Column("Operation", lambda r: r[0].op),
+    Column("Phase", lambda r: r[0].phase),
+    Column("Calls", lambda r: r[0].calls, "count"),
+    Column("Time %", lambda r: r[1], "percent"),
+    Column("GFLOP", lambda r: f"{r[0].flops / 1e9:.3f}"),
+    Column("MiB moved", lambda r: r[0].bytes, "mib"),
+    Column("FLOPs a byte", lambda r: laws.intensity(r[0]), "ratio"),
+    Column("% of the roof", lambda r: r[2], "percent"),
+)
+
+
+def render(portrait: Portrait) -> str:
+    """The whole page."""
+    title = f"Headroom: anatomy of {portrait.recipe}"
+    style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
+    parts = [HEAD, f"<title>{escape(title)}</title><style>{style}</style></head><body>"]
+    parts += [
+        tag("h1", title),
+        tag("p", _setting(portrait), "sub"),
+        tag("p", _stamp(portrait), "stamp cpu"),
+    ]
+    parts += [_answers(portrait), _step(portrait), _modules(portrait), _laws(portrait)]
+    return "\n".join([*parts, _ops(portrait), "</body></html>\n"])
+
+
+def charts_of(portrait: Portrait) -> dict[str, str]:
+    """File name -> SVG of each chart, with the page's style inside."""
+    found = {
+        "timeline.svg": charts.timeline(portrait.timeline),
+        "inference.svg": charts.bars(portrait),
+        "roofline.svg": charts.roofline(portrait),
+        "six_nd.svg": charts.preset_chart(),
+    }
+    law = laws.fit(portrait.points)
+    for varies in charts.SWEEPS:
+        found[f"activations_{varies}.svg"] = charts.sweep(portrait.points, varies, law)
+    style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
+    return {
+        name: picture.replace(">", f"><style>{style}</style>", 1)
+        for name, picture in found.items()
+        if picture
+    }
+
+
+def write(portrait: Portrait, folder: Path) -> list[Path]:
+    """Write the page and the charts; the paths written."""
+    texts = {"anatomy.html": render(portrait), **charts_of(portrait)}
+    for name, content in texts.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _setting(p: Portrait) -> str:
+    ranks = f"rank 0 of a simulated {p.world}" if p.world else f"rank 0 of {p.processes}"
+    return (
+        f"{p.model} ({p.parameters / 1e6:.1f} M parameters, {p.tokens} tokens a sample), global "
+        f"batch {p.global_batch}, micro batch {p.micro_batch}, {p.dtype}, {ranks} on {p.device}."
+    )
+
+
+def _stamp(p: Portrait) -> str:
+    where = (
+        "host memory stands in for a GPU's, and attention is the CPU's kernel. "
+        if p.device == "cpu"
+        else ""
+    )
+    return (
+        "Bytes are those of tensors, followed one by one through an extra step after the measured "
+        f"ones; {where}What the allocator rounds up or keeps in reserve is not in them."
+    )
+
+
+def _mib(size: float) -> str:
+    return f"{size / units.MIB:.1f} MiB"
+
+
+def sentences(p: Portrait) -> list[tuple[str, str, str]]:
+    """(question, answer, more) of what a reader wants first."""
+    line = p.timeline
+    totals = [sum(v) for v in zip(*line.bytes.values(), strict=True)]
+    at = totals.index(max(totals))
+    shares = sorted(((line.bytes[k][at], n) for k, n in ORDER.items()), reverse=True)
+    lived = ", ".join(
+        f"{n.lower()} {100 * b / totals[at]:.0f} %" for b, n in shares if b > 0.005 * totals[at]
+    )
+    where = f" in {line.peak_module}" if line.peak_module else ""
+    site = f" (asked for at {line.peak_site})" if line.peak_site else ""
+    return [
+        ("Peak of a step", f"{_mib(line.peak_bytes)} in {line.peak_phase}",
+         f"reached by {line.peak_maker}{where}{site}; it is made of {lived}"),
+        ("Training against inference",
+         f"{line.peak_bytes / p.inference.peak_bytes:.2f} times the memory",
+         f"the same micro batch without gradients peaks at {_mib(p.inference.peak_bytes)}; what "
+         "stays resident for training (optimizer state, average) is counted in both"),
+        ("Two counts of the activations", _agreement(p), _difference(p)),
+        ("Looking changed", _looking(p),
+         "the peak with the module and saved-tensors hooks, against the peak of a step without"),
+    ]  # fmt: skip
+
+
+def _agreement(p: Portrait) -> str:
+    off = abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
+    word = "agree" if off <= AGREE else "DISAGREE"
+    return f"{word} within {100 * off:.1f} %"
+
+
+def _difference(p: Portrait) -> str:
+    return (
+        f"{_mib(p.made_total)} made in forward and alive when backward begins, by the trace; "
+        f"{_mib(p.saved_total)} saved by autograd, by its own hooks. The rest is alive without "
+        "being saved: the model's output, the batch"
+    )
+
+
+def _looking(p: Portrait) -> str:
+    off = p.timeline.peak_bytes / p.step_peak_bytes - 1
+    return f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"
+
+
+def _answers(p: Portrait) -> str:
+    items = "".join(
+        f"<dt>{escape(q)}</dt><dd><b>{escape(a)}</b>{escape(m)}</dd>" for q, a, m in sentences(p)
+    )
+    return f'<dl class="answers">{items}</dl>'
+
+
+def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
+    head = f"<figcaption>{escape(caption)}<small>{escape(small)}</small></figcaption>"
+    return f"<figure>{head}{keys}{picture}</figure>"
+
+
+def _step(p: Portrait) -> str:
+    keys = colour_keys(charts.keys())
+    line = _figure("Memory over one step", "each sample is the fullest instant since the last",
+                   charts.timeline(p.timeline), keys)  # fmt: skip
+    lived = grid(make_grid("lumps", "", LUMPS, p.lumps))
+    bars = _figure("Training against inference", "one micro batch", charts.bars(p), keys)
+    both = f'<div class="charts"><div><h3>What lived at the peak</h3>{lived}</div>{bars}</div>'
+    return section("step", "One step", line, both)
+
+
+def _modules(p: Portrait) -> str:
+    shown = p.kept[:ROWS]
+    rest = p.kept[ROWS:]
+    if rest:
+        more = Kept(
+            module=f"{len(rest)} smaller", count=len(rest),
+            made=sum(r.made for r in rest), saved=sum(r.saved for r in rest),
+        )  # fmt: skip
+        shown = [*shown, more]
+    whole = Kept(module="all", count=len(p.kept), made=p.made_total, saved=p.saved_total)
+    note = tag(
+        "p",
+        "When the first backward begins. Made here and kept: storages that an operation of this "
+        "module made, alive then (allocation trace). Saved here: what autograd saved while this "
+        "module ran, each storage once, at the module that saved it first (saved-tensors hooks). "
+        "A tensor made in one module is often saved by the next, so rows differ and sums agree. "
+        "* stands for every block.",
+        "note",
+    )
+    return section(
+        "modules", "Activations by module", grid(make_grid("kept", "", KEPT, [*shown, whole])), note
+    )
+
+
+def _laws(p: Portrait) -> str:
+    law = laws.fit(p.points)
+    own = law(p.micro_batch, p.tokens, p.hidden, p.depth)
+    formula = (
+        f"Activation bytes = B x D x ({law.block:.1f} x T x L + {law.ends:.1f} x T + "
+        f"{law.sample:.1f} x L): {law.block:.1f} bytes a token, hidden unit and block. Largest "
+        f"error on the points (dots; the line is the law): {100 * law.worst:.1f} %. For this run's "
+        f"size it gives {_mib(own)}; "
+        f"this run kept {_mib(p.made_total)} (a recipe that recomputes or edits activations keeps "
+        "fewer)."
+    )
+    small = "".join(
+        _figure(f"Against {name}", "", charts.sweep(p.points, key, law))
+        for key, (_, name) in charts.SWEEPS.items()
+    )
+    errors = [laws.six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
+    text = (
+        f"Counted on the same small models, 6 N D gives {100 * min(errors):.0f} % to "
+        f"{100 * max(errors):.0f} % too many FLOPs: a third of a DiT block's weights (adaLN) run "
+        "once a sample, not once a token. The report's FLOPs are the closed form, not 6 N D."
+    )
+    six = _figure(
+        "The rule of 6 N D on DiT presets",
+        "closed form of each preset, 32x32 latents",
+        charts.preset_chart(),
+        colour_keys(charts.family_keys()),
+    )
+    body = f'<div class="charts">{six}<div>{tag("p", text)}</div></div>'
+    return section("laws", "Laws", tag("p", formula), f'<div class="four">{small}</div>', body)
+
+
+def _ops(p: Portrait) -> str:
+    note = (
+        f"Ceilings measured here: {p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
+        f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
+        f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
+        "Bytes are operands and results once each, so what stays in cache can lie above the roof."
+    )
+    keys = colour_keys([("forward", "#0072b2"), ("backward", "#d55e00"), ("optimizer", "#009e73")])
+    picture = _figure(
+        "Roofline of this device", "each operation of one step", charts.roofline(p), keys
+    )
+    return section(
+        "ops",
+        "Operations",
+        picture,
+        tag("p", note, "note"),
+        grid(make_grid("ops", "", OPS, _op_rows(p))),
+    )
+
+
+def _op_rows(p: Portrait) -> list[tuple[OpCost, float, float]]:
+    whole = sum(c.seconds for c in p.ops) or 1.0
+    rows = []
+    for cost in p.ops[:ROWS]:
+        roof = laws.attainable(laws.intensity(cost), p.peak_flops, p.bandwidth)
+        reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
+        rows.append((cost, cost.seconds / whole, reached))
+    return rows

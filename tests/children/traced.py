@@ -1,0 +1,70 @@
+"""Several recipes one after another in one start: what lives at the traced peak of each.
+
+Started by accelerate as DeepSpeed workers are, with the harness's own words and then the recipes:
+two processes, or one that stands for two. Rank 0 writes ``traced.json``: recipe -> categories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from harness import anatomy, setup, train, world
+from harness.loop import Log, optimizer_step
+from harness.resolve import resolve
+from harness.result import write_json
+from harness.spec import Spec, from_arguments
+
+STEPS = 2
+
+
+def engine_of(launch: Any, file: Any) -> dict[str, str]:
+    """The variables by which accelerate tells its workers which engine to take."""
+    if launch.engine != "DEEPSPEED":
+        return {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_USE_CPU": "true"}
+    name = f"launch_configs/{file.path.stem}.json"
+    return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": name}
+
+
+def categories(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Two steps of ``spec``, then a traced one; what earlier recipes left behind is not its."""
+    gc.collect()
+    before = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState._reset_state()
+    GradientState._reset_state()
+    resolved, log = resolve(spec), Log()
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    os.environ.update(engine_of(resolved.launch, resolved.file))
+    accelerator = setup.make_accelerator(resolved)
+    feed = setup.build_feed(resolved, accelerator)
+    run = setup.prepare(resolved, feed, accelerator, folder / "nvme", lambda phase: None)
+    for step in range(STEPS):
+        optimizer_step(run, step, log)
+    held = [*vars(feed.dataset).values(), *before]
+    found = anatomy.trace_step(run.trained, "cpu", lambda: optimizer_step(run, STEPS, log), held)
+    return {**dataclasses.asdict(found), "total": found.total}
+
+
+def main() -> None:
+    # One group serves all recipes: torch makes no second one beside it.
+    world.simulate = functools.cache(world.simulate)
+    cut = sys.argv.index("--several")
+    options = train.parse_options(sys.argv[1:cut])
+    spec = from_arguments(options)
+    each = [dataclasses.replace(spec, recipe=recipe) for recipe in sys.argv[cut + 1 :]]
+    found = {one.recipe: categories(one, options.out) for one in each}
+    if int(os.environ["RANK"]) == 0:
+        write_json(options.out / "traced.json", found)
+
+
+if __name__ == "__main__":
+    main()

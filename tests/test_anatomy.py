@@ -1,0 +1,232 @@
+"""The anatomy of real steps: the timeline, the modules, the laws; and the page drawn from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from conftest import TINY
+
+from harness import cli, portrait, presets
+from harness.dissect import take
+from harness.dissect.modules import Stack, alike
+from harness.meter import make_meter
+from harness.portrait import CATEGORIES, Point
+from harness.report import laws, portrait_charts, portrait_page
+from harness.resolve import project_root, resolve
+from harness.result import BadResult
+
+PORTRAITS: dict[str, portrait.Portrait] = {}
+SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    """The laws' points, measured once: they do not depend on the recipe."""
+    from harness.dissect import sweep
+
+    torch.set_num_threads(1)
+    return list(sweep.points(torch.device("cpu"), torch.float32))
+
+
+@pytest.fixture
+def taken(train_here, sweep, monkeypatch):
+    """``taken(recipe) -> Portrait`` of a real run in this process."""
+    monkeypatch.setattr("harness.dissect.taking.points", lambda device, dtype: iter(sweep))
+    monkeypatch.setattr("harness.dissect.costs.SIZE", {"cpu": 256})
+    monkeypatch.setattr("harness.dissect.costs.COPY_BYTES", {"cpu": 2**22})
+
+    def go(recipe: str) -> portrait.Portrait:
+        if recipe not in PORTRAITS:
+            spec = dataclasses.replace(SPEC, recipe=recipe)
+            run, log = train_here(spec, 2)
+            meter = make_meter(torch.device("cpu"))
+            PORTRAITS[recipe] = take(resolve(spec), run, log, meter)
+        return PORTRAITS[recipe]
+
+    return go
+
+
+@pytest.fixture
+def plain(taken) -> portrait.Portrait:
+    return taken("single")
+
+
+def test_a_step_is_followed_from_end_to_end(plain):
+    line = plain.timeline
+    assert [phase for _, phase in line.marks] == ["forward", "backward", "optimizer", "end"]
+    assert line.op == sorted(line.op) and len(line.op) > 50
+    assert set(line.bytes) == set(CATEGORIES)
+    totals = [sum(v) for v in zip(*line.bytes.values(), strict=True)]
+    assert max(totals) == line.peak_bytes > totals[-1]
+    trainable = 4 * presets.trainable_count(presets.PRESETS["DiT-T/4"], classes=10)
+    # Without accumulation gradients grow through backward: all are there at its end, none before.
+    grads = dict(zip(line.op, line.bytes["gradients"], strict=True))
+    begin = dict((phase, op) for op, phase in line.marks)
+    assert max(v for op, v in grads.items() if op < begin["backward"]) == 0
+    assert max(grads.values()) == pytest.approx(trainable, rel=0.01)
+    assert line.bytes["optimizer_state"][0] == pytest.approx(2 * trainable, rel=0.01)
+
+
+def test_looking_changes_nothing_and_the_peak_is_explained(plain):
+    assert plain.timeline.peak_bytes == pytest.approx(plain.step_peak_bytes, rel=0.005)
+    assert sum(lump.bytes for lump in plain.lumps) > 0.9 * plain.timeline.peak_bytes
+    assert plain.timeline.peak_phase in ("forward", "backward")
+    assert plain.timeline.peak_maker
+
+
+def test_both_counts_of_the_activations_agree(plain):
+    assert plain.saved_total == pytest.approx(plain.made_total, rel=portrait_page.AGREE)
+    made = {row.module: row.made for row in plain.kept}
+    batch, tokens, hidden, depth = 4, plain.tokens, plain.hidden, plain.depth
+    # A known module: fc1's output is one float32 tensor of four times the width a block.
+    assert made["blocks.*.mlp.fc1"] == 4 * batch * tokens * 4 * hidden * depth
+    assert plain.kept == sorted(plain.kept, key=lambda r: -max(r.made, r.saved))
+
+
+def test_recomputing_keeps_less_and_the_counts_still_agree(taken, plain):
+    less = taken("single+checkpoint")
+    assert less.made_total < 0.4 * plain.made_total
+    assert less.saved_total == pytest.approx(less.made_total, rel=0.2)
+
+
+def test_a_tensor_that_is_kept_alive_unsaved_is_noticed(plain):
+    more = [dataclasses.replace(row, made=2 * row.made) for row in plain.kept]
+    answers = {q: a for q, a, _ in portrait_page.sentences(plain)}
+    assert answers["Two counts of the activations"].startswith("agree")
+    answers = {q: a for q, a, _ in portrait_page.sentences(dataclasses.replace(plain, kept=more))}
+    assert answers["Two counts of the activations"].startswith("DISAGREE")
+
+
+def test_inference_keeps_no_activations(plain):
+    line = plain.inference
+    assert max(line.bytes["gradients"]) == 0 and max(line.bytes["activations"]) < 2**20
+    assert line.peak_bytes < plain.timeline.peak_bytes
+
+
+def test_the_products_of_forward_are_the_closed_form_s(plain):
+    """Operations are counted one by one; presets has the sum in closed form."""
+    products = ("addmm", "mm", "bmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu")
+    counted = sum(c.flops for c in plain.ops if c.phase == "forward" and c.op in products)
+    shape = presets.PRESETS["DiT-T/4"]
+    assert counted == pytest.approx(presets.forward_flops(shape, batch=4), rel=0.01)
+    assert plain.peak_flops > 1e8 and plain.bandwidth > 1e8
+
+
+def test_modules_are_named_in_backward_too():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    stack, seen = Stack(module), []
+    with stack.watching():
+        out = module(torch.ones(2, 4))
+        out.grad_fn.register_prehook(lambda grads: seen.append(stack.now()))
+        out.sum().backward()
+    assert seen == ["1"] and alike("blocks.3.mlp.fc1") == "blocks.*.mlp.fc1"
+
+
+# -- laws --
+
+
+def test_the_law_of_float32_is_eighty_bytes(sweep):
+    """Counted by hand for one block and token: norm 2 x 4 D, modulated 2 x 4 D, qkv 12 D, attended
+    4 D, projected 4 D, residual 2 x 4 D, fc1 16 D, GELU 16 D, fc2 4 D: 80 D bytes."""
+    law = laws.fit(sweep)
+    assert law.block == pytest.approx(80, rel=0.01) and law.worst < 0.01
+
+
+def made_up(law: laws.Law) -> list[Point]:
+    sizes = [(b, t, d, n) for b in (1, 4) for t in (16, 64) for d in (64, 128) for n in (2, 5)]
+    return [
+        Point(varies="batch", batch=b, tokens=t, hidden=d, depth=n, heads=1, parameters=1,
+              activation_bytes=round(law(b, t, d, n)), flops=1)
+        for b, t, d, n in sizes
+    ]  # fmt: skip
+
+
+def test_a_law_is_found_again_and_too_few_points_are_refused():
+    law = laws.Law(48.0, 11.0, 30.0)
+    found = laws.fit(made_up(law))
+    assert (found.block, found.ends, found.sample) == pytest.approx((48.0, 11.0, 30.0), rel=0.01)
+    with pytest.raises(ValueError, match="apart"):
+        laws.fit(made_up(law)[:3])
+
+
+def test_six_nd_is_too_many_for_every_preset():
+    errors = laws.preset_errors()
+    assert len(errors) == len(presets.PRESETS)
+    assert all(0.2 < error < 0.8 for _, _, error in errors)
+    assert laws.six_nd_error(10, 5, 300.0) == 0.0
+
+
+def test_the_roofline_bends_at_the_ridge():
+    assert laws.attainable(1.0, 100.0, 20.0) == 20.0
+    assert laws.attainable(5.0, 100.0, 20.0) == laws.attainable(50.0, 100.0, 20.0) == 100.0
+
+
+# -- the page --
+
+
+def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
+    plain.write(tmp_path / "anatomy.json")
+    again = portrait.load(tmp_path / "anatomy.json")
+    assert again == plain
+    paths = portrait_page.write(again, tmp_path)
+    page = (tmp_path / "anatomy.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    for words in ("blocks.*.mlp.fc1", "6 N D", "Roofline", "peak", "agree within"):
+        assert words in page
+    for path in paths:
+        if path.suffix == ".svg":
+            assert ET.parse(path).getroot().tag.endswith("svg")
+            assert not any(w in path.read_text() for w in ("nan", "inf,"))
+    assert len(paths) == 9
+
+
+def test_the_marked_peak_is_the_highest_point_of_the_drawing(plain):
+    picture = ET.fromstring(portrait_charts.timeline(plain.timeline))
+    space = "{http://www.w3.org/2000/svg}"
+    (mark,) = [c for c in picture.iter(f"{space}circle") if c.get("class") == "mark"]
+    tops = []
+    for path in picture.iter(f"{space}path"):
+        pairs = path.get("d").strip("MZ").replace("L", " ").split()
+        tops += [float(pair.partition(",")[2]) for pair in pairs]
+    assert math.isclose(min(tops), float(mark.get("cy")), abs_tol=0.2)
+
+
+def test_another_file_is_no_anatomy(tmp_path):
+    path = tmp_path / "anatomy.json"
+    for text in ("{", '{"schema": 99}', '{"schema": 1}'):
+        path.write_text(text)
+        with pytest.raises(BadResult, match=r"anatomy\.json"):
+            portrait.load(path)
+
+
+def test_drawing_needs_no_torch():
+    code = "import sys, harness.report.portrait_page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=project_root()).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["zero9"], "unknown strategy 'zero9'"),
+        (["single", "--world", "4"], "no world to simulate"),
+        (["ddp", "--global-batch", "3"], "does not divide"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_process(words, told, capsys, tmp_path):
+    code = cli.main(["anatomy", *words, "--device", "cpu", "--out", str(tmp_path / "x")])
+    said = capsys.readouterr().err
+    assert code == 2 and told in said and len(said.splitlines()) == 1
+
+
+def test_the_command_is_the_real_worker_s(capsys, tmp_path):
+    assert (
+        cli.main(["anatomy", "zero2", "--device", "cpu", "--dry-run", "--out", str(tmp_path)]) == 0
+    )
+    line = capsys.readouterr().out
+    assert "-m harness.train --recipe zero2" in line and line.rstrip().endswith("--anatomy")

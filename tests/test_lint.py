@@ -1,0 +1,136 @@
+"""Lint of DeepSpeed settings: a bad file for each rule, and our own files pass."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import launched
+
+from harness import cli, lint
+from harness.doctor import notes
+from harness.linting import own_findings
+from harness.machine import recall
+from harness.presets import PRESETS
+from harness.resolve import resolve
+from harness.result import Status
+from harness.spec import Spec
+from strategies.sharding import FOLDER
+
+SPEC = Spec(
+    recipe="zero3+bf16", model="DiT-XL/2", data="synthetic", processes=8, global_batch=8
+)  # fmt: skip
+RIGHT = {
+    "reduce_bucket_size": "auto",
+    "stage3_max_live_parameters": "auto",
+    "stage3_max_reuse_distance": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "sub_group_size": "auto",
+}
+NVME = {"offload_optimizer": {"device": "nvme"}}
+# rule, stage, the bad settings, the key named, its cost in bytes a device
+XL = 674_834_720
+BLOCKS = 2 * 23_905_152
+BAD = [
+    (lint.large_bucket, 2, {"reduce_bucket_size": 10**9}, "reduce_bucket_size",
+     2 * (10**9 - XL // 16)),
+    (lint.doubled_bucket, 2, {"overlap_comm": True, "reduce_bucket_size": 5 * 10**7},
+     "overlap_comm", 10**8),
+    (lint.kept_gathered, 3, {"stage3_max_reuse_distance": 2 * 10**9},
+     "stage3_max_reuse_distance", 2 * (XL - BLOCKS) * 7 // 8),
+    (lint.everything_live, 3,
+     {"stage3_max_live_parameters": 10**9, "stage3_prefetch_bucket_size": 10**9},
+     "stage3_max_live_parameters", 2 * (XL - BLOCKS) * 7 // 8),
+    (lint.wide_prefetch, 3, {"stage3_prefetch_bucket_size": 5 * 10**7},
+     "stage3_prefetch_bucket_size", 2 * (5 * 10**7 - BLOCKS // 4) * 7 // 8),
+    (lint.unsharded_weights, 3, {"stage3_param_persistence_threshold": 2 * 10**6},
+     "stage3_param_persistence_threshold", None),
+    (lint.whole_shard_swapped, 3, {"sub_group_size": 10**9, **NVME}, "sub_group_size",
+     16 * (XL - XL // 8) // 8),
+]  # fmt: skip
+
+
+def findings(zero: dict, spec: Spec = SPEC) -> dict[str, lint.Finding]:
+    return {f.key: f for f in lint.lint(zero, lint.job_of(resolve(spec)))}
+
+
+@pytest.mark.parametrize(("rule", "stage", "bad", "key", "cost"), BAD)
+def test_each_rule_names_a_bad_setting_its_bytes_and_the_way_out(
+    rule, stage, bad, key, cost, tmp_path, capsys
+):
+    zero = {"stage": stage, **RIGHT, **bad}
+    found = findings(zero)
+    assert key in found and f'"{key}": ' in found[key].fix
+    assert [f.key for f in rule(zero, lint.job_of(resolve(SPEC)))] == [key]
+    if cost is not None:
+        assert found[key].bytes == cost
+    # The value that the finding names removes it.
+    healed = {**zero, key: "auto" if key != "overlap_comm" else False}
+    assert key not in findings(healed)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    assert cli.main(["lint", str(path)]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"bad.json: {key} is" in told and "MiB a device; set" in told
+
+
+def test_every_rule_has_a_bad_file():
+    assert {rule for rule, *_ in BAD} == set(lint.RULES)
+
+
+def test_what_deepspeed_does_in_silence_is_found():
+    """An empty block runs with the defaults: they hold all of a DiT-XL gathered."""
+    found = findings({"stage": 3})
+    assert {"stage3_max_live_parameters", "stage3_max_reuse_distance"} <= set(found)
+    whole = 2 * XL
+    assert found["stage3_max_live_parameters"].bytes > 0.7 * whole
+    assert findings({"stage": 2})["reduce_bucket_size"].bytes > 2**29
+
+
+def test_the_bytes_are_those_of_a_real_engine(tmp_path):
+    """Rank 0 of four under a bad file: the bucket that is named lies in the traced memory."""
+    spec = Spec(recipe="zero3", model="DiT-T/8", global_batch=4, world=4, warmup=1, steps=1)
+    config = json.loads((FOLDER / "zero3.json").read_text())
+    config["zero_optimization"]["reduce_bucket_size"] = 10**7
+    (tmp_path / "bad.json").write_text(json.dumps(config))
+    yaml = (FOLDER / "zero3.yaml").read_text()
+    yaml = yaml.replace("launch_configs/zero3.json", str(tmp_path / "bad.json"))
+    (tmp_path / "bad.yaml").write_text(yaml)
+    row = launched(spec, tmp_path / "run", file=tmp_path / "bad.yaml")
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    cost = findings(config["zero_optimization"], spec)["reduce_bucket_size"].bytes
+    held = row.ranks[0].categories.gradients
+    assert 0.95 * cost < held < 1.25 * cost
+
+
+@pytest.mark.parametrize("model", ["DiT-T/8", "DiT-S/4", "DiT-XL/2"])
+@pytest.mark.parametrize("processes", [1, 2, 64])
+def test_our_own_files_pass(model, processes):
+    assert model in PRESETS
+    spec = Spec(recipe="zero2", model=model, processes=processes, global_batch=processes)
+    found = own_findings(spec)
+    assert len(found) >= 6 and not any(found.values()), found
+
+
+def test_a_run_tells_what_its_launch_file_wastes(monkeypatch, tmp_path):
+    resolved = resolve(Spec(recipe="zero2", global_batch=16))
+    machine = recall(tmp_path)
+    assert not any("bucket" in note for note in notes(resolved, machine))
+    resolved.file.deepspeed["zero_optimization"]["reduce_bucket_size"] = 5 * 10**8
+    (told,) = [note for note in notes(resolved, machine) if "bucket" in note]
+    assert told.startswith("zero2.yaml: reduce_bucket_size is 500000000") and "MiB" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not readable as JSON"), ("{}", "no zero_optimization block"),
+     ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}',
+      "reduce_bucket_size is 'big'")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    assert cli.main(["lint", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert words in told and len(told.splitlines()) == 1 and "odd.json" in told

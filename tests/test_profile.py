@@ -1,0 +1,95 @@
+"""--profile and --snapshot: what is recorded, that it is not ranked, and where it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import re
+
+import pytest
+import torch
+from conftest import TINY, launched
+from test_report_data import cpu_set
+
+from harness import cli, matrix, record
+from harness.machine import recall
+from harness.report import rows, write_report
+from harness.result import Status, load
+from harness.spec import Spec
+from harness.suite_run import plan
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A profiled run by accelerate, and its folder."""
+    folder = tmp_path_factory.mktemp("recorded") / "runs" / "one"
+    spec = dataclasses.replace(TINY, recipe="ddp", processes=2, profile=True)
+    return launched(spec, folder), folder
+
+
+def test_a_trace_of_three_steps_is_left_for_other_tools(recorded):
+    row, folder = recorded
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    (name,) = row.recordings
+    assert re.fullmatch(r"profile/rank0\..*\.pt\.trace\.json\.gz", name)
+    with gzip.open(folder / name, "rt") as stream:
+        events = json.load(stream)["traceEvents"]
+    steps = [e for e in events if str(e.get("name", "")).startswith("ProfilerStep#")]
+    assert len({e["name"] for e in steps}) == record.ACTIVE
+    assert any(e.get("name") == "aten::addmm" for e in events)
+    assert any(e.get("name") == "[memory]" for e in events)
+    assert load(folder / "result.json") == row
+
+
+def test_the_timed_steps_are_not_those_that_were_recorded(recorded):
+    row, _ = recorded
+    assert len(row.ranks[0].step_seconds) == row.spec.steps
+    steps = next(c for c in row.audit if c.name == "optimizer steps")
+    assert steps.found >= row.spec.warmup + row.spec.steps + 5
+
+
+def test_key_averages_name_the_products(recorded):
+    row, _ = recorded
+    names = {entry["name"]: entry for entry in row.key_averages}
+    assert names["aten::addmm"]["calls"] % record.ACTIVE == 0
+    assert names["aten::mm"]["self_cpu_seconds"] > 0
+    seconds = [entry["self_cpu_seconds"] for entry in row.key_averages]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_recorded_run_is_shown_and_not_ranked(recorded, tmp_path):
+    row, _ = recorded
+    report = rows.build([row, *cpu_set().values()], [])
+    assert [r.spec for r in report.recorded] == [row.spec]
+    assert not any(line.spec.recorded for group in report.groups for line in group.rows)
+    for path in write_report([row], [], tmp_path):
+        text = path.read_text()
+        if path.suffix in (".html", ".md"):
+            assert "Nothing to rank: 1 recorded (ddp)." in text
+            assert "not ranked" in text and "aten::addmm" in text and "profile/rank0." in text
+        if path.suffix == ".csv":
+            assert len(text.splitlines()) == 1
+
+
+def test_one_flag_makes_every_row_a_recorded_one(capsys):
+    suite = matrix.ad_hoc(["ddp", "single"], "cpu")
+    assert all(spec.profile for spec in matrix.specs(suite, {"profile": True}))
+    assert cli.main(["run", "--recipes", "ddp", "--profile", "--device", "cpu", "--dry-run"]) == 0
+    line = capsys.readouterr().out
+    assert " --profile " in line and "--profile True" not in line
+
+
+def test_without_a_gpu_there_is_no_allocator_history(tmp_path):
+    spec = Spec(recipe="ddp", global_batch=16, snapshot=True)
+    (row,) = plan([spec], tmp_path, recall(tmp_path))
+    assert row.status is Status.UNSUPPORTED
+    assert "runs on the CPU" in row.lack.reason and "leave --snapshot out" in row.lack.way_out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_history_is_written_also_when_memory_runs_out(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError), record.allocator_history(tmp_path, 0):
+        torch.empty(2**50, device="cuda", dtype=torch.uint8)
+    assert (tmp_path / "snapshot.rank0.pickle").stat().st_size > 0

@@ -1,0 +1,146 @@
+"""A world of N on one process: its memory against real ranks, its audit, and how it is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from conftest import TINY, launched
+from test_report_data import cpu_set
+
+from harness import cli, matrix
+from harness.report import rows, table, words, write_report
+from harness.resolve import resolve
+from harness.result import Status
+from harness.spec import Spec, SpecError
+
+RECIPES = ("ddp", "zero1", "zero2", "zero3")
+PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
+SLACK = 0.005
+
+
+def traced(folder, **fields) -> dict[str, dict]:
+    spec = dataclasses.replace(PAIR, **fields)
+    row = launched(spec, folder, "--several", *RECIPES, module="tests.children.traced")
+    assert (folder / "traced.json").exists(), row.log_tail
+    return json.loads((folder / "traced.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Traced categories of two real ranks' first, and of one process that stands for two."""
+    base = tmp_path_factory.mktemp("world")
+    return traced(base / "real", processes=2), traced(base / "world", world=2)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_process_holds_what_rank_0_of_two_holds(pairs, recipe):
+    real, world = (found[recipe] for found in pairs)
+    assert real["total"] > 2**22
+    for name in ("parameters", "gradients", "optimizer_state", "ema", "activations", "total"):
+        assert world[name] == pytest.approx(real[name], rel=SLACK, abs=SLACK * real["total"]), name
+
+
+def test_sharding_shows_in_the_pair(pairs):
+    """The comparison above would hold for two runs that both ignore their sharding."""
+    real, world = pairs
+    for found in (real, world):
+        for recipe in ("zero1", "zero2", "zero3"):
+            share = found[recipe]["optimizer_state"] / found["ddp"]["optimizer_state"]
+            # Half of two moments and of a float32 master, to ddp's two whole moments.
+            assert share == pytest.approx(0.75, rel=0.02), recipe
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Rank 0 of 16, by the real worker."""
+    spec = dataclasses.replace(PAIR, recipe="zero3", world=16, global_batch=32)
+    return launched(spec, tmp_path_factory.mktemp("wide") / "runs" / "zero3")
+
+
+def test_rank_0_of_sixteen_is_audited(wide):
+    assert wide.status is Status.OK, f"{wide.reason}\n{wide.log_tail}"
+    checks = {check.name: check for check in wide.audit}
+    assert checks["processes"].found == 16 and checks["process group"].found == "fake"
+    assert checks["global batch"].found == [32] and checks["micro batch"].found == [2]
+    assert "losses finite" not in checks and "data order" in checks
+    assert wide.evidence["zero3"]["parameter_share"] == pytest.approx(1 / 16, abs=0.02)
+    assert len(wide.ranks) == 1 and wide.losses == [] and wide.grad_norms == []
+
+
+def shown(results):
+    return rows.build(list(results), [])
+
+
+def test_it_is_shown_apart_and_in_no_answer(wide, tmp_path):
+    report = shown([wide, *cpu_set().values()])
+    real, simulated = report.groups[0], report.groups[-1]
+    assert real.world == 0 and simulated.world == 16
+    assert all(not row.spec.world for row in real.rows)
+    assert words.answers(simulated) == [] and words.fits(simulated) == []
+    assert not any(row.versus.front for row in simulated.rows)
+    grids = table.group_grids(simulated)
+    assert "Samples/s" not in grids["ranking"].heads and not grids["parity"].lines
+    for path in write_report([wide], [], tmp_path):
+        if path.suffix in (".html", ".md"):
+            text = path.read_text()
+            assert "SIMULATED WORLD: one process stood for rank 0 of 16." in text
+            assert "without communication" in text and "Samples/s as" not in text.split("<h2")[0]
+
+
+def test_simulated_rows_are_ordered_by_their_peak(wide):
+    less = dataclasses.replace(wide, spec=dataclasses.replace(wide.spec, recipe="zero3+checkpoint"))
+    ranks = [dataclasses.replace(rank, phases=dict(rank.phases)) for rank in wide.ranks]
+    for rank in ranks:
+        halved = {
+            k: dataclasses.replace(p, allocated=p.allocated // 2) for k, p in rank.phases.items()
+        }
+        rank.phases = halved
+        rank.step_seconds = [10 * s for s in rank.step_seconds]
+    less.ranks = ranks
+    group = shown([wide, less]).groups[0]
+    assert [row.label for row in group.rows] == ["zero3+checkpoint", "zero3"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"world": 1}, "--world at least 2"),
+        ({"world": -4}, "--world at least 2"),
+        ({"world": 4, "processes": 2}, "leave --processes out"),
+        ({"world": 3, "global_batch": 8}, "use 6 or 9"),
+    ],
+)
+def test_a_world_that_cannot_be_is_bad_input(fields, words):
+    with pytest.raises(SpecError, match=words):
+        resolve(dataclasses.replace(TINY, recipe="zero2", **fields))
+
+
+def test_what_trains_alone_refuses_a_world():
+    refusal = resolve(dataclasses.replace(TINY, world=4)).refusal
+    assert "no world to simulate" in refusal and "leave --world out" in refusal
+
+
+@pytest.mark.parametrize("recipe", ["ddp+topk", "ddp+compress", "ddp+onebit_adam"])
+def test_what_rewrites_the_all_reduce_refuses_a_world(recipe):
+    spec = dataclasses.replace(TINY, recipe=recipe, world=4)
+    assert "leave --world out" in resolve(spec).refusal
+    assert resolve(dataclasses.replace(spec, world=0, processes=2)).refusal is None
+
+
+def test_a_suite_runs_in_a_world_on_one_process():
+    suite = matrix.ad_hoc(["ddp", "zero3"], "cpu")
+    specs = matrix.specs(suite, {"world": 8})
+    assert {(s.world, s.processes, s.ranks) for s in specs} == {(8, 1, 8)}
+    with pytest.raises(matrix.SuiteError, match="leave --processes out"):
+        matrix.specs(suite, {"world": 8, "processes": 2})
+
+
+def test_the_command_starts_one_process_and_train_knows_no_world(capsys):
+    assert cli.main(["run", "--recipes", "zero2", "--world", "64", "--global-batch", "64",
+                     "--device", "cpu", "--dry-run"]) == 0  # fmt: skip
+    line = capsys.readouterr().out
+    assert "--num_processes 1 " in line and "--world 64" in line and "-of64-" in line
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--recipe", "zero2", "--world", "4"])
