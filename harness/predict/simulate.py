@@ -143,7 +143,8 @@ def summary(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
         method="trace",
-        peak=peak(record, "device"),
+        # What the data took while it was opened is over before the training begins.
+        peak=peak(record, "device", record.marks[0][0]),
         steady=peak(record, "device", steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from) if on_gpu else None,
