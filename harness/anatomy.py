@@ -272,7 +272,8 @@ def storages(values: Any) -> set[int]:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if type(leaf) is torch.Tensor]
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves if not isinstance(leaf, torch.nn.Parameter)]
 
 
 def trace_step(

@@ -1,5 +1,4 @@
-"""The command line: run (the default), report, compare, list, doctor, lint,
-anatomy, train.
+"""The command line: run (the default) and every other command of ``./run.sh --help``.
 
 Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.
@@ -22,7 +21,7 @@ __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 COMMANDS = (
-    *("run", "report", "compare", "list", "doctor", "lint"),
+    *("run", "plan", "report", "compare", "list", "doctor", "lint"),
     *("anatomy", "train", "max-batch", "test"),
 )
 
@@ -79,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with an example. Without a command: run, default suite.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    adders = (_add_run, _add_report, _add_compare, _add_list, _add_doctor, _add_train)
-    for add in (*adders, _add_lint, _add_anatomy, _add_max_batch, _add_test):
+    adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
+    for add in (*adders, _add_lint, _add_anatomy, _add_train, _add_max_batch, _add_test):
         add(commands)
     return parser
 
@@ -117,6 +116,7 @@ def _add_run(commands: Any) -> None:
     )
     add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too")
+    add("--no-predictions", action="store_true", help="do not predict what was measured")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
     _add_settings(settings, "recipe", "repeat")
@@ -125,6 +125,17 @@ def _add_run(commands: Any) -> None:
 def _add_settings(parser: Any, *leave_out: str) -> None:
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add_arguments(parser, leave_out=(*leave_out, "device"))
+
+
+def _add_plan(commands: Any) -> None:
+    from harness import plan
+
+    example = (
+        "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
+        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16+checkpoint --largest model"
+    )
+    text = "predict, without a GPU, which recipe fits which GPUs and how fast"
+    plan.add_arguments(_add(commands, "plan", _plan, text, example))
 
 
 def _add_report(commands: Any) -> None:
@@ -240,6 +251,12 @@ def _run(options: argparse.Namespace) -> int:
     from harness.commands import run
 
     return run(options, overrides(options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from harness.plan import plan
+
+    return plan(options)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -16,10 +16,15 @@ from harness import launch, matrix, suite_run
 from harness.doctor import needed_ops, print_doctor
 from harness.machine import Machine, examine, recall
 from harness.matrix import Suite
+from harness.plan_text import PlanProgress
+from harness.predict import pool
+from harness.predict.prediction import Prediction
+from harness.predict.prediction import load as load_prediction
 from harness.progress import Progress, make_console
 from harness.report import compare as compare_folders
 from harness.report import derive, print_report, read_suite, write_report
-from harness.resolve import project_root, resolve
+from harness.report.predicted import FILE
+from harness.resolve import Resolved, project_root, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite_run import Planned
@@ -57,6 +62,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         )
     except suite_run.Interrupted as stop:
         results, code = stop.results, INTERRUPTED
+    if code is None and not options.no_predictions:
+        _predict(results, out, console)
     _show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(
@@ -142,7 +149,7 @@ def _show(results: Sequence[Result], skipped: Sequence[str], out: Path, console:
         return
     paths = write_report(results, skipped, out)
     console.print()
-    print_report(results, skipped, console, suite=read_suite(out))
+    print_report(results, skipped, console, suite=read_suite(out), folder=out)
     console.print()
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
@@ -153,6 +160,31 @@ def short(path: Path) -> Path:
     with contextlib.suppress(ValueError):
         return path.relative_to(Path.cwd())
     return path
+
+
+def _predict(results: Sequence[Result], out: Path, console: Console) -> None:
+    """What each measured row would have been predicted to need, kept beside its result.
+
+    After the runs, so that it disturbs no measurement; it never fails one.
+    """
+    done = [resolve(r.spec) for r in results if r.status is Status.OK]
+    rows = [row for row in done if not load_prediction(_prediction_file(row, out))]
+    if not rows:
+        return
+    progress = PlanProgress(console)
+    progress.begin([str(row.recipe) for row in rows], pool.default_jobs())
+
+    def keep(index: int, found: Prediction) -> None:
+        with contextlib.suppress(OSError):
+            found.write(_prediction_file(rows[index], out))
+        progress.done(index, found)
+
+    with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
+        pool.predict_all(rows, out / "predictions", done=keep)
+
+
+def _prediction_file(row: Resolved, out: Path) -> Path:
+    return out / "runs" / run_name(row.spec) / FILE
 
 
 # ---- the other commands ----

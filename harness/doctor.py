@@ -14,8 +14,8 @@ from harness.machine import Machine
 from harness.probe import NUMBERS, version
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from strategies import CATALOG
-from strategies.base import Slot
+from strategies import CATALOG, parse
+from strategies.base import Conflict, Slot
 
 __all__ = ["Lack", "lacks", "needed_ops", "notes", "obstacle", "print_doctor"]
 
@@ -73,7 +73,7 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need in EXTRAS and version(need) is None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
-        return Lack("it exists on NVIDIA GPUs only", WAYS[need])
+        return Lack("without an NVIDIA GPU there is nothing to page or offload from", WAYS[need])
     if need == "sparse24":
         return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
@@ -242,15 +242,34 @@ def _strategies(machine: Machine) -> Table:
     return table
 
 
+COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")
+"""What a strategy may be run with: the first that it does not refuse shows whether it can run."""
+
+
 def _why_not(name: str, machine: Machine) -> Lack | None:
     """What stands against a plain run of the strategy ``name`` here."""
     sharding = CATALOG[name].slot is Slot.SHARD
-    recipe = name if sharding else f"ddp+{name}"
-    processes = max(1, len(machine.gpus)) if name != "single" else 1
-    spec = Spec(
-        recipe=recipe, device=machine.device, processes=processes, global_batch=64 * processes
-    )
-    resolved = resolve(spec if machine.device == "cuda" else Spec(recipe=recipe))
+    recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
+    tried = [_plain_run(recipe, machine) for recipe in recipes if _parses(recipe)]
+    resolved = next((run for run in tried if not run.refusal), tried[0])
     if resolved.refusal:
         return Lack(resolved.refusal, "see ./run.sh list")
     return obstacle(resolved, machine)
+
+
+def _parses(recipe: str) -> bool:
+    """Whether no two parts want one place."""
+    try:
+        return bool(parse(recipe))
+    except Conflict:
+        return False
+
+
+def _plain_run(recipe: str, machine: Machine) -> Resolved:
+    single = recipe.partition("+")[0] == "single"
+    processes = 1 if single else max(1, len(machine.gpus))
+    if machine.device != "cuda":
+        return resolve(Spec(recipe=recipe))
+    return resolve(
+        Spec(recipe=recipe, device="cuda", processes=processes, global_batch=64 * processes)
+    )

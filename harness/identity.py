@@ -18,6 +18,7 @@ from harness.spec import Spec
 __all__ = ["code", "identity"]
 
 WATCHERS = {
+    *("predict", "plan.py", "plan_text.py", "search.py"),
     *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
     *("portraying.py", "portrait.py", "lint.py", "linting.py"),
     *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_run.py", "report"),

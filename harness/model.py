@@ -325,7 +325,7 @@ def build(
     """A DiT on the CPU with float32 weights that depend on the arguments alone.
 
     Args:
-        preset: a name in ``harness.presets.PRESETS``.
+        preset: a name in ``harness.presets.PRESETS``, or a size (``shape_of``).
         init: "adaln_zero", the reference's, or "awake", which fills its zeros (see ``wake``).
         learn_sigma: the objective's; doubles the output channels.
         class_dropout: only whether it is 0 matters here: then the table has no null row.

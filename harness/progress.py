@@ -39,9 +39,9 @@ WORDS = {
 }
 
 
-def make_console() -> Console:
-    """Standard output, as wide as the terminal, or as a log file should be."""
-    return Console() if sys.stdout.isatty() else Console(width=COLUMNS)
+def make_console(columns: int = COLUMNS) -> Console:
+    """Standard output, as wide as the terminal, or ``columns`` where that is a log file."""
+    return Console() if sys.stdout.isatty() else Console(width=columns)
 
 
 class Progress:

@@ -81,10 +81,7 @@ class Attend(Strategy):
             return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits
         if self.kernel in ("flash", "cudnn") and not half:
-            return (
-                f"{self.kernel} attention computes in 16 bits on GPUs; add bf16, or take "
-                "kernel=efficient"
-            )
+            return f"{self.kernel} takes 16 bits on GPUs; add bf16, or take kernel=efficient"
         return None
 
     def edit_model(self, module: Any) -> None:

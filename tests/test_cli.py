@@ -16,6 +16,8 @@ from test_progress import ok
 
 from harness import cli, commands, gpus, launch, listing, suite_run, training
 from harness import machine as machines
+from harness.predict import pool
+from harness.predict.prediction import Prediction
 from harness.resolve import project_root
 from harness.result import Check, Result, Status
 from strategies import sharding
@@ -228,10 +230,22 @@ def fake(monkeypatch: pytest.MonkeyPatch, end: Callable[[Result], None]) -> None
 
     monkeypatch.setattr(suite_run.run_suite, "__kwdefaults__", _with(start))
     monkeypatch.setattr(launch, "run", start)
+    monkeypatch.setattr(pool, "predict_all", foretold)
 
 
 def _with(start: Callable[..., Result]) -> dict[str, object]:
     return {**(suite_run.run_suite.__kwdefaults__ or {}), "start": start}
+
+
+def foretold(rows, folder: Path, *, done, **more) -> None:
+    """Every row's peak is predicted to be one GiB."""
+    for index, row in enumerate(rows):
+        done(
+            index,
+            Prediction(
+                recipe=row.spec.recipe, device="cpu", method="closed form", closed_form=2**30
+            ),
+        )
 
 
 def test_run_report_and_compare(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -245,10 +259,13 @@ def test_run_report_and_compare(tmp_path: Path, capsys, monkeypatch) -> None:
         assert name in text
     head = json.loads((tmp_path / "suite.json").read_text())
     assert head["reference"] == "ddp"
+    assert len(list(tmp_path.glob("runs/*/prediction.json"))) == 2
+    assert "### Predicted and measured" in (tmp_path / "report.md").read_text()
     assert call(words) == 0
     assert "2 rows, 0 to run" in capsys.readouterr().out
     assert call(["report", str(tmp_path)]) == 0
-    assert "zero2" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "zero2" in text and "Predicted without running" in text
     assert call(["compare", str(tmp_path), str(tmp_path)]) == 0
 
 

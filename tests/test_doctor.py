@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from test_matrix import machine
 
-from harness import gpus, probe
+from harness import doctor, gpus, probe
 from harness import machine as machines
 from harness.doctor import lacks, needed_ops, notes, obstacle, print_doctor
 from harness.resolve import project_root, resolve
@@ -208,3 +208,28 @@ def test_the_probe_here() -> None:
     found = json.loads(lines[0])
     assert found["torch"]["version"]
     assert "gloo" in found["backends"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lack"),
+    [
+        ("optimizer_in_backward", None),
+        ("sparse_embedding", None),
+        ("onebit_adam", None),
+        ("adamw_bf16", None),
+        ("offload_adamw", "NVIDIA GPU"),
+        ("paged_adam8bit", "NVIDIA GPU"),
+        ("sparse24", "NVIDIA GPUs"),
+    ],
+)
+def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: Path) -> None:
+    found = doctor._why_not(name, machine(tmp_path))
+    assert (lack in found.reason and found.way_out) if lack else found is None
+
+
+def test_sparse_cores_are_of_newer_gpus(tmp_path: Path) -> None:
+    here = machine(tmp_path, gpus=(CARD,))
+    spec = on_gpu(recipe="ddp+bf16", processes=1)
+    for capability, there in (([7, 5], False), ([9, 0], True)):
+        here.probe["gpus"] = [{"name": "a card", "capability": capability}]
+        assert (lacks("sparse24", here, spec) is None) == there

@@ -58,6 +58,8 @@ REFUSED = {
     "ddp+checkpoint+offload_activations": ["what=checkpoints"],
     "zero2+compile+checkpoint:keep=nothing": ["keep=nothing", "budget=0.5"],
     "zero2+compile:budget=0.5+checkpoint": ["leave budget=0.5"],
+    "ddp+head+checkpoint": ["ends before the blocks", "leave"],
+    "ddp+head+offload_activations": ["ends before the blocks", "leave"],
     "ddp+compile:scope=model+offload_activations": ["leave scope=model out"],
 }
 ON_GPUS = {

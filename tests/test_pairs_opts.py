@@ -243,7 +243,8 @@ def test_a_training_goes_on_as_if_never_interrupted(text, train_here, tmp_path):
 
 # A learning rate at which an adapter of zeros soon matters: at the usual one the losses of a
 # model whose adapters never moved would agree too.
-TWO = dataclasses.replace(TINY, processes=2, global_batch=8, steps=4, learning_rate=2e-2)
+ADAPTING = 2e-2
+TWO = dataclasses.replace(TINY, processes=2, global_batch=8, steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,8 @@ def launched_once(tmp_path_factory):
 
     def get(recipe):
         if recipe not in done:
-            spec = dataclasses.replace(TWO, recipe=recipe)
+            rate = ADAPTING if "lora" in recipe else TINY.learning_rate
+            spec = dataclasses.replace(TWO, recipe=recipe, learning_rate=rate)
             done[recipe] = launched(spec, tmp_path_factory.mktemp("run"))
         return done[recipe]
 

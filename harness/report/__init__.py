@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from harness.report import export, html, markdown
 from harness.report.compare import Comparison, compare
+from harness.report.predicted import read_predictions
 from harness.report.rows import Report, Suite, build, read_suite
 from harness.result import Result
 
@@ -53,7 +54,7 @@ def write_report(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     suite = _with_reference(read_suite(folder), reference)
-    report = build(list(results), list(skipped), suite)
+    report = build(list(results), list(skipped), suite, read_predictions(folder))
     paths = [_write(folder / name, render(report)) for name, render in FORMATS.items()]
     if suite.story:
         paths.append(_write(folder / f"{suite.story}.md", markdown.render_story(report)))
@@ -67,12 +68,17 @@ def print_report(
     *,
     suite: Suite | None = None,
     reference: str | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Print the ranking, the answers and what did not finish."""
+    """Print the ranking, the answers and what did not finish.
+
+    ``folder`` is where predictions lie beside the results.
+    """
     from harness.report import terminal
 
     suite = _with_reference(suite or Suite(), reference)
-    terminal.render(build(list(results), list(skipped), suite), console)
+    predictions = read_predictions(folder) if folder else {}
+    terminal.render(build(list(results), list(skipped), suite, predictions), console)
 
 
 def _with_reference(suite: Suite, reference: str | None) -> Suite:

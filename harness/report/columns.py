@@ -16,6 +16,7 @@ __all__ = [
     "MEMORY",
     "PARITY",
     "PHASES",
+    "PREDICTED",
     "RANKING",
     "SHORT",
     "SIMULATED",
@@ -198,6 +199,26 @@ TIME = (
     Column("Set-up s", _number("setup_seconds"), "seconds"),
     Column("Warm-up s", _number("warmup_seconds"), "seconds"),
     Column("Whole run s", _number("wall_seconds"), "seconds"),
+)
+
+
+def _predicted(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.predicted, name)
+
+
+PREDICTED = (
+    RECIPE,
+    Column("By", _predicted("method")),
+    Column("Step, predicted GiB", _predicted("step_predicted"), "gib"),
+    Column("Step, traced GiB", _predicted("step_measured"), "gib"),
+    Column("Step error %", _predicted("step_error"), "error"),
+    Column("Run, predicted GiB", _predicted("peak_predicted"), "gib"),
+    Column("Run, measured GiB", _predicted("peak_measured"), "gib"),
+    Column("Run error %", _predicted("peak_error"), "error"),
+    Column("Reserved, predicted GiB", _predicted("reserved_predicted"), "gib"),
+    Column("Reserved, measured GiB", _predicted("reserved_measured"), "gib"),
+    Column("Reserved error %", _predicted("reserved_error"), "error"),
+    Column("Why no trace", _predicted("reason")),
 )
 PARITY = (
     RECIPE,

@@ -7,10 +7,12 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from harness.report import derive, words
 from harness.report.numbers import Numbers
+from harness.report.predicted import Compared
 from harness.report.rows import Group, Report, Row, Unfinished, Versus
 
 __all__ = ["csv_text", "json_text"]
@@ -27,14 +29,26 @@ BEFORE = (
 )
 VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
+PREDICTED: dict[str, Callable[[Compared], Any]] = {
+    "predicted_by": lambda c: c.method,
+    "predicted_step_bytes": lambda c: c.step_predicted,
+    "traced_step_bytes": lambda c: c.step_measured,
+    "predicted_step_error_fraction": lambda c: c.step_error,
+    "predicted_peak_bytes": lambda c: c.peak_predicted,
+    "predicted_peak_error_fraction": lambda c: c.peak_error,
+    "predicted_reserved_bytes": lambda c: c.reserved_predicted,
+    "predicted_reserved_error_fraction": lambda c: c.reserved_error,
+}
 AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
 
 
 def csv_text(report: Report) -> str:
     """One line a row, unfinished rows last; an empty cell is a value that is not defined."""
     stream = io.StringIO()
+    rows = [row for group in report.groups for row in group.rows]
+    more = PREDICTED if any(row.predicted for row in rows) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
-    names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *AFTER]
+    names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
@@ -57,7 +71,14 @@ def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
     }
     numbers = dataclasses.asdict(row.numbers)
     versus = dataclasses.asdict(row.versus)
-    return {k: "" if v is None else v for k, v in {**facts, **versus, **numbers}.items()}
+    found = {**facts, **versus, **numbers, **_predicted(row)}
+    return {k: "" if v is None else v for k, v in found.items()}
+
+
+def _predicted(row: Row) -> dict[str, Any]:
+    """What was predicted and how far off it was, with unit or kind in each name."""
+    found = row.predicted
+    return {name: take(found) for name, take in PREDICTED.items()} if found else {}
 
 
 def _gone(one: Unfinished) -> dict[str, Any]:
@@ -131,6 +152,7 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
+        **({"predicted": _predicted(row)} if row.predicted else {}),
     }
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from harness.report import charts, html_parts, recorded, scatter, stories, table, units, words
+from harness.report import (
+    charts,
+    html_parts,
+    predicted,
+    recorded,
+    scatter,
+    stories,
+    table,
+    units,
+    words,
+)
 from harness.report.html_parts import section, tag
 from harness.report.rows import Group, Report
 from harness.report.table import Grid
@@ -83,9 +93,11 @@ def _group(group: Group, index: int, several: bool) -> str:
     reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
     parts.append(f"<h3>{reference}</h3>" + html_parts.grid(grids["ranking"]))
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("parity", "memory", "host", "buckets"):
+    for key in ("parity", "memory", "host", "predicted", "buckets"):
         if grids[key].lines:
-            parts.append(tag("h3", grids[key].title) + html_parts.grid(grids[key]))
+            said = predicted.summary(group) if key == "predicted" else ""
+            head = tag("h3", grids[key].title) + (tag("p", said) if said else "")
+            parts.append(head + html_parts.grid(grids[key]))
     return "\n".join([*parts, html_parts.evidence(group)])
 
 

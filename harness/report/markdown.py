@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from harness.report import recorded, stories, surroundings, table, units, words
+from harness.report import predicted, recorded, stories, surroundings, table, units, words
 from harness.report.rows import Group, Report
 
 __all__ = ["grid_lines", "render", "render_story"]
 
-SHOWN = ("effects", "phases", "split", "memory", "host", "time", "parity", "buckets")
+SHOWN = (
+    *("effects", "phases", "split", "memory", "host", "predicted", "time", "parity", "buckets"),
+)
 
 
 def render(report: Report) -> str:
@@ -44,6 +46,8 @@ def _group(group: Group) -> list[str]:
     lines += [f"> **{words.stamp(group)}**", ""]
     lines += [text for warning in words.warnings(group) for text in (f"> {warning}", "")]
     lines += [_answer(answer) for answer in words.answers(group)]
+    said = predicted.summary(group)
+    lines += [f"- {said}"] if said else []
     lines += ["", *_fits(group), f"Reference row: `{group.reference.label}`.", ""]
     grids = table.group_grids(group)
     lines += [*grid_lines(grids["ranking"]), "", grids["ranking"].note, ""]

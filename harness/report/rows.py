@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.predict.prediction import Prediction
 from harness.report import derive
 from harness.report.numbers import Numbers, numbers
+from harness.report.predicted import Compared, compare
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -57,6 +60,7 @@ class Row:
     results: tuple[Result, ...]
     numbers: Numbers
     versus: Versus | None = None
+    predicted: Compared | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -123,8 +127,13 @@ def read_suite(folder: Path) -> Suite:
     return Suite(**words, order=tuple(map(str, order)) if isinstance(order, list) else ())
 
 
-def build(results: list[Result], skipped: list[str], suite: Suite | None = None) -> Report:
-    """Group, derive, compare and rank."""
+def build(
+    results: list[Result],
+    skipped: list[str],
+    suite: Suite | None = None,
+    predictions: Mapping[str, Prediction] | None = None,
+) -> Report:
+    """Group, derive, compare and rank. ``predictions``: spec key -> what was predicted."""
     suite = suite or Suite()
     ended = [(result, *derive.effective_status(result)) for result in results]
     done = [result for result, status, _ in ended if status is Status.OK]
@@ -140,7 +149,7 @@ def build(results: list[Result], skipped: list[str], suite: Suite | None = None)
         if status is not Status.OK
     ]
     ranked = [result for result in done if not result.spec.recorded]
-    groups = _groups(_rows(ranked, gone), suite.reference)
+    groups = _groups(_rows(ranked, gone, predictions or {}), suite.reference)
     recorded = [result for result in done if result.spec.recorded]
     return Report(
         suite=suite, groups=groups, unfinished=gone, recorded=recorded, skipped=list(skipped)
@@ -169,7 +178,9 @@ def same_work(result: Result) -> tuple[Any, ...]:
     return (*work, ("meter", result.meter), ("device name", device_of(result)), ("code", code))
 
 
-def _rows(done: list[Result], gone: list[Unfinished]) -> list[Row]:
+def _rows(
+    done: list[Result], gone: list[Unfinished], predictions: Mapping[str, Prediction]
+) -> list[Row]:
     found: dict[Any, list[Result]] = {}
     for result in done:
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
@@ -183,6 +194,7 @@ def _rows(done: list[Result], gone: list[Unfinished]) -> list[Row]:
             label=spec.recipe,
             results=tuple(results),
             numbers=numbers(results),
+            predicted=compare(results, predictions),
             notes=tuple(f"a repetition ended as {word}" for word in lost.get(spec, [])),
         )
         for (spec, _), results in found.items()

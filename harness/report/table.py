@@ -18,6 +18,7 @@ from harness.report.columns import (
     MEMORY,
     PARITY,
     PHASES,
+    PREDICTED,
     RANKING,
     SHORT,
     SIMULATED,
@@ -66,6 +67,10 @@ NOTES = {
     "parity": "Distance: the largest step's |a - b| / |b| to the reference row. A row that must "
     "not change the computation is equal within 1e-3, and DIFFERS beyond.",
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",
+    "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
+    "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
+    "own trace (rank 0). Run: the whole run, against Peak; without a GPU that is a process's "
+    "resident high-water mark, which has libraries' scratch in it that no tensor holds.",
     "effects": "Two rows that differ in one part only: what adding this part did.",
 }
 
@@ -121,6 +126,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
         grid("memory", "Memory, all counts", MEMORY, rows),
         grid("time", "Time", TIME, rows),
         grid("parity", "Same computation?", PARITY, compared),
+        grid("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
         grid("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]
     return {g.key: g for g in grids}

@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from harness.report import recorded, table, units, words
+from harness.report import predicted, recorded, table, units, words
 from harness.report.rows import Group, Report
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["draw", "render"]
+__all__ = ["draw", "folded", "render"]
 
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
 
@@ -47,6 +47,9 @@ def _group(group: Group, console: Console) -> None:
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
+    said = predicted.summary(group)
+    if said:
+        console.print(Padding(escape(said), (0, 0, 0, 1), expand=False), highlight=False)
     found = words.fits(group)
     for fit in found:
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
@@ -64,11 +67,11 @@ def draw(grid: table.Grid, console: Console) -> None:
         shown.add_column(head, justify=side, no_wrap=right, overflow="fold")
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), None)
-        shown.add_row(*(escape(_folded(cell)) for cell in line), style=look)
+        shown.add_row(*(escape(folded(cell)) for cell in line), style=look)
     console.print(shown)
 
 
-def _folded(recipe: str, width: int = 24) -> str:
+def folded(recipe: str, width: int = 24) -> str:
     """A long recipe on several lines, broken between its parts rather than in a word."""
     lines = [""]
     for part in recipe.replace("+", "+\n").split("\n"):

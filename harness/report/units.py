@@ -17,10 +17,11 @@ SCALE = {
     "ms": 1e3,
     "percent": 100.0,
     "change": 100.0,
+    "error": 100.0,
     "tera": 1e-12,
 }
 TEXT = ("text", "flag")
-FIXED = {"count": 0, "ratio": 2, "percent": 1, "change": 1, "loss": 4}
+FIXED = {"count": 0, "ratio": 2, "percent": 1, "change": 1, "error": 2, "loss": 4}
 
 
 def digits(kind: str, values: Sequence[float]) -> int:
@@ -38,7 +39,7 @@ def column(kind: str, values: Sequence[Any]) -> list[str]:
     """The cells of one column; ``None`` is a dash.
 
     Kinds: text, flag, count, gib and mib (from bytes), ms (from seconds), seconds, rate, ratio,
-    loss, percent and change (from fractions), tera, distance (scientific).
+    loss, percent, change and error (from fractions), tera, distance (scientific).
     """
     if kind in TEXT:
         return [NONE if v is None else str(v) for v in values]
@@ -62,7 +63,7 @@ def _number(kind: str, value: float | None, places: int) -> str:
         return NONE
     if kind == "distance":
         return "0" if value == 0 else f"{value:.1e}"
-    if kind == "change":
+    if kind in ("change", "error"):
         text = f"{value:+.{places}f}"
         return "0.0" if float(text) == 0 else text
     return f"{value:.{places}f}"

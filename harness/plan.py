@@ -1,0 +1,194 @@
+"""``./run.sh plan``: which recipe is predicted to fit which GPUs, how fast, and what else would.
+
+Needs no GPU, and this process no torch: each recipe is predicted in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import matrix, presets
+from harness.plan_text import PlanProgress, print_largest, print_plan
+from harness.predict import fit, gpus, pool
+from harness.predict.fit import Fit
+from harness.predict.gpus import Gpu
+from harness.progress import make_console
+from harness.resolve import Resolved, resolve
+from harness.result import write_json
+from harness.search import largest_batch, largest_model
+from harness.spec import Spec, SpecError
+from strategies.base import BadInput
+
+__all__ = ["Asked", "PlanError", "add_arguments", "plan"]
+
+LATENT = 8
+"""Pixels of a side that one element of a latent stands for (the VAE's factor)."""
+DEFAULT_GPU_BATCH = 32
+WIDE = 116
+"""Columns of the table where there is no terminal to ask."""
+CUSTOM = "depth=28,width=1152,heads=16,patch=2"
+
+
+class PlanError(BadInput):
+    """A plan that cannot be made: one line with the key, its value and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a plan is for: specs checked, and the recipes of a suite that cannot be, with why."""
+
+    resolved: list[Resolved]
+    refused: list[tuple[str, str]]
+    gpu: Gpu
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``plan``."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--recipes", nargs="+", metavar="R", help="recipes to choose among")
+    what.add_argument("--suite", metavar="NAME_OR_FILE", help="a suite's recipes (default)")
+    add = parser.add_argument
+    add("--model", default="DiT-XL/2", help=f"a preset, or a size as in {CUSTOM}")
+    add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
+        help="GPUs, one process each (default 8)")  # fmt: skip
+    card = parser.add_mutually_exclusive_group(required=True)
+    card.add_argument("--gpu", metavar="NAME", help="a card of the table, as A100-80GB")
+    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
+    add("--global-batch", type=int, metavar="B", help="samples a step (default 32 a GPU)")
+    add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default 256)")
+    add("--largest", choices=("batch", "model"), help="largest micro batch, or DiT, of each recipe")
+    add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
+    add("--json", type=Path, metavar="FILE", help="write everything as JSON too")
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Predict, print the table and the answer; the exit code."""
+    asked, console, folder = asked_for(options), make_console(WIDE), pool.default_folder()
+    jobs = options.jobs or pool.default_jobs()
+    if options.largest:
+        search = largest_batch if options.largest == "batch" else largest_model
+        found = search(asked.resolved, asked.gpu, folder, jobs, PlanProgress(console))
+        print_largest(found, options.largest, asked.gpu, console)
+        return 0
+    progress = PlanProgress(console)
+    progress.begin([str(one.recipe) for one in asked.resolved], jobs)
+    predictions = pool.predict_all(asked.resolved, folder, jobs=jobs, done=progress.done)
+    progress.end()
+    pairs = zip(asked.resolved, predictions, strict=True)
+    fits = [fit.judge(resolved, prediction, asked.gpu) for resolved, prediction in pairs]
+    print_plan(fits, asked.refused, console)
+    if options.json:
+        write_json(options.json, as_json(fits, asked))
+    return 0
+
+
+def as_json(fits: Sequence[Fit], asked: Asked) -> dict[str, object]:
+    """Everything that was derived, and the predictions it was derived from."""
+    best = fit.fastest(fits)
+    return {
+        "gpu": dataclasses.asdict(asked.gpu),
+        "fastest": best.label if best else None,
+        "rows": [
+            {
+                "recipe": one.label,
+                "verdict": one.verdict,
+                "need_bytes": one.need_bytes,
+                "least_bytes": one.least_bytes,
+                "margin_bytes": one.margin_bytes,
+                "host_bytes_node": one.host_bytes,
+                "step_seconds": one.seconds.total if one.seconds else None,
+                "step_seconds_spread": one.seconds.spread if one.seconds else None,
+                "prediction": dataclasses.asdict(one.prediction),
+            }
+            for one in fits
+        ],
+        "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
+    }
+
+
+# ---- what was asked ----
+
+
+def asked_for(options: argparse.Namespace) -> Asked:
+    """Every row checked.
+
+    Raises:
+        BadInput: one line. A recipe that was named must be possible; one of a suite
+            that is not becomes a line of its own.
+    """
+    if options.processes < 1:
+        raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
+    if options.jobs is not None and options.jobs < 1:
+        raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
+    if options.gpu_memory:
+        gpu = gpus.of_size(gpus.parse_bytes(options.gpu_memory))
+    else:
+        gpu = gpus.find(options.gpu)
+    base = _base(options)
+    rows, refused = [], []
+    for recipe in _recipes(options):
+        try:
+            rows.append(_row(base, recipe))
+        except BadInput as error:
+            if options.recipes:
+                raise
+            refused.append((recipe, str(error)))
+    if not rows:
+        raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
+    return Asked(resolved=rows, refused=refused, gpu=gpu)
+
+
+def _base(options: argparse.Namespace) -> Spec:
+    model = model_name(options.model)
+    shape = presets.shape_of(model)
+    step = LATENT * shape.patch_size
+    if options.resolution < step or options.resolution % step:
+        near = max(step, round(options.resolution / step) * step)
+        raise PlanError(
+            f"resolution is {options.resolution}; {options.model} takes multiples of {step} "
+            f"({LATENT} pixels a latent x patch {shape.patch_size}), as {near}"
+        )
+    batch = options.global_batch
+    if batch is None:
+        batch = DEFAULT_GPU_BATCH * options.processes
+    spec = Spec(
+        recipe="ddp",
+        model=model,
+        data=f"synthetic:{options.resolution // LATENT}",
+        global_batch=batch,
+        processes=options.processes,
+        device="cuda",
+    )
+    spec.check()
+    spec.micro_batch(1)  # refuses a batch that no row could take
+    return spec
+
+
+def model_name(text: str) -> str:
+    """A size alone, as ``CUSTOM``, as a model's name; what it leaves out is DiT-XL/2's."""
+    if "=" not in text or ":" in text:
+        return text
+    return "DiT-XL/2:" + text.replace("width=", "hidden=")
+
+
+def _recipes(options: argparse.Namespace) -> list[str]:
+    if options.recipes:
+        return list(dict.fromkeys(options.recipes))
+    suite = matrix.load_suite(options.suite or "default", "cuda")
+    return [row.recipe for row in suite.rows]
+
+
+def _row(base: Spec, recipe: str) -> Resolved:
+    """A recipe under the plan's settings; a launch file of one process gets one."""
+    from strategies import parse
+
+    parsed = parse(recipe)
+    processes = 1 if matrix.is_single(parsed, "cuda") else base.processes
+    resolved = resolve(dataclasses.replace(base, recipe=parsed.text, processes=processes))
+    if resolved.refusal:
+        raise SpecError(f"{recipe}: {resolved.refusal}")
+    return resolved

@@ -1,0 +1,231 @@
+"""A plan in a terminal: progress, the table, and the answer in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from harness.predict import fit
+from harness.predict.fit import Fit
+from harness.predict.gpus import Gpu
+from harness.predict.prediction import Prediction
+from harness.report.terminal import folded
+from harness.report.units import GIB
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.search import Largest
+
+__all__ = ["PlanProgress", "answer", "print_largest", "print_plan"]
+
+SHOWN = {
+    "params": ("parameters", "gathered"),
+    "grads": ("gradients", "buckets"),
+    "optim": ("optimizer_state",),
+    "ema": ("ema",),
+    "activ": ("activations", "recomputed", "autocast"),
+    "other": ("temporaries",),
+}
+WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted"}
+LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim"}
+
+
+class PlanProgress:
+    """One line a prediction, as it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
+
+    def begin(self, names: Sequence[str], jobs: int) -> None:
+        """So many predictions begin."""
+        self.names, self.ended = list(names), 0
+        some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
+        self.console.print(f"{some}, {jobs} at a time", highlight=False)
+
+    def done(self, index: int, found: Prediction) -> None:
+        """One of them ended."""
+        self.ended += 1
+        seconds = time.monotonic() - self.began
+        why = f": {found.reason}" if found.method != "trace" else ""
+        line = f"[{self.ended}/{len(self.names)}] {self.names[index]} ({found.method}{why})"
+        self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """All of them ended."""
+        self.console.print()
+
+
+def print_plan(fits: Sequence[Fit], refused: Sequence[tuple[str, str]], console: Console) -> None:
+    """The table, fastest first among those that fit, and the answer."""
+    console.print(_setting(fits), highlight=False)
+    ordered = sorted(fits, key=_order)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    heads = ["Recipe", "", "Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"]
+    for index, head in enumerate(heads):
+        side = "left" if index < 2 else "right"
+        table.add_column(head, justify=side, overflow="fold", no_wrap=index > 0)
+    for one in ordered:
+        table.add_row(*_cells(one), style="bold" if one is fit.fastest(fits) else None)
+    console.print(table)
+    for text in _notes(fits):
+        console.print(text, style="dim", highlight=False)
+    for name, reason in refused:
+        console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
+    console.print()
+    for line in answer(fits):
+        console.print(escape(line), highlight=False)
+
+
+def _order(one: Fit) -> tuple[int, float]:
+    rank = ["fits", "tight", "no", "unknown"].index(one.verdict)
+    speed = one.samples_per_second or 0.0
+    return (rank, -speed if rank < 2 else float(one.need_bytes or 0))
+
+
+def _setting(fits: Sequence[Fit]) -> str:
+    spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
+    pixels = 8 * fits[0].resolved.facts.input_size
+    return (
+        f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
+        f"{spec.processes} x {card.name} ({_gib(card.memory_bytes)} GiB)"
+    )
+
+
+def _cells(one: Fit) -> list[str]:
+    instant = one.prediction.peak
+    split = [
+        _gib(sum(instant.categories.get(n, 0) for n in names)) if instant else "-"
+        for names in SHOWN.values()
+    ]
+    time_cell, speed = "-", "-"
+    if one.seconds:
+        time_cell = f"{one.seconds.total * 1e3:.0f} ±{one.seconds.spread * 1e3:.0f}"
+        speed = f"{one.samples_per_second:.0f}"
+    word = f"[{LOOK[one.verdict]}]{WORD[one.verdict]}[/{LOOK[one.verdict]}]"
+    word += " *" if one.prediction.method == "closed form" else ""
+    cells = [escape(folded(one.label)), word, _gib(one.need_bytes), _gib(one.margin_bytes)]
+    return [*cells, *split, _gib(one.host_bytes), time_cell, speed]
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / GIB:.1f}"
+
+
+def _notes(fits: Sequence[Fit]) -> list[str]:
+    notes = [
+        "GiB of one GPU; Host: of a node with up to 8. Needs: what the allocator reserves, library "
+        "workspaces, CUDA context and NCCL (these two: typical figures). Columns between: the "
+        "peak instant of live tensors. Nothing here was calibrated on a GPU."
+    ]
+    single = [f for f in fits if f.resolved.spec.processes == 1]
+    if single and len(single) < len(fits):
+        notes.append("Recipes of one process train the whole global batch on one GPU.")
+    for one in fits:
+        if one.prediction.method != "trace":
+            how = "closed form" if one.prediction.method == "closed form" else "not predicted"
+            notes.append(f"* {one.label}: {how}: {one.prediction.reason}")
+        notes += [f"{one.label}: {note}" for note in one.prediction.notes]
+    return notes
+
+
+# ---- words ----
+
+
+def answer(fits: Sequence[Fit]) -> list[str]:
+    """The fastest recipe predicted to fit; if none fits, the nearest and what would help."""
+    best = fit.fastest(fits)
+    if best is None:
+        return _none_fits(fits)
+    lines = [
+        f"Fastest predicted to fit: {best.label}, {best.samples_per_second:.0f} images/s, "
+        f"{_gib(best.need_bytes)} of {_gib(best.gpu.memory_bytes)} GiB"
+        + (" (tight: the allocator must return its cache)" if best.verdict == "tight" else "")
+    ]
+    lines.append(f"  its peak: {_explained(best)}")
+    rivals = [f for f in fits if f.verdict == "fits" and f is not best and f.seconds]
+    close = [f.label for f in rivals if _may_be_faster(f, best)]
+    if close:
+        lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
+    least = fit.nearest(fits)
+    if least is not None and least is not best:
+        lines.append(f"Least memory: {least.label}, {_gib(least.need_bytes)} GiB")
+    return lines
+
+
+def _may_be_faster(one: Fit, best: Fit) -> bool:
+    """Whether ``one`` may be the faster of the two, each at its end of the uncertainty."""
+    slow = best.seconds.total + best.seconds.spread / 2
+    quick = one.seconds.total - one.seconds.spread / 2
+    per_best = slow / best.resolved.spec.global_batch
+    return quick / one.resolved.spec.global_batch < per_best
+
+
+def _explained(one: Fit) -> str:
+    instant = one.prediction.peak
+    if instant is None:
+        return "not traced"
+    largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
+    parts = [f"{_gib(size)} {name.replace('_', ' ')}" for name, size in largest if size]
+    where = f", {instant.site}" if instant.site else ""
+    return f"in {instant.phase} at {instant.op}{where}: {', '.join(parts)} GiB"
+
+
+def _none_fits(fits: Sequence[Fit]) -> list[str]:
+    close = fit.nearest(fits)
+    if close is None:
+        return ["Nothing could be predicted; the notes above say why."]
+    lines = [
+        f"None is predicted to fit. Nearest: {close.label} needs {_gib(close.need_bytes)} GiB, "
+        f"{_gib(-close.margin_bytes)} GiB more than a {close.gpu.name} has.",
+        f"  its peak: {_explained(close)}",
+    ]
+    return lines + [f"  {way}" for way in ways_out(close)]
+
+
+def ways_out(close: Fit) -> list[str]:
+    """What would make a recipe fit, by what its peak is made of."""
+    resolved, instant = close.resolved, close.prediction.peak
+    ways = [f"a card of {_gib(close.need_bytes)} GiB would do"]
+    if instant is None:
+        return ways
+    batch = resolved.micro_batch
+    growing = sum(instant.categories[n] for n in ("activations", "recomputed", "temporaries"))
+    saved = growing * (1 - 1 / batch)
+    if saved > -close.margin_bytes:
+        left = growing + close.margin_bytes
+        size = max(1, int(batch * left / growing))
+        parts = -(-batch // size)
+        ways.append(
+            f"a micro batch of about {size} instead of {batch}: add accumulate:steps={parts}"
+        )
+    elif batch > 1:
+        ways.append("a smaller micro batch alone would not be enough")
+    names = {part.name for part in resolved.recipe.strategies}
+    if "checkpoint" not in names:
+        ways.append("recomputing activations: add checkpoint")
+    if "bf16" not in names:
+        ways.append("16-bit weights and activations: add bf16")
+    if resolved.launch.offload_optimizer == "none":
+        ways.append("host memory: take zero3_offload as sharding")
+    return ways
+
+
+def print_largest(found: Sequence[Largest], what: str, gpu: Gpu, console: Console) -> None:
+    """The inverse: a line a recipe, the largest first."""
+    title = "micro batch" if what == "batch" else "DiT"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for head in ("Recipe", f"Largest {title} that fits", "Needs GiB", "Tried and too large"):
+        table.add_column(head, overflow="fold")
+    for one in found:
+        size = one.size or ("not predicted" if one.fit is None and not one.too_large else "none")
+        need = _gib(one.fit.need_bytes) if one.fit else "-"
+        table.add_row(escape(folded(one.recipe)), size, need, one.too_large or "-")
+    console.print(f"On {gpu.name} with {_gib(gpu.memory_bytes)} GiB", highlight=False)
+    console.print(table)
+    console.print("Each size that fits was predicted by a trace, not extrapolated.", style="dim")

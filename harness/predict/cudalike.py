@@ -1,0 +1,175 @@
+"""CUDA's behaviour imposed on tensors that stand for a GPU's: autocast, attention, optimizers.
+
+Autocast is a layer of torch's dispatcher that ``meta`` tensors do not pass, and attention falls
+back to plain matrix products there; both would change what a step keeps. A function mode does
+what CUDA's layer does, by its published lists of ops.
+Source of the lists: torch 2.13, aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP,
+AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from harness.predict.shortcuts import stays_in_backward
+from harness.predict.world import GPU
+
+__all__ = ["CudaLike", "cuda_like"]
+
+LOWER = frozenset({
+    *("conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "prelu", "einsum", "linear"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "matmul", "__matmul__"),
+    *("addmm", "addmv", "addr", "mm", "mv", "addbmm", "baddbmm", "bmm", "__rmatmul__"),
+    *("chain_matmul", "multi_dot", "scaled_dot_product_attention"),
+})  # fmt: skip
+FLOAT32 = frozenset({
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "tan"),
+    *("reciprocal", "rsqrt", "sinh", "pow", "__pow__", "square", "softplus", "layer_norm"),
+    *("native_layer_norm", "group_norm", "frobenius_norm", "nuclear_norm", "norm", "softmin"),
+    *("cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "kl_div"),
+    *("hinge_embedding_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "dist"),
+    *("margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss"),
+    *("binary_cross_entropy_with_logits", "pdist", "cdist", "renorm", "logsumexp", "prod"),
+    *("softmax", "log_softmax", "cumprod", "cumsum", "vector_norm", "matrix_norm", "sum"),
+})  # fmt: skip
+WIDEST = frozenset({
+    *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sample"),
+    *("index_put", "tensordot", "scatter_add"),
+})  # fmt: skip
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+class CudaLike(TorchFunctionMode):
+    """Active for the whole of a prediction for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_autocast_enabled("cuda"):
+            args, kwargs = self._autocast(getattr(func, "__name__", ""), args, kwargs)
+        elif self._copies:
+            self._copies.clear()
+        if func is ATTENTION:
+            return attend(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _autocast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if name in LOWER:
+            wanted = torch.get_autocast_dtype("cuda")
+        elif name in FLOAT32:
+            wanted = torch.float32
+        elif name in WIDEST:
+            floats = [t.dtype for t in tree_leaves((args, kwargs)) if _eligible(t)]
+            wanted = torch.float32 if torch.float32 in floats else None
+        else:
+            wanted = None
+        if wanted is None:
+            return args, kwargs
+        return tree_map(lambda leaf: self._cast(leaf, wanted), (args, kwargs))
+
+    def _cast(self, leaf: Any, dtype: torch.dtype) -> Any:
+        """``leaf`` in ``dtype``; a weight's low-precision copy is made once a forward."""
+        if not _eligible(leaf) or leaf.dtype is dtype:
+            return leaf
+        keep = leaf.requires_grad and leaf.is_leaf and dtype is not torch.float32
+        if not keep or not torch.is_autocast_cache_enabled():
+            return leaf.to(dtype)
+        if id(leaf) not in self._copies:
+            self._copies[id(leaf)] = (leaf, leaf.to(dtype))
+        return self._copies[id(leaf)][1]
+
+    def forget(self) -> None:
+        """The outermost autocast ends: its copies of weights live on in backward alone."""
+        self._copies.clear()
+
+
+def _eligible(leaf: Any) -> bool:
+    """A floating tensor on the GPU; CUDA's autocast leaves float64 alone."""
+    is_tensor = isinstance(leaf, torch.Tensor) and leaf.device.type == GPU
+    return is_tensor and leaf.is_floating_point() and leaf.dtype is not torch.float64
+
+
+def attend(
+    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *given: Any, **more: Any
+) -> Any:
+    """Attention by the kernel that CUDA would take: flash for 16 bits, efficient for 32.
+
+    Honours ``torch.nn.attention.sdpa_kernel``; what neither takes falls to plain products.
+    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order of backends;
+    flash wants 16 bits, no mask and heads up to 256; efficient wants aligned heads).
+    """
+    if q.device.type != GPU:
+        return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
+    ops, switches = torch.ops.aten, torch.backends.cuda
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    causal = bool(given[0] if given else more.get("is_causal", False))
+    if half and attn_mask is None and q.shape[-1] <= 256 and switches.flash_sdp_enabled():
+        out = ops._scaled_dot_product_flash_attention(q, k, v, dropout_p, causal)
+    elif switches.mem_efficient_sdp_enabled():
+        # The last flag keeps the log-sum-exp, which backward needs.
+        out = ops._scaled_dot_product_efficient_attention(
+            q, k, v, attn_mask, True, dropout_p, causal
+        )
+    else:
+        return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
+    return out[0]
+
+
+@contextlib.contextmanager
+def cuda_like() -> Iterator[CudaLike]:
+    """Make this process behave, for tensors on ``meta``, as one with a GPU."""
+    mode = CudaLike()
+    with contextlib.ExitStack() as stack:
+        for target, name, stand_in in _patches(mode):
+            stack.enter_context(mock.patch.object(target, name, stand_in))
+        stack.enter_context(stays_in_backward(mode))
+        yield mode
+
+
+def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
+    from torch.optim import adam, adamw
+    from torch.utils import checkpoint
+
+    infer, fused = checkpoint._infer_device_type, adam._device_dtype_check_for_fused
+    autocast = torch.autocast
+
+    def init(self: Any, device_type: str, *given: Any, **more: Any) -> None:
+        old_init(self, "cuda" if device_type == GPU else device_type, *given, **more)
+
+    def leave(self: Any, *given: Any) -> Any:
+        result = old_exit(self, *given)
+        if not torch.is_autocast_enabled("cuda"):
+            mode.forget()
+        return result
+
+    old_init, old_exit = autocast.__init__, autocast.__exit__
+
+    def device_type(*args: Any) -> str:
+        found = infer(*args)
+        return "cuda" if found == GPU else found
+
+    def check(p: Any, cuda_unsupported: bool = False) -> None:
+        if p.device.type != GPU:
+            fused(p, cuda_unsupported)
+
+    found = [
+        (autocast, "__init__", init),
+        (autocast, "__exit__", leave),
+        # Autocast asks for a GPU and turns itself off without one.
+        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+        (torch.cuda, "is_bf16_supported", lambda *given, **more: True),
+        # Recomputation enters autocast again by the type of its inputs' device.
+        (checkpoint, "_infer_device_type", device_type),
+    ]
+    return found + [(m, "_device_dtype_check_for_fused", check) for m in (adam, adamw) if
+                    hasattr(m, "_device_dtype_check_for_fused")]  # fmt: skip

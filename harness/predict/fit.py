@@ -1,0 +1,108 @@
+"""Does it fit this card, by how much, and how fast would it be? Pure functions. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.predict.gpus import Gpu
+from harness.predict.prediction import Prediction
+from harness.predict.roofline import NODE, Seconds, seconds
+from harness.predict.workspace import standing
+from harness.resolve import Resolved
+
+__all__ = ["Fit", "fastest", "judge", "nearest"]
+
+MARGIN = 1.05
+"""What a closed form is held to be off by, at the most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A prediction against one card. Bytes of a GPU; ``host_bytes`` of a node of up to eight.
+
+    ``verdict``: fits; tight (fits, but the allocator must give cache back to the device again and
+    again, which is slow); no; unknown.
+    """
+
+    resolved: Resolved
+    prediction: Prediction
+    gpu: Gpu
+    verdict: str
+    need_bytes: int | None
+    least_bytes: int | None
+    host_bytes: int | None
+    seconds: Seconds | None
+
+    @property
+    def label(self) -> str:
+        return str(self.resolved.recipe)
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """What is left of the card; negative where it does not fit."""
+        return None if self.need_bytes is None else self.gpu.memory_bytes - self.need_bytes
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of the whole job."""
+        return self.resolved.spec.global_batch / self.seconds.total if self.seconds else None
+
+
+def judge(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Fit:
+    """Set a prediction against a card."""
+    need, least = _needs(resolved, prediction, gpu)
+    if need is None:
+        verdict = "unknown"
+    elif need <= gpu.memory_bytes:
+        verdict = "fits"
+    else:
+        verdict = "tight" if least is not None and least <= gpu.memory_bytes else "no"
+    return Fit(
+        resolved=resolved,
+        prediction=prediction,
+        gpu=gpu,
+        verdict=verdict,
+        need_bytes=need,
+        least_bytes=least,
+        host_bytes=_host(resolved, prediction),
+        seconds=_seconds(resolved, prediction, gpu),
+    )
+
+
+def _needs(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> tuple[int | None, int | None]:
+    """(comfortably, at the least) what a card must have: the allocator's reserve and the rest."""
+    beside = standing(gpu, resolved.spec.processes).total
+    if prediction.reserved is not None:
+        return prediction.reserved + beside, prediction.least + beside
+    if prediction.closed_form is not None:
+        return int(prediction.closed_form * MARGIN) + beside, None
+    return None, None
+
+
+def _host(resolved: Resolved, prediction: Prediction) -> int | None:
+    if prediction.host is None:
+        return None
+    return prediction.host.bytes * min(NODE, resolved.spec.processes)
+
+
+def _seconds(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Seconds | None:
+    if not prediction.work:
+        return None
+    tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)
+    return seconds(prediction.work, gpu, resolved.spec.processes, tf32)
+
+
+def fastest(fits: Sequence[Fit]) -> Fit | None:
+    """The fastest that fits; a tight one only where nothing fits with room."""
+    for verdict in ("fits", "tight"):
+        able = [fit for fit in fits if fit.verdict == verdict and fit.samples_per_second]
+        if able:
+            return max(able, key=lambda fit: fit.samples_per_second)
+    return None
+
+
+def nearest(fits: Sequence[Fit]) -> Fit | None:
+    """The one that needs least, whether it fits or not."""
+    known = [fit for fit in fits if fit.need_bytes is not None]
+    return min(known, key=lambda fit: fit.need_bytes, default=None)

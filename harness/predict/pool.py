@@ -1,0 +1,153 @@
+"""Many predictions: a process each, a few at a time, kept on disk. No torch in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from harness import command, kernel
+from harness.predict import closed_form
+from harness.predict.prediction import Prediction, load
+from harness.resolve import Resolved, project_root
+
+__all__ = ["TIMEOUT", "cached", "default_folder", "path_of", "predict_all"]
+
+TIMEOUT = 600.0
+"""Seconds that one prediction may take; a DiT-XL/2 under ZeRO-3 takes some thirty."""
+WORKER_BYTES = 2 * 2**30
+"""Memory of one worker, to choose how many run at a time: torch and DeepSpeed, and the books."""
+
+
+def default_folder() -> Path:
+    """Where ``plan`` keeps predictions."""
+    return project_root() / "results" / "predictions"
+
+
+def path_of(resolved: Resolved, folder: Path) -> Path:
+    """The file of a prediction: named by the spec, the code and the versions that made it."""
+    return folder / f"{resolved.spec.key}-{_code()}.json"
+
+
+def cached(resolved: Resolved, folder: Path) -> Prediction | None:
+    """The prediction kept from before."""
+    return load(path_of(resolved, folder))
+
+
+@functools.cache
+def _code() -> str:
+    """A short hash of the sources that decide a prediction, and of the libraries' versions."""
+    from importlib import metadata
+
+    root, digest = project_root(), hashlib.sha256()
+    for part in ("harness", "strategies", "launch_configs"):
+        skipped = root / "harness" / "report"
+        for path in sorted((root / part).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".json") and skipped not in path.parents:
+                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    for name in ("torch", "accelerate", "deepspeed"):
+        try:
+            digest.update(metadata.version(name).encode())
+        except metadata.PackageNotFoundError:
+            digest.update(b"none")
+    return digest.hexdigest()[:10]
+
+
+def predict_all(
+    asked: Sequence[Resolved],
+    folder: Path,
+    *,
+    done: Callable[[int, Prediction], None] = lambda index, prediction: None,
+    jobs: int | None = None,
+    timeout: float = TIMEOUT,
+) -> list[Prediction]:
+    """A prediction each, in order; ``done`` is told of each as it ends, by its index.
+
+    Never raises for a recipe: what fails is a prediction that says why.
+    """
+    found: dict[int, Prediction] = {}
+    missing = []
+    for index, resolved in enumerate(asked):
+        kept = cached(resolved, folder)
+        if kept is None:
+            missing.append(index)
+        else:
+            found[index] = kept
+            done(index, kept)
+    with ThreadPoolExecutor(jobs or default_jobs()) as pool:
+        waiting = {pool.submit(_one, asked[i], folder, timeout): i for i in missing}
+        try:
+            for future in as_completed(waiting):
+                found[waiting[future]] = future.result()
+                done(waiting[future], future.result())
+        except KeyboardInterrupt:
+            for future in waiting:
+                future.cancel()
+            raise
+    return [found[index] for index in range(len(asked))]
+
+
+def default_jobs() -> int:
+    """One prediction a core, as far as memory goes."""
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(kernel.cores(), pages // WORKER_BYTES))
+
+
+def _one(resolved: Resolved, folder: Path, timeout: float) -> Prediction:
+    """One worker; its prediction is kept if it is a trace."""
+    if resolved.refusal:
+        return Prediction(
+            recipe=str(resolved.recipe),
+            device=resolved.spec.device,
+            method="none",
+            reason=f"refused: {resolved.refusal}",
+        )
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
+        out = Path(scratch) / "prediction.json"
+        fault = _run(resolved, Path(scratch), out, timeout)
+        found = load(out)
+    if found is None:
+        return closed_form.fallback(resolved, fault or "the worker ended without a prediction")
+    found = dataclasses.replace(found, seconds_taken=time.monotonic() - began)
+    if found.method == "trace":
+        # A folder that cannot be written costs the next plan its time, no more.
+        with contextlib.suppress(OSError):
+            found.write(path_of(resolved, folder))
+    return found
+
+
+def _run(resolved: Resolved, scratch: Path, out: Path, timeout: float) -> str:
+    """Start the worker and wait; why there is no prediction, or nothing."""
+    spec = scratch / "spec.json"
+    spec.write_text(json.dumps(dataclasses.asdict(resolved.spec)), encoding="utf-8")
+    words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out)]
+    env = {**command.inherited(), "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+    try:
+        ended = subprocess.run(
+            words, cwd=project_root(), env=env, timeout=timeout, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {timeout:.0f} s"
+    except OSError as error:
+        return f"cannot start: {error}"
+    last = next(iter(_lines(ended.stderr)), "")
+    return "" if ended.returncode == 0 else f"the worker exited {ended.returncode}: {last}"[:200]
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(project_root()), os.environ.get("PYTHONPATH")]))
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.strip() for line in reversed(text.splitlines()) if line.strip())

@@ -1,0 +1,87 @@
+"""What is predicted for one recipe: plain data, kept as JSON. No torch.
+
+A prediction for a GPU does not depend on which GPU: what a card adds (workspaces, context) and
+how long it takes follow from ``harness.predict.workspace`` and ``roofline``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.predict.peak import Held, Instant
+from harness.predict.roofline import Work
+from harness.result import write_json
+
+__all__ = ["SCHEMA", "Prediction", "load"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Bytes of one rank.
+
+    ``method``: "trace" (the real step, on tensors without storage), "closed form" (formulas; the
+    trace failed for ``reason``) or "none". ``peak`` is of the whole training, set-up included,
+    ``steady`` of a later step; ``phases`` has the peak of each. ``host`` (of the
+    whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is what is swapped.
+    ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
+    limit under which the same allocations still succeed; None without a GPU.
+    """
+
+    recipe: str
+    device: str
+    method: str
+    reason: str = ""
+    peak: Instant | None = None
+    steady: Instant | None = None
+    host: Instant | None = None
+    host_steady: Instant | None = None
+    phases: dict[str, int] = field(default_factory=dict)
+    nvme: int = 0
+    allocated: int | None = None
+    reserved: int | None = None
+    reserved_expandable: int | None = None
+    least: int | None = None
+    closed_form: int | None = None
+    work: list[Work] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds_taken: float = 0.0
+    schema: int = SCHEMA
+
+    @property
+    def bytes(self) -> int | None:
+        """The predicted peak of live tensors on the device: allocated, where that is known."""
+        if self.allocated is not None:
+            return self.allocated
+        return self.peak.bytes if self.peak else self.closed_form
+
+    def write(self, path: Path) -> None:
+        """Write atomically."""
+        write_json(path, dataclasses.asdict(self), durable=False)
+
+
+def load(path: Path) -> Prediction | None:
+    """The prediction in ``path``; None where there is none of this schema."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _from(data) if data.get("schema") == SCHEMA else None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return None
+
+
+def _from(data: dict[str, Any]) -> Prediction:
+    for name in ("peak", "steady", "host", "host_steady"):
+        data[name] = _instant(data.get(name))
+    data["work"] = [Work(**one) for one in data.get("work", [])]
+    return Prediction(**data)
+
+
+def _instant(data: dict[str, Any] | None) -> Instant | None:
+    if data is None:
+        return None
+    return Instant(**{**data, "held": [Held(**one) for one in data["held"]]})

@@ -1,0 +1,177 @@
+"""One recipe, set up and stepped for real on tensors without storage: its trace, its peaks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from harness import anatomy, setup
+from harness.loop import Log, Run, optimizer_step
+from harness.predict import nvme, storageless, workspace, world
+from harness.predict.allocator import replay
+from harness.predict.cudalike import cuda_like
+from harness.predict.peak import Record, peak, phase_peaks
+from harness.predict.prediction import Prediction
+from harness.predict.replicas import replicas_for
+from harness.predict.shortcuts import Shortcuts, stays_in_backward
+from harness.predict.trace import Tracer
+from harness.predict.work import Counter
+from harness.resolve import Resolved
+
+__all__ = ["simulate", "trace_training"]
+
+STEPS = 2
+"""Optimizer steps traced: the first makes the optimizer's state, the second is every later one."""
+
+
+def simulate(resolved: Resolved) -> Prediction:
+    """Trace the training of rank 0 and say what it needs."""
+    began = time.monotonic()
+    tracer, counter, steady_from = trace_training(resolved)
+    return summary(
+        resolved, tracer.record, counter, steady_from, seconds_taken=time.monotonic() - began
+    )
+
+
+def trace_training(resolved: Resolved, steps: int = STEPS) -> tuple[Tracer, Counter, int]:
+    """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
+    on_gpu = resolved.spec.device == "cuda"
+    device, host = (world.GPU, "cpu") if on_gpu else ("cpu", "cpu")
+    counter = Counter(device, host)
+    tracer = Tracer(
+        {device: "device", **({"cpu": "host"} if on_gpu else {})},
+        temporary=kernel_scratch if on_gpu else gloo_scratch,
+        witness=counter.see,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(world.world(resolved))
+        for patch in _patches(resolved, tracer, counter):
+            stack.enter_context(patch)
+        if on_gpu:
+            stack.enter_context(cuda_like())
+        stack.enter_context(stays_in_backward(Shortcuts()))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(tracer)
+        run, first = _prepare(resolved, tracer), 0
+        swapped = nvme.Swapped(resolved, tracer, run) if nvme.is_used(resolved) else None
+        for step in range(steps):
+            first = _step(run, step, tracer, counter)
+        if swapped:
+            swapped.finish(counter)
+    return tracer, counter, first
+
+
+def _patches(resolved: Resolved, tracer: Tracer, counter: Counter) -> list[Any]:
+    def reduced(size: int) -> None:
+        counter.add("backward", "overlapped", "", 0, 2 * size)
+
+    def stepped(size: int) -> None:
+        counter.add("optimizer", "host", "", 0, size)
+
+    replicas = replicas_for(tracer, reduced)
+    return [
+        storageless.storageless(resolved.launch.engine == "DEEPSPEED", stepped),
+        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", replicas),
+    ]
+
+
+def _prepare(resolved: Resolved, tracer: Tracer) -> Run:
+    accelerator = world.make_accelerator(resolved)
+    feed = setup.build_feed(resolved, accelerator)
+    if resolved.spec.device == "cpu":
+        # A resident meter's baseline holds the data already.
+        tracer.leave_out(vars(feed.dataset).values())
+    scratch = Path("never-written")
+    return setup.prepare(resolved, feed, accelerator, scratch, tracer.enter)
+
+
+def _step(run: Run, step: int, tracer: Tracer, counter: Counter) -> int:
+    """One optimizer step under the eyes of both; the event at which it began."""
+    gc.collect()  # what only cycles keep alive would die at any moment
+    tracer.tag_known(run.trained)
+    counter.begin()
+    first = len(tracer.record.events)
+    parameters = [p for p in run.trained.module.parameters() if p.requires_grad]
+
+    def arrived(gradient: torch.Tensor) -> None:
+        tracer.tag("gradients", [gradient])
+
+    def enter(phase: str) -> None:
+        tracer.enter(phase)
+        if phase == "optimizer":
+            tracer.tag_gradients(run.trained)
+
+    handles = [p.register_hook(arrived) for p in parameters]
+    with anatomy.phase_marks(run.trained, enter):
+        optimizer_step(run, step, Log())
+    for handle in handles:
+        handle.remove()
+    tracer.tag_known(run.trained)
+    return first
+
+
+def kernel_scratch(func: Any, args: Any, out: Any) -> int:
+    """Bytes that a CUDA kernel of this op holds while it runs."""
+    name = str(func)
+    if "attention" not in name:
+        return 0
+    return workspace.scratch(name, [a.shape for a in args if isinstance(a, torch.Tensor)])
+
+
+def gloo_scratch(func: Any, args: Any, out: Any) -> int:
+    """Bytes that gloo holds during this op: it reduce-scatters a copy of its input."""
+    if func.namespace != "c10d" or "reduce_scatter" not in func._schema.name:
+        return 0
+    tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+    return max((t.untyped_storage().nbytes() for t in tensors), default=0)
+
+
+def summary(
+    resolved: Resolved, record: Record, counter: Counter, steady_from: int, **more: Any
+) -> Prediction:
+    """Peaks of a trace, and for a GPU what its allocator makes of them."""
+    on_gpu = resolved.spec.device == "cuda"
+    return Prediction(
+        recipe=str(resolved.recipe),
+        device=resolved.spec.device,
+        method="trace",
+        peak=peak(record, "device"),
+        steady=peak(record, "device", steady_from),
+        host=peak(record, "host") if on_gpu else None,
+        host_steady=peak(record, "host", steady_from) if on_gpu else None,
+        nvme=sum(b.size for b in record.blocks if b.pool == nvme.POOL and b.freed_in is None),
+        phases=phase_peaks(record, "device"),
+        work=counter.work(),
+        **(_allocator(record) if on_gpu else {}),
+        **more,
+    )
+
+
+def _allocator(record: Record) -> dict[str, int]:
+    events = list(record.pool_events("device"))
+    plain, growing = replay(events), replay(events, expandable=True)
+    return {
+        "allocated": plain.allocated,
+        "reserved": plain.reserved,
+        "reserved_expandable": growing.reserved,
+        "least": _least(events, plain.allocated, plain.reserved),
+    }
+
+
+def _least(events: list[tuple[int, int, int]], low: int, high: int) -> int:
+    """The smallest limit, within 1 %, under which every allocation still succeeds."""
+    while high - low > high // 100:
+        middle = (low + high) // 2
+        if replay(events, limit=middle).fits:
+            high = middle
+        else:
+            low = middle
+    return high

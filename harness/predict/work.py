@@ -1,0 +1,73 @@
+"""Counts the work of a traced step: FLOPs and bytes of every op, by kind."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from harness.predict.roofline import Work
+
+__all__ = ["Counter"]
+
+WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
+"""Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
+
+
+class Counter:
+    """Told of every op of a trace; ``begin`` forgets what came before the step that counts."""
+
+    def __init__(self, device: str, host: str | None) -> None:
+        self.device, self.host = device, host
+        self.tally: Tally[tuple[str, str, str, int, int]] = Tally()
+
+    def begin(self) -> None:
+        """Forget what was counted so far."""
+        self.tally.clear()
+
+    def see(self, phase: str, func: Any, args: Any, out: Any) -> None:
+        """Count one op."""
+        ins = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if func.namespace == "c10d":
+            name = func._schema.name.rpartition("::")[2]
+            size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
+            self.add(phase, "collective", "", 0, size)
+            return
+        if not outs or getattr(func, "is_view", False):
+            return
+        self.add(phase, *self._kind(func, args, ins, outs, out))
+
+    def add(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
+        """Count work that no op shows (a C++ reducer, a left-out kernel)."""
+        self.tally[phase, kind, dtype, flops, size] += 1
+
+    def work(self) -> list[Work]:
+        """What was counted since ``begin``."""
+        return [
+            Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
+            for (phase, kind, dtype, flops, size), count in self.tally.items()
+        ]
+
+    def _kind(
+        self, func: Any, args: Any, ins: list[Any], outs: list[Any], out: Any
+    ) -> tuple[str, str, int, int]:
+        size, dtype = _bytes(ins) + _bytes(outs), str(outs[0].dtype).removeprefix("torch.")
+        devices = {t.device.type for t in (*ins, *outs) if t.ndim}
+        if self.host in devices and self.device in devices and self.host != self.device:
+            return "transfer", "", 0, _bytes(outs)
+        if self.host != self.device and devices == {self.host}:
+            return "host", "", 0, size
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            return "memory", dtype, 0, size
+        flops = int(formula(*args, out_val=out))
+        kind = "attention" if "attention" in func._schema.name else "product"
+        return kind, dtype, flops, size
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,63 @@
+"""One prediction in a process of its own: ``python -m harness.predict.worker SPEC.json OUT.json``.
+
+The process group, the accelerator and the patches of a prediction are global to a process, so
+each recipe has one. Whatever fails becomes a prediction that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from harness.predict import closed_form
+from harness.predict.prediction import Prediction
+from harness.process import die_with_parent
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+
+__all__ = ["main", "predict"]
+
+
+def predict(resolved: Resolved) -> Prediction:
+    """A prediction by trace; where that fails, by closed form with the reason."""
+    if "compiled" in resolved.launch.traits:
+        # The compiler decides anew what is kept for backward and what is fused away.
+        return closed_form.fallback(resolved, "compiled graphs keep other tensors than eager ones")
+    try:
+        from harness.predict.simulate import simulate
+
+        found = simulate(resolved)
+    except Exception as error:  # any library may stumble over tensors without storage
+        traceback.print_exc()
+        return closed_form.fallback(resolved, _reason(error))
+    return dataclasses.replace(found, closed_form=closed_form.peak_bytes(resolved))
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"{type(error).__name__}: {first}"[:200]
+
+
+def main(argv: list[str]) -> int:
+    """Read a spec, predict, write."""
+    die_with_parent()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    spec = Spec(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    import torch
+
+    torch.set_num_threads(1)
+    predict(resolve(spec)).write(Path(argv[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

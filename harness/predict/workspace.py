@@ -1,0 +1,65 @@
+"""What kernels and libraries take beside the tensors that a trace sees. No torch.
+
+Inside an op (``scratch``): bytes held while its kernel runs. Beside the training (``standing``):
+workspaces, the CUDA context and communication buffers, which no trace shows; the figures of the
+last two are typical ones and not calibrated on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.predict.gpus import Gpu
+
+__all__ = ["Standing", "scratch", "standing"]
+
+MIB = 2**20
+FLOAT = 4
+
+
+def scratch(op: str, shapes: Sequence[Sequence[int]]) -> int:
+    """Bytes that a CUDA kernel of ``op`` allocates and frees inside; shapes are its inputs'.
+
+    Flash attention's backward sums dQ in float32, padded to its tiles, with one number a row.
+    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd).
+    """
+    if op == "aten._scaled_dot_product_flash_attention_backward.default":
+        batch, heads, tokens, width = shapes[1]
+        rows = batch * heads * _up(tokens, 128)
+        return FLOAT * rows * (_up(width, 32) + 1)
+    if op == "aten._scaled_dot_product_efficient_attention_backward.default":
+        batch, heads, tokens, _ = shapes[1]
+        return FLOAT * batch * heads * _up(tokens, 32)
+    return 0
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Bytes that stand beside the training on every GPU. ``libraries`` comes out of the caching
+    allocator, the other two do not."""
+
+    libraries: int
+    context: int
+    communication: int
+
+    @property
+    def total(self) -> int:
+        return self.libraries + self.context + self.communication
+
+
+def standing(gpu: Gpu, processes: int) -> Standing:
+    """What stands beside a training of ``processes`` ranks.
+
+    cuBLAS: one workspace a handle, and the forward and the autograd thread have one each
+    (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from Hopper on).
+    """
+    return Standing(
+        libraries=int(2 * (32 if gpu.hopper else 8.125) * MIB),
+        context=450 * MIB,
+        communication=0 if processes == 1 else 300 * MIB,
+    )

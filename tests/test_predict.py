@@ -1,0 +1,337 @@
+"""Prediction without torch's help: the allocator's rules, fits, the search, plans and bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import cli, search
+from harness.plan_text import answer, ways_out
+from harness.predict import closed_form, fit, gpus, pool, roofline, workspace
+from harness.predict.allocator import Allocator, replay
+from harness.predict.peak import CATEGORIES, Block, Instant, Record, as_measured, peak, phase_peaks
+from harness.predict.prediction import Prediction, load
+from harness.predict.roofline import Work
+from harness.resolve import resolve
+from harness.spec import Spec
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+XL = Spec(
+    recipe="ddp", model="DiT-XL/2", data="synthetic", global_batch=256, processes=8, device="cuda"
+)
+
+
+def asked(recipe: str, **change):
+    return resolve(dataclasses.replace(XL, recipe=recipe, **change))
+
+
+# ---- the allocator ----
+
+# sizes allocated in order -> (allocated, reserved), by hand from the rules in allocator.py
+BY_HAND = {
+    "one byte takes 512 of a 2 MiB segment": ([1], (512, 2 * MIB)),
+    "1 MiB is still small": ([MIB], (MIB, 2 * MIB)),
+    "two of 1 MiB share a segment": ([MIB, MIB], (2 * MIB, 2 * MIB)),
+    "above 1 MiB a 20 MiB segment": ([MIB + 1], (MIB + 512, 20 * MIB)),
+    "10 MiB has a segment of its own": ([10 * MIB], (10 * MIB, 10 * MIB)),
+    "large ones round up to 2 MiB, and keep the rest": ([21 * MIB], (22 * MIB, 22 * MIB)),
+    "a rest above 1 MiB is split off": ([18 * MIB // 2, 8 * MIB], (17 * MIB, 20 * MIB)),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_segments_by_hand(name):
+    sizes, expected = BY_HAND[name]
+    used = replay([(1, i, size) for i, size in enumerate(sizes)])
+    assert (used.allocated, used.reserved) == expected
+
+
+def test_freed_neighbours_merge_and_are_found_again():
+    a = Allocator()
+    first, second, third = (a.allocate(4 * MIB) for _ in range(3))
+    assert a.reserved == 20 * MIB
+    a.release(first)
+    a.release(third)
+    a.release(second)
+    a.allocate(19 * MIB)  # the whole segment again; the rest of 1 MiB stays with it
+    assert a.reserved == 20 * MIB and a.allocated == 20 * MIB
+
+
+def test_the_best_fit_is_the_smallest_that_holds_it():
+    a = Allocator()
+    large, small = a.allocate(40 * MIB), a.allocate(30 * MIB)
+    a.release(large)
+    a.release(small)
+    assert a.allocate(29 * MIB).address == small.address
+    assert a.reserved == 70 * MIB
+
+
+def test_expandable_segments_grow_by_what_is_missing():
+    a = Allocator(expandable=True)
+    held = a.allocate(30 * MIB)
+    assert a.reserved == 40 * MIB
+    a.allocate(15 * MIB)  # 10 MiB are left behind it: one more granule of 20
+    assert a.reserved == 60 * MIB and a.allocated == 45 * MIB
+    a.release(held)
+    a.allocate(30 * MIB)
+    assert a.reserved == 60 * MIB
+    a.allocate(512)  # small ones have a range of their own
+    assert a.reserved == 62 * MIB
+
+
+def test_under_a_limit_cache_is_returned_before_it_fails():
+    events = [(1, 0, 40 * MIB), (-1, 0, 40 * MIB), (1, 1, 60 * MIB)]
+    assert replay(events).reserved == 100 * MIB
+    assert replay(events, limit=64 * MIB).fits
+    assert not replay(events, limit=59 * MIB).fits
+
+
+# ---- peaks ----
+
+
+def record() -> Record:
+    """Weights of 100, an activation of 50 kept for backward, a temporary of 70 freed in forward."""
+    blocks = [
+        Block(100, "device", "prepare", "a", "x:1", "parameters"),
+        Block(50, "device", "forward", "b", "x:2", None, "backward"),
+        Block(70, "device", "forward", "c", "x:3", None, "forward"),
+        Block(999, "host", "forward", "d", "x:4"),
+    ]
+    events = [(1, 0), (1, 1), (1, 2), (1, 3), (-1, 2), (-1, 1)]
+    return Record(blocks, events, [(0, "prepare"), (1, "forward"), (5, "backward")])
+
+
+def test_the_peak_names_its_instant_and_what_lived():
+    found = peak(record(), "device")
+    assert (found.bytes, found.phase, found.op, found.site) == (220, "forward", "c", "x:3")
+    assert found.categories["parameters"] == 100 and found.categories["activations"] == 50
+    assert found.categories["temporaries"] == 70 and set(found.categories) == set(CATEGORIES)
+    assert as_measured(found).total == 220 and as_measured(found).workspace == 70
+    assert phase_peaks(record(), "device") == {"prepare": 100, "forward": 220, "backward": 100}
+    assert peak(record(), "host").bytes == 999
+    assert peak(record(), "nowhere").bytes == 0
+
+
+# ---- cards, time and fits ----
+
+
+def prediction(gib: float, **more) -> Prediction:
+    size = int(gib * GIB)
+    sums = {**dict.fromkeys(CATEGORIES, 0), "activations": size // 2, "parameters": size // 2}
+    instant = Instant(bytes=size, phase="forward", op="op", site="", categories=sums, held=[])
+    work = [Work(phase="forward", kind="product", dtype="float32", flops=10**12, bytes=1, count=1)]
+    given = {"allocated": size, "reserved": size, "least": int(0.9 * size), "peak": instant}
+    return Prediction(
+        recipe="ddp", device="cuda", method="trace", host=instant, **{**given, "work": work, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("gib", "verdict"), [(20, "fits"), (24, "tight"), (27, "no"), (22.9, "fits"), (23.9, "tight")]
+)
+def test_a_prediction_against_a_card(gib, verdict):
+    card = gpus.of_size(24 * GIB)
+    found = fit.judge(asked("ddp"), prediction(gib), card)
+    assert found.verdict == verdict
+    beside = workspace.standing(card, 8).total
+    assert found.need_bytes == int(gib * GIB) + beside
+    assert found.margin_bytes == 24 * GIB - found.need_bytes
+    assert found.host_bytes == 8 * found.prediction.host.bytes
+
+
+def test_a_closed_form_is_judged_with_a_margin_and_nothing_is_unknown():
+    card = gpus.of_size(24 * GIB)
+    formula = Prediction(recipe="ddp", device="cuda", method="closed form", closed_form=10 * GIB)
+    found = fit.judge(asked("ddp"), formula, card)
+    assert found.verdict == "fits" and found.need_bytes > 10.5 * GIB and found.seconds is None
+    none = Prediction(recipe="ddp", device="cuda", method="none")
+    assert fit.judge(asked("ddp"), none, card).verdict == "unknown"
+
+
+def test_time_is_the_slower_of_flops_and_bytes():
+    card = gpus.find("A100-80GB")
+    busy = Work(phase="forward", kind="product", dtype="bfloat16", flops=10**12, bytes=1, count=3)
+    wide = dataclasses.replace(busy, kind="memory", flops=0, bytes=2 * 10**9, count=1)
+    tiny = dataclasses.replace(wide, bytes=8)
+    assert roofline.seconds([busy], card, 1).compute == pytest.approx(3e12 / (0.75 * 312e12))
+    assert roofline.seconds([wide], card, 1).compute == pytest.approx(2e9 / (0.8 * 2039e9))
+    assert roofline.seconds([tiny], card, 1).compute == pytest.approx(roofline.LAUNCH)
+    sent = dataclasses.replace(wide, kind="collective")
+    alone = roofline.seconds([sent], card, 1).communication
+    assert alone < 1e-4 < roofline.seconds([sent], card, 8).communication
+    both = roofline.seconds([busy, sent], card, 8)
+    assert both.total == pytest.approx(both.compute + both.communication)
+    assert 0.3 * both.total <= both.spread <= 0.6 * both.total
+
+
+def test_cards_are_found_however_they_are_spelled():
+    assert gpus.find("a100-80gb") is gpus.find("A100 80GB")
+    assert gpus.find("h200").name == "H200-141GB"
+    for name, card in gpus.table().items():
+        assert card.name == name and card.memory_bytes < 200 * GIB < card.bandwidth * 1e3
+    assert gpus.parse_bytes("24GiB") == gpus.parse_bytes("24") == 24 * GIB
+    assert gpus.parse_bytes("80GB") == 80 * 10**9
+
+
+# ---- words ----
+
+
+def test_the_answer_is_the_fastest_that_fits():
+    card = gpus.of_size(24 * GIB)
+    slow = [dataclasses.replace(prediction(1).work[0], flops=10**14)]
+    rows = [
+        fit.judge(asked("ddp"), prediction(40), card),
+        fit.judge(asked("zero2"), prediction(12), card),
+        fit.judge(asked("zero3"), prediction(3, work=slow), card),
+    ]
+    assert fit.fastest(rows).label == "zero2"
+    text = "\n".join(answer(rows))
+    assert "Fastest predicted to fit: zero2" in text and "Least memory: zero3" in text
+
+
+def test_if_none_fits_the_nearest_and_the_way_out_are_named():
+    card = gpus.of_size(8 * GIB)
+    rows = [
+        fit.judge(asked("ddp"), prediction(40), card),
+        fit.judge(asked("zero2"), prediction(12), card),
+    ]
+    assert fit.fastest(rows) is None
+    text = "\n".join(answer(rows))
+    assert "None is predicted to fit. Nearest: zero2" in text
+    assert "add accumulate:steps=" in text and "add bf16" in text and "add checkpoint" in text
+    assert any("zero3_offload" in way for way in ways_out(rows[1]))
+
+
+# ---- the search ----
+
+
+def test_the_largest_batch_is_bracketed(monkeypatch, tmp_path):
+    """Memory of 2 GiB and 0.5 GiB a sample: (24 - 2 - 0.8) / 0.5 = 42 fit."""
+    tried: list[int] = []
+
+    def predict_all(rows, folder, **more):
+        tried.extend(row.micro_batch for row in rows)
+        return [prediction(2 + 0.5 * row.micro_batch) for row in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    card = gpus.of_size(24 * GIB)
+    found = search.largest_batch([asked("zero2")], card, tmp_path, 1, Quiet())[0]
+    beside = workspace.standing(card, 8).total / GIB
+    true = int((24 - 2 - beside) / 0.5)
+    assert found.size == f"micro batch {true}" and found.too_large == f"micro batch {true + 1}"
+    assert len(tried) <= search.TRIES
+
+
+class Quiet:
+    """Progress of nothing."""
+
+    done = None
+
+    def begin(self, names, jobs):
+        """Say nothing."""
+
+    def end(self):
+        """Say nothing."""
+
+
+def test_the_ladder_of_models_grows_and_holds_dit_xl():
+    sizes = search.ladder()
+    assert (28, 1152, 16) in [(s.depth, s.hidden_size, s.num_heads) for s in sizes]
+    weights = [s.depth * s.hidden_size**2 for s in sizes]
+    assert weights == sorted(weights)
+
+
+# ---- keeping and failing ----
+
+
+def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
+    found = prediction(3)
+    found.write(tmp_path / "p.json")
+    assert load(tmp_path / "p.json") == found
+    assert load(tmp_path / "none.json") is None
+    (tmp_path / "p.json").write_text('{"schema": 99}')
+    assert load(tmp_path / "p.json") is None
+
+
+def test_a_worker_that_fails_is_a_closed_form_with_the_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "_run", lambda *given: "the worker exited 1: boom")
+    row = asked("ddp")
+    found = pool.predict_all([row], tmp_path)[0]
+    assert found.method == "closed form" and "boom" in found.reason
+    assert found.closed_form == closed_form.peak_bytes(row) > 10 * GIB
+    assert list(tmp_path.iterdir()) == []  # a failure is not kept
+
+
+def test_a_kept_prediction_starts_no_process(monkeypatch, tmp_path):
+    row = asked("ddp")
+    prediction(3).write(pool.path_of(row, tmp_path))
+    monkeypatch.setattr(pool, "_run", lambda *given: pytest.fail("a process was started"))
+    told: list[int] = []
+    assert pool.predict_all([row], tmp_path, done=lambda i, p: told.append(i)) == [prediction(3)]
+    assert told == [0]
+
+
+# ---- the command line ----
+
+BAD = {
+    "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
+    "gpu unknown": (["--gpu", "A1000"], "did you mean 'A10'? Or give --gpu-memory"),
+    "memory": (["--gpu-memory", "lots"], "gpu-memory is 'lots'; write a size as in 24GiB"),
+    "no card": ([], "one of the arguments --gpu --gpu-memory is required"),
+    "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
+    "size": (["--gpu", "L4", "--model", "depth=0"], "depth is '0'; a whole number from 1"),
+    "size key": (["--gpu", "L4", "--model", "dept=2"], "no size 'dept'; did you mean 'depth'"),
+    "heads": (["--gpu", "L4", "--model", "depth=2,width=100,heads=3,patch=2"], "num_heads (3)"),
+    "gpus": (["--gpu", "L4", "--gpus", "0"], "give --gpus at least 1"),
+    "batch": (["--gpu", "L4", "--gpus", "8", "--global-batch", "12"], "use 8 or 16"),
+    "resolution": (["--gpu", "L4", "--resolution", "250"], "multiples of 16"),
+    "recipe": (["--gpu", "L4", "--recipes", "zeor3"], "did you mean 'zero3'"),
+    "refused": (
+        ["--gpu", "L4", "--recipes", "zero2_offload+adamw:impl=foreach"],
+        "an offloaded optimizer is DeepSpeed's fused CPU Adam",
+    ),
+    "suite": (["--gpu", "L4", "--suite", "defalt"], "did you mean 'default'"),
+    "both": (["--gpu", "L4", "--gpu-memory", "24GiB"], "not allowed with argument"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_starts_nothing(case, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "predict_all", lambda *a, **k: pytest.fail("something was started"))
+    words, said = BAD[case]
+    try:
+        code = cli.main(["plan", *words])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    caught = capsys.readouterr()
+    assert code == 2 and said in caught.err and len(caught.err.strip().splitlines()) == 1
+
+
+def test_a_plan_end_to_end(capsys, monkeypatch, tmp_path):
+    def predict_all(rows, folder, *, done, **more):
+        found = [prediction(5 * (i + 1)) for i, _ in enumerate(rows)]
+        for index, one in enumerate(found):
+            done(index, one)
+        return found
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    file = tmp_path / "plan.json"
+    words = ["--gpus", "8", "--gpu-memory", "12GiB", "--recipes", "ddp", "zero2", "zero3+bf16"]
+    assert cli.main(["plan", *words, "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "Fastest predicted to fit: ddp" in text and "8 x 12 GiB" in text
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["verdict"] for row in rows] == ["fits", "fits", "no"]
+
+
+def test_a_suite_s_impossible_rows_are_lines_of_the_plan(capsys, monkeypatch):
+    """Global batch 8 on 8 GPUs leaves nothing to accumulate: two rows of the suite cannot be."""
+    monkeypatch.setattr(
+        pool, "predict_all", lambda rows, folder, **more: [prediction(5) for _ in rows]
+    )
+    assert cli.main(["plan", "--gpu", "L4", "--gpus", "8", "--global-batch", "8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "refused ddp+accumulate:steps=4: global_batch 8 does not divide" in text
