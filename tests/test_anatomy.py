@@ -118,6 +118,24 @@ def test_the_products_of_forward_are_the_closed_form_s(plain):
     assert plain.peak_flops > 1e8 and plain.bandwidth > 1e8
 
 
+def test_counting_what_is_saved_keeps_nothing_alive():
+    """A hook that hands an output back as it is ties a knot that no collector unties."""
+    import gc
+    import weakref
+
+    from harness.dissect.modules import saving
+
+    module = torch.nn.Linear(4, 4)
+    with saving(Stack(module), set()) as saved:
+        out = module(torch.ones(2, 4)).exp()
+    assert len(saved) >= 2
+    storage = weakref.ref(out.untyped_storage())
+    seen = weakref.ref(out)
+    del out
+    gc.collect()
+    assert seen() is None and storage() is None
+
+
 def test_modules_are_named_in_backward_too():
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     stack, seen = Stack(module), []

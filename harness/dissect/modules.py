@@ -83,7 +83,8 @@ def saving(stack: Stack, parameters: set[int]) -> Iterator[dict[int, tuple[str, 
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
             found.setdefault(storage._cdata, (stack.now(), storage.nbytes()))
-        return tensor
+        # An output that its own node saves would keep node and tensor alive for good.
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield found

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from harness.anatomy import Trace
 from harness.dissect.modules import Stack, alike
 from harness.portrait import CATEGORIES, Kept, Lump, Timeline
@@ -33,7 +35,8 @@ class Film(Trace):
         super().__init__(trained, device_type, left_out)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops_run += 1
+        if func is not torch.ops.aten.detach.default:  # what the saved-tensors hooks do
+            self.ops_run += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def enter(self, phase: str) -> None:
