@@ -64,6 +64,13 @@ ENGINE_MODULES = (
     "deepspeed.ops.adam",
     "deepspeed.checkpoint",
 )
+LIBRARIES = {
+    "peft": ("peft",),
+    "bitsandbytes": ("bitsandbytes",),
+    "torchao": ("torchao", "torchao.optim"),
+    "inductor": ("torch._inductor.compile_fx",),
+}
+"""Need of a strategy -> what it will import: tens of MiB each."""
 
 
 def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
@@ -75,9 +82,10 @@ def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
     """
     if accelerator.device.type != "cpu":
         return
-    if resolved.launch.engine == "DEEPSPEED":
-        for name in ENGINE_MODULES:
-            importlib.import_module(name)
+    modules = list(ENGINE_MODULES) if resolved.launch.engine == "DEEPSPEED" else []
+    modules += [name for need in resolved.needs for name in LIBRARIES.get(need, ())]
+    for name in modules:
+        importlib.import_module(name)
     facts = resolved.facts
     module = model.build(
         "DiT-T/8", input_size=32, channels=facts.channels, classes=facts.classes, seed=0

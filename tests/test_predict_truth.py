@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness import setup
 from harness.loop import Log, optimizer_step
-from harness.predict import closed_form
+from harness.predict import closed_form, pool
 from harness.predict.peak import peak
 from harness.predict.simulate import simulate, trace_training
 from harness.resolve import Resolved, resolve
@@ -178,13 +178,9 @@ def reducer_bytes() -> int:
     return sum(e.nbytes() for e in events)
 
 
-def test_offload_is_counted_on_the_host_and_not_on_the_gpu(monkeypatch):
-    from harness.predict.worker import predict
-
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
     resolved = on_gpu("zero3_offload+bf16", "DiT-S/8", 8, 8)
-    found = predict(resolved)
-    leave_world()
+    (found,) = pool.predict_all([resolved], tmp_path)  # a process of its own: DeepSpeed's groups
     assert found.method == "trace", found.reason
     share = resolved.parameters / 8
     assert found.steady.categories["optimizer_state"] == 0

@@ -270,7 +270,7 @@ def test_recomputing_keeps_fewer_activations(runs):
     full, less = (runs(r)[0].ranks[0].categories for r in ("ddp", "ddp+checkpoint:every=2"))
     assert less.total < full.total
     facts = runs("ddp+checkpoint:every=2")[0].evidence["checkpoint"]
-    assert facts["block_forwards"] == 2.0 and facts["segment_blocks"] == 2
+    assert facts["block_forwards"] == 2.0 and facts["parts"] == 2
 
 
 def test_accumulation_feeds_half_a_micro_batch_twice(runs):
