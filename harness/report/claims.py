@@ -83,8 +83,9 @@ def by_batch(rows: Rows, recipe: str, least: float, base: str = "single") -> Fin
         return Finding(Verdict.HOLDS, numbers)
     if max(large, small) < least:
         return Finding(Verdict.NOT, numbers)
-    which = "activations outweigh weights and optimizer state"
-    return Finding(Verdict.ONLY, numbers, which if large > small else "they do not: " + which)
+    parts = ("activations", "weights and optimizer state")
+    more, less = parts if large > small else reversed(parts)
+    return Finding(Verdict.ONLY, numbers, f"{more} outweigh {less}")
 
 
 def accumulation(rows: Rows) -> Finding:
