@@ -190,3 +190,15 @@ def test_a_suites_story_is_known(name):
     suite = matrix.load_suite(name, "cpu")
     assert suite.story in ("", *stories.STORIES)
     assert dataclasses.asdict(suite)["name"] == name
+
+
+def test_the_order_of_files_decides_nothing():
+    """The reference recipe is in several groups; the largest is the suite's own."""
+    rows = [*two_batches("single+lora", 300.0, 30.0), row("single+checkpoint", 500.0)]
+    rows.append(row("single", 5.0, model=DEEP.format(4)))
+    said = [
+        [(claim.says, f.verdict, f.numbers) for claim, f in claims.judge(report)]
+        for order in (rows, rows[::-1])
+        for report in [build(list(order), [], Suite(reference="single"))]
+    ]
+    assert said[0] == said[1] and any("LoRA" in s and v is Verdict.HOLDS for s, v, _ in said[0])

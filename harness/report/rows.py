@@ -205,11 +205,10 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(same_work(row.first), []).append(row)
-    real = [row for row in rows if not row.spec.world]
-    home = _named(real or rows, wanted)
+    # Of several groups with a row of that name, the one with most rows: order of files is chance.
     ordered = sorted(
         found.items(),
-        key=lambda item: (item[1][0].spec.world, home not in item[1], -len(item[1])),
+        key=lambda item: (item[1][0].spec.world, _distance(item[1], wanted), -len(item[1])),
     )
     first = ordered[0][0] if ordered else ()
     return [_group(members, wanted, _unlike(work, first)) for work, members in ordered]
@@ -219,6 +218,16 @@ def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
     there = dict(first)
     changed = [f"{k} {v} (not {there.get(k)})" for k, v in work if there.get(k) != v]
     return ", ".join(changed)
+
+
+def _distance(rows: list[Row], wanted: str) -> int:
+    """0 for a group with the wanted row, 1 for one with plain ddp, 2 for others."""
+    return next((i for i, name in enumerate((wanted, "ddp")) if _has(rows, name)), 2)
+
+
+def _has(rows: list[Row], name: str) -> bool:
+    parts = sorted(name.split("+"))
+    return any(sorted(row.spec.recipe.split("+")) == parts for row in rows)
 
 
 def _named(rows: list[Row], wanted: str) -> Row | None:
