@@ -113,8 +113,7 @@ class AdamWBf16(Strategy):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         import torch
 
-        defaults = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
-        defaults |= {"weight_decay": settings.weight_decay, "kahan": self.write == "kahan"}
+        defaults = {**settings.adam, "kahan": self.write == "kahan"}
         return make(torch.optim.Optimizer)(params, defaults)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
@@ -126,4 +125,4 @@ class AdamWBf16(Strategy):
         demand(bool(carried) == (self.write == "kahan"), f"{len(carried)} sums are compensated")
         kept = sum(int(c.count_nonzero()) for c in carried)
         demand(kept > 0 or self.write != "kahan", "nothing is carried to the next step")
-        return {"write": self.write, "rescued_in_first_step": rescued, "carried_elements": kept}
+        return {"rescued_in_first_step": rescued, "carried_elements": kept}

@@ -147,7 +147,7 @@ class Ema(Strategy):
         average = trained.attached.get(self.name)
         if self.place == "none":
             demand(average is None, "an average is kept")
-            return {"place": "none", "bytes": 0}
+            return {"bytes": 0}
         demand(isinstance(average, Average), "no average is kept")
         steps = trained.optimizer_steps
         demand(average.updates == steps, f"averaged {average.updates} times in {steps} steps")
@@ -169,4 +169,4 @@ class Ema(Strategy):
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
         demand(devices == {wanted}, f"the average lives on {devices}, not {wanted}")
         size = sum(s.numel() * s.element_size() for s in average.shards)
-        return {"place": self.place, "device": wanted, "bytes": size, "updates": steps}
+        return {"device": devices.pop(), "bytes": size, "updates": average.updates}

@@ -144,6 +144,12 @@ class Settings:
     grad_clip: float = 0.0
     ema_decay: float = 0.9999
 
+    @property
+    def adam(self) -> dict[str, Any]:
+        """What every Adam takes, as torch, torchao, bitsandbytes and DeepSpeed spell it alike."""
+        names = {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps}
+        return names | {"weight_decay": self.weight_decay}
+
 
 class Attachment(Protocol):
     """What a strategy keeps alive beside the trained model (the weight average, masks, hooks)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.quantised import common, low_bit_facts, torchao_adam
+from strategies.quantised import low_bit_facts, torchao_adam
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
 
@@ -43,7 +43,7 @@ class Adam8bit(Strategy):
             return torchao_adam("AdamW8bit", params, settings, launch.device)
         from bitsandbytes.optim import AdamW8bit
 
-        return AdamW8bit(params, **common(settings))
+        return AdamW8bit(params, **settings.adam)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         return low_bit_facts(trained, "AdamW8bit", self._home(), bits=8)
@@ -68,7 +68,7 @@ class PagedAdam8bit(Adam8bit):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         from bitsandbytes.optim import PagedAdamW8bit
 
-        return PagedAdamW8bit(params, **common(settings))
+        return PagedAdamW8bit(params, **settings.adam)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         facts = low_bit_facts(trained, "PagedAdamW8bit", "bitsandbytes", bits=8)

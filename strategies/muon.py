@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import quantised, states
+from strategies import states
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
 
 __all__ = ["Muon"]
@@ -57,7 +57,7 @@ class Muon(Strategy):
         )
         parts = {"muon": states.count_steps(muon)}
         if others:
-            parts["adamw"] = torch.optim.AdamW(others, fused=True, **quantised.common(settings))
+            parts["adamw"] = torch.optim.AdamW(others, fused=True, **settings.adam)
         return TwoOptimizers(parts)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from strategies import states
 from strategies.base import Launch, Settings, Slot, Strategy, Trained, demand
-from strategies.quantised import common
 
 __all__ = ["OffloadAdamW"]
 
@@ -41,13 +40,13 @@ class OffloadAdamW(Strategy):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         from strategies.host_adamw import HostAdamW
 
-        return HostAdamW(params, **common(settings))
+        return HostAdamW(params, **settings.adam)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
         demand(kind == "HostAdamW", f"the optimizer is {kind}, not torchao's in host memory")
-        states.agree(trained, **common(trained.settings))
+        states.agree(trained, **trained.settings.adam)
         moments = [s["exp_avg"] for p, s in optimizer.state.items() if p.numel() >= SMALLEST]
         demand(bool(moments), f"no parameter has {SMALLEST} elements: nothing was offloaded")
         places = {m.device.type for m in moments}

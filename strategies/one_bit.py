@@ -53,7 +53,7 @@ class FrozenVarianceAdam(torch.optim.Optimizer):
         p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1 ** state["step"]))
 
 
-class OneBitHook(wire.Compression):
+class OneBitHook(wire.WithFeedback):
     """Averages gradients densely until the variance freezes, then momenta, a bit an element.
 
     What the signs miss of a rank's momentum is added to its next one.
@@ -62,8 +62,6 @@ class OneBitHook(wire.Compression):
     def __init__(self, trained: Trained) -> None:
         self.hooks, _, counted = counted_hooks()
         self.optimizer, self.world = trained.inner_optimizer, trained.accelerator.num_processes
-        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
-        self.missed: dict[int, Tensor] = {}
         super().__init__(trained, self._average, counted)
         trained.gradient_norm = self.gradient_norm
 
@@ -93,10 +91,10 @@ class OneBitHook(wire.Compression):
         beta1 = self.optimizer.param_groups[0]["betas"][0]
         momentum = self.optimizer.state[p]["exp_avg"].lerp(gradient, 1 - beta1)
         place = self.place[id(p)]
-        if place in self.missed:
-            momentum = momentum + self.missed[place]
+        if place in self.left:
+            momentum = momentum + self.left[place]
         signs, sizes = pack(momentum)
-        self.missed[place] = momentum - unpack(signs, sizes, momentum.shape)
+        self.left[place] = momentum - unpack(signs, sizes, momentum.shape)
         return signs, sizes
 
     def _mean(self, everyone: list[Tensor], bucket: Any) -> Tensor:
@@ -112,16 +110,3 @@ class OneBitHook(wire.Compression):
                 sizes = sizes.clone().view(torch.float32)
                 gradient.add_(unpack(signs, sizes, shape), alpha=1 / self.world)
         return bucket.buffer()
-
-    def tensors(self) -> list[Tensor]:
-        """What the signs missed: as large as the gradients."""
-        return list(self.missed.values())
-
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank's signs missed."""
-        return {"missed": self.missed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it up again."""
-        device = next(self.trained.module.parameters()).device
-        self.missed = {place: tensor.to(device) for place, tensor in state["missed"].items()}

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from strategies import states, wire
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.quantised import common
 
 __all__ = ["OneBitAdam"]
 
@@ -46,7 +45,7 @@ class OneBitAdam(Strategy):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         from strategies.one_bit import FrozenVarianceAdam
 
-        return FrozenVarianceAdam(params, freeze=self.freeze, **common(settings))
+        return FrozenVarianceAdam(params, freeze=self.freeze, **settings.adam)
 
     def attach(self, trained: Trained) -> wire.Compression:
         from strategies.one_bit import OneBitHook
@@ -57,7 +56,7 @@ class OneBitAdam(Strategy):
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
         demand(kind == "FrozenVarianceAdam", f"the optimizer is {kind}")
-        states.agree(trained, freeze=self.freeze, **common(trained.settings))
+        states.agree(trained, freeze=self.freeze, **trained.settings.adam)
         steps = states.steps(trained)
         demand(steps > self.freeze, f"{steps} steps were taken; signs travel after {self.freeze}")
         facts = wire.facts(trained, self.name)

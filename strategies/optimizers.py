@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from strategies import states
 from strategies.base import Launch, Settings, Slot, Strategy, Trained, demand
 
 __all__ = ["AdamW"]
@@ -43,49 +44,34 @@ class AdamW(Strategy):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         import torch
 
-        common = {
-            "lr": settings.learning_rate,
-            "betas": settings.betas,
-            "eps": settings.eps,
-            "weight_decay": settings.weight_decay,
-        }
         if launch.offload_optimizer != "none":
             from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-            return DeepSpeedCPUAdam(params, adamw_mode=True, **common)
-        return torch.optim.AdamW(params, **common, **KERNELS[self.impl])
+            return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
+        return torch.optim.AdamW(params, **settings.adam, **KERNELS[self.impl])
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        optimizer, settings = trained.inner_optimizer, trained.settings
+        optimizer = trained.inner_optimizer
         kind, group = type(optimizer).__name__, optimizer.param_groups[0]
         offloaded = trained.launch.offload_optimizer != "none"
         wanted = "DeepSpeedCPUAdam" if offloaded else "AdamW"
         demand(kind == wanted, f"the optimizer is {kind}, not {wanted}")
-        asked = (settings.learning_rate, settings.betas, settings.eps, settings.weight_decay)
-        found = (group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"])
-        demand(asked == found, f"its settings are {found}, not {asked}")
+        states.agree(trained, **trained.settings.adam)
+        found = {"class": kind, "steps": states.steps(trained)}
         if offloaded:
             demand(optimizer.adam_w_mode, "weight decay is not decoupled")
-        else:
-            for key, value in {"amsgrad": False, **KERNELS[self.impl]}.items():
-                demand(group.get(key) is value, f"{key} is {group.get(key)}, not {value}")
-            self._kernel(trained.ops)
-        return {"class": kind, "impl": self.impl, "steps": self._steps(trained)}
+            return found
+        for key, value in {"amsgrad": False, **KERNELS[self.impl]}.items():
+            demand(group.get(key) is value, f"{key} is {group.get(key)}, not {value}")
+        return {**found, **self._kernel(trained.ops)}
 
-    def _kernel(self, ops: set[str]) -> None:
-        """The operators of a whole step name the kernel that ran, whatever the flags say."""
+    def _kernel(self, ops: set[str]) -> dict[str, str]:
+        """The operators of a whole step name the kernel that ran, whatever the flags say; where
+        no step was watched (a compiled one cannot be) nothing is claimed."""
+        if not ops:
+            return {}
         ran = "fused" if any("_fused_adam" in op for op in ops) else "plain"
         if ran == "plain" and any("_foreach_addcdiv" in op for op in ops):
             ran = "foreach"
-        demand(not ops or ran == self.impl, f"the step ran the {ran} kernel, not {self.impl}")
-
-    def _steps(self, trained: Trained) -> int:
-        """Steps that the optimizer's own state counts: none was skipped, none taken twice."""
-        states = [s for s in trained.inner_optimizer.state.values() if "step" in s]
-        demand(bool(states), "the optimizer holds no state: it never stepped")
-        steps = int(max(float(s["step"]) for s in states))
-        demand(
-            steps == trained.optimizer_steps,
-            f"the optimizer stepped {steps} times, the loop {trained.optimizer_steps}",
-        )
-        return steps
+        demand(ran == self.impl, f"the step ran the {ran} kernel, not {self.impl}")
+        return {"kernel": ran}

@@ -7,22 +7,12 @@ from typing import Any
 from strategies import states
 from strategies.base import Settings, Trained, demand
 
-__all__ = ["common", "low_bit_facts", "torchao_adam"]
+__all__ = ["low_bit_facts", "torchao_adam"]
 
 # bitsandbytes and torchao both keep tensors below this in float32.
 SMALLEST = 4096
 BLOCKS = {8: 256, 4: 128}
 """Bits -> torchao's block; it leaves tensors that are not whole blocks in float32."""
-
-
-def common(settings: Settings) -> dict[str, Any]:
-    """Settings as torch, torchao and bitsandbytes spell them alike."""
-    return {
-        "lr": settings.learning_rate,
-        "betas": settings.betas,
-        "eps": settings.eps,
-        "weight_decay": settings.weight_decay,
-    }
 
 
 def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) -> Any:
@@ -36,13 +26,13 @@ def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) 
 
     kind = getattr(optim, name)
     if device == "cuda":
-        return kind(params, **common(settings))
+        return kind(params, **settings.adam)
 
     def step(self: Any, closure: Any = None) -> Any:
         with torch.compiler.set_stance("force_eager"):
             return kind.step(self, closure)
 
-    return type(name, (kind,), {"step": step})(params, **common(settings))
+    return type(name, (kind,), {"step": step})(params, **settings.adam)
 
 
 def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str, Any]:
@@ -53,7 +43,7 @@ def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str
     optimizer = trained.inner_optimizer
     names = [f"{k.__module__.partition('.')[0]}.{k.__name__}" for k in type(optimizer).__mro__]
     demand(f"{home}.{kind}" in names, f"the optimizer is {names[0]}, not {home}.{kind}")
-    states.agree(trained, **common(trained.settings))
+    states.agree(trained, **trained.settings.adam)
     block = 1 if home == "bitsandbytes" else BLOCKS[bits]
     large = {
         p: s for p, s in optimizer.state.items() if p.numel() >= SMALLEST and p.numel() % block == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,20 +12,14 @@ from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
 __all__ = ["TopK", "TopKHook"]
 
 
-class TopKHook(wire.Compression):
-    """Sends value and place of each gradient's largest elements, and remembers the rest.
-
-    What was not sent is added to the next step's gradient (error feedback), a parameter each:
-    DDP's buckets change after the first step, parameters do not.
-    """
+class TopKHook(wire.WithFeedback):
+    """Sends value and place of each gradient's largest elements, and remembers the rest."""
 
     def __init__(self, trained: Trained, keep: float) -> None:
         import torch.distributed
 
         super().__init__(trained, self._average, wire.Counted(torch.distributed))
         self.keep, self.world = keep, trained.accelerator.num_processes
-        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
-        self.left: dict[int, Any] = {}
 
     def _average(self, bucket: Any) -> Any:
         import torch
@@ -62,19 +55,6 @@ class TopKHook(wire.Compression):
             where = places.view(torch.int32).long()
             buffer.index_add_(0, where, (values / self.world).to(buffer.dtype))
         return buffer
-
-    def tensors(self) -> Iterable[Any]:
-        """What was kept back: as large as the gradients."""
-        return list(self.left.values())
-
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps back."""
-        return {"left": self.left}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it up again."""
-        device = next(self.trained.module.parameters()).device
-        self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.base import Launch, Trained, Watcher, demand
 
-__all__ = ["Compression", "Counted", "facts", "refusal"]
+__all__ = ["Compression", "Counted", "WithFeedback", "facts", "refusal"]
 
 
 class Counted:
@@ -53,6 +53,32 @@ class Compression(Watcher):
         """Close the step's account."""
         self.sent, self.wire.bytes = self.wire.bytes, 0
         self.dense, self.dense_bytes = self.dense_bytes, 0
+
+
+class WithFeedback(Compression):
+    """A hook that keeps what it did not send and adds it to the next step's gradient, a parameter
+    each: DDP's buckets change after the first step, parameters do not.
+
+    ``left`` is keyed by a parameter's place in the model, as ids mean nothing to a checkpoint.
+    """
+
+    def __init__(self, trained: Trained, hook: Callable[[Any], Any], wire: Counted) -> None:
+        super().__init__(trained, hook, wire)
+        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
+        self.left: dict[int, Any] = {}
+
+    def tensors(self) -> list[Any]:
+        """What was kept back: as large as the gradients."""
+        return list(self.left.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps back."""
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it up again."""
+        device = next(self.trained.module.parameters()).device
+        self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 
 
 def refusal(launch: Launch) -> str | None:
