@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,46 +24,25 @@ from strategies import frozen, zero
 __all__ = ["measure"]
 
 
-def train_steps(
-    run: Run, log: Log, meter: Meter, reporter: Reporter, resolved: Resolved, fit: Fit | None
-) -> None:
-    """Warm-up, then the timed steps: one loop, in several chapters of the books."""
-    warmup, first = resolved.spec.warmup, run.trained.optimizer_steps
-    total = max(warmup + 1, warmup + resolved.spec.steps - first)
-    chapters = {0: "first_step", 1: "warmup", warmup: "steady"}
-    for index in range(total):
-        if index in (0, warmup):
-            timed = index == warmup
-            reporter.enter("measure" if timed else "warmup", total - warmup if timed else warmup)
-        if index in chapters:
-            meter.enter(chapters[index])
-        timed_step(run, first + index, log, meter)
-        more = {} if fit is None else {"loss": float(log.losses[-1])}
-        reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
-        if fit is not None:
-            fit.after_step(run, resolved, log, last=index + 1 == total)
-    meter.close()
+@dataclass(kw_only=True)
+class Session:
+    """One rank's run, and the books that are kept of it."""
 
+    resolved: Resolved
+    folder: Path
+    reporter: Reporter
+    meter: Meter
+    run: Run
+    log: Log
 
-def dissect(run: Run, log: Log, meter: Meter, device_type: str) -> dict[str, Any]:
-    """Two or three more steps, untimed: the peak of each phase, and what lived at the peak."""
-    step = run.trained.optimizer_steps
-    with anatomy.phase_marks(run.trained, meter.enter):
-        optimizer_step(run, step, log)
-        meter.synchronize()
-    meter.close()
-    found = {}
-    if "compiled" in run.trained.launch.traits:
-        # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
-        meter.notes.append("not traced by category: compiled graphs allocate unseen")
-        return found
-    for kind in dict.fromkeys((device_type, "cpu")):
-        # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
-        held = () if device_type == "cuda" else vars(run.feed.dataset).values()
-        found[kind] = anatomy.trace_step(
-            run.trained, kind, lambda: optimizer_step(run, run.trained.optimizer_steps, log), held
-        )
-    return found
+    @property
+    def accelerator(self) -> Any:
+        """accelerate's, which the run was prepared with."""
+        return self.run.trained.accelerator
+
+    def step(self) -> None:
+        """One optimizer step more, in no chapter of the books."""
+        optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
 
 
 def measure(
@@ -78,6 +58,32 @@ def measure(
     ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
     ``portrait`` leaves ``anatomy.json`` in its folder as well."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    session = _begin(resolved, folder, reporter, memory_limit)
+    if fit is not None:
+        fit.begin(session.run, resolved, session.log)
+    train_steps(session, fit)
+    averages = _record(session)
+    reporter.enter("anatomy")
+    traced = fit is None and memory_limit is None
+    categories = dissect(session) if traced else {}
+    if portrait:
+        _portray(session)
+    losses, evidence, checks = _prove(session)
+    reporter.enter("save")
+    if fit is not None:
+        fit.finish(session.run, resolved)
+    mine = _books(session, categories)
+    ranks = _gather(session.accelerator, mine, resolved.launch.simulated)
+    if not session.accelerator.is_main_process:
+        return None
+    facts = {"started": started, "key_averages": averages, "evidence": evidence}
+    return _result(session, ranks, losses, checks, facts)
+
+
+def _begin(
+    resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None
+) -> Session:
+    """Everything up to the first step, in chapters of the meter's books."""
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
@@ -90,80 +96,111 @@ def measure(
         reporter.enter(phase)
         meter.enter(phase)
 
-    run, log = setup.prepare(resolved, feed, accelerator, folder / "nvme", enter), Log()
-    if fit is not None:
-        fit.begin(run, resolved, log)
-    train_steps(run, log, meter, reporter, resolved, fit)
-    averages = _record(resolved, run, log, folder, reporter)
-    warmup, timed = np.split(np.array(log.seconds), [resolved.spec.warmup])
-    reporter.enter("anatomy")
-    plain = fit is not None or memory_limit is not None
-    categories = {} if plain else dissect(run, log, meter, accelerator.device.type)
-    if portrait:
-        _portray(resolved, run, log, meter, folder)
-    reporter.enter("evidence")
-    evidence, checks = collect_evidence(resolved, run.trained)
-    losses = log.all_losses(run)
-    checks = audit(resolved, run.trained, log.positions, losses, run.digest) + checks
-    reporter.enter("save")
-    if fit is not None:
-        fit.finish(run, resolved)
-    mine = Rank(
-        rank=accelerator.process_index,
-        device=setup.to_device_note(accelerator.device),
-        baseline_bytes=meter.baseline_bytes,
-        phases=meter.phases,
-        categories=categories.get(accelerator.device.type),
-        host_categories=categories.get("cpu") if accelerator.device.type == "cuda" else None,
-        host_peak_bytes=_host_peak(meter),
-        pinned_bytes=pinned_bytes(),
-        nvme_bytes=_nvme_bytes(run),
-        warmup_seconds=warmup.tolist(),
-        step_seconds=timed.tolist(),
-        phase_seconds=dict(reporter.phase_seconds),
+    run = setup.prepare(resolved, feed, accelerator, folder / "nvme", enter)
+    return Session(
+        resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log()
     )
-    ranks = _gather(accelerator, mine, resolved.launch.simulated)
-    if not accelerator.is_main_process:
-        return None
-    facts = {"started": started, "meter": meter.kind, "meter_notes": meter.notes}
-    facts |= {"key_averages": averages}
-    return _result(resolved, run, log, ranks, losses, evidence, checks, facts)
 
 
-def _record(
-    resolved: Resolved, run: Run, log: Log, folder: Path, reporter: Reporter
-) -> list[dict[str, Any]]:
+def train_steps(session: Session, fit: Fit | None) -> None:
+    """Warm-up, then the timed steps: one loop, in several chapters of the books."""
+    spec, run, log = session.resolved.spec, session.run, session.log
+    meter, reporter = session.meter, session.reporter
+    warmup, first = spec.warmup, run.trained.optimizer_steps
+    total = max(warmup + 1, warmup + spec.steps - first)
+    chapters = {0: "first_step", 1: "warmup", warmup: "steady"}
+    for index in range(total):
+        if index in (0, warmup):
+            timed = index == warmup
+            reporter.enter("measure" if timed else "warmup", total - warmup if timed else warmup)
+        if index in chapters:
+            meter.enter(chapters[index])
+        timed_step(run, first + index, log, meter)
+        more = {} if fit is None else {"loss": float(log.losses[-1])}
+        reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
+        if fit is not None:
+            fit.after_step(run, session.resolved, log, last=index + 1 == total)
+    meter.close()
+
+
+def _record(session: Session) -> list[dict[str, Any]]:
     """A profiler's key averages of steps after the timed ones, if asked for."""
-    if not resolved.spec.profile:
+    if not session.resolved.spec.profile:
         return []
-    reporter.enter("profile")
-    trained = run.trained
-    return record.profiled_steps(
-        lambda: optimizer_step(run, trained.optimizer_steps, log),
-        folder,
-        trained.accelerator.process_index,
-        trained.accelerator.device,
-    )
+    session.reporter.enter("profile")
+    here = session.accelerator
+    return record.profiled_steps(session.step, session.folder, here.process_index, here.device)
 
 
-def _portray(resolved: Resolved, run: Run, log: Log, meter: Meter, folder: Path) -> None:
+def dissect(session: Session) -> dict[str, Any]:
+    """Two or three more steps, untimed: the peak of each phase, and what lived at the peak."""
+    meter, trained = session.meter, session.run.trained
+    device_type = session.accelerator.device.type
+    with anatomy.phase_marks(trained, meter.enter):
+        session.step()
+        meter.synchronize()
+    meter.close()
+    found = {}
+    if "compiled" in trained.launch.traits:
+        # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
+        meter.notes.append("not traced by category: compiled graphs allocate unseen")
+        return found
+    for kind in dict.fromkeys((device_type, "cpu")):
+        # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
+        held = () if device_type == "cuda" else vars(session.run.feed.dataset).values()
+        found[kind] = anatomy.trace_step(trained, kind, session.step, held)
+    return found
+
+
+def _portray(session: Session) -> None:
     from harness.dissect import take
 
-    taken = take(resolved, run, log, meter)
-    if run.trained.accelerator.is_main_process:
-        taken.write(folder / "anatomy.json")
+    taken = take(session.resolved, session.run, session.log, session.meter)
+    if session.accelerator.is_main_process:
+        taken.write(session.folder / "anatomy.json")
+
+
+def _prove(session: Session) -> tuple[list[float], dict[str, Any], list[Check]]:
+    """Losses of all ranks, each strategy's evidence, and the audit's checks."""
+    resolved, run, log = session.resolved, session.run, session.log
+    session.reporter.enter("evidence")
+    evidence, checks = collect_evidence(resolved, run.trained)
+    losses = log.all_losses(run)
+    return (
+        losses,
+        evidence,
+        audit(resolved, run.trained, log.positions, losses, run.digest) + checks,
+    )
+
+
+def _books(session: Session, categories: dict[str, Any]) -> Rank:
+    """What this rank measured."""
+    meter, here = session.meter, session.accelerator
+    warmup, timed = np.split(np.array(session.log.seconds), [session.resolved.spec.warmup])
+    return Rank(
+        rank=here.process_index,
+        device=setup.to_device_note(here.device),
+        baseline_bytes=meter.baseline_bytes,
+        phases=meter.phases,
+        categories=categories.get(here.device.type),
+        host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
+        host_peak_bytes=_host_peak(meter),
+        pinned_bytes=pinned_bytes(),
+        nvme_bytes=_nvme_bytes(session.run),
+        warmup_seconds=warmup.tolist(),
+        step_seconds=timed.tolist(),
+        phase_seconds=dict(session.reporter.phase_seconds),
+    )
 
 
 def _result(
-    resolved: Resolved,
-    run: Run,
-    log: Log,
+    session: Session,
     ranks: list[Rank],
     losses: list[float],
-    evidence: dict[str, Any],
     checks: list[Check],
     facts: dict[str, Any],
 ) -> Result:
+    resolved, run, meter = session.resolved, session.run, session.meter
     failed = next((c for c in checks if not c.ok), None)
     reason = f"{failed.name}: asked {failed.asked}, found {failed.found}" if failed else None
     return Result(
@@ -173,27 +210,34 @@ def _result(
         spec=resolved.spec,
         parity=resolved.recipe.parity.value,
         phase="done",
-        flops_per_step=float(
-            presets.train_flops(
-                resolved.shape,
-                input_size=resolved.facts.input_size,
-                channels=resolved.facts.channels,
-                batch=resolved.spec.global_batch,
-                learn_sigma=run.objective.learn_sigma,
-            )
-        ),
+        meter=meter.kind,
+        meter_notes=meter.notes,
+        flops_per_step=_flops(session),
         parameters=frozen.count(run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         # Of a simulated world both are of one rank's own samples: no curve to compare.
         losses=[] if resolved.spec.world else losses,
-        grad_norms=[] if resolved.spec.world else log.all_norms(),
+        grad_norms=[] if resolved.spec.world else session.log.all_norms(),
         ranks=ranks,
         audit=checks,
-        evidence=evidence,
         configs=_configs(resolved, run),
-        environment=environment.describe(run.trained.accelerator.device),
+        environment=environment.describe(session.accelerator.device),
         **facts,
+    )
+
+
+def _flops(session: Session) -> float:
+    """Model FLOPs of a step of the whole global batch, by the closed form."""
+    resolved = session.resolved
+    return float(
+        presets.train_flops(
+            resolved.shape,
+            input_size=resolved.facts.input_size,
+            channels=resolved.facts.channels,
+            batch=resolved.spec.global_batch,
+            learn_sigma=session.run.objective.learn_sigma,
+        )
     )
 
 
