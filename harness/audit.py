@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from harness.data import sample_order
+from harness.loop import Log
 from harness.resolve import Resolved
 from harness.result import Check
 from strategies.base import NotInForce, Trained
@@ -53,18 +54,18 @@ def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, An
 def audit(
     resolved: Resolved,
     trained: Trained,
-    positions: list[list[np.ndarray]],
+    log: Log,
     losses: list[float],
     digest: str,
 ) -> list[Check]:
     """The checks that hold for every recipe.
 
     Args:
-        positions: of this rank, for each step, the dataset indices of each micro batch.
+        log: of this rank: the samples that it consumed, and what clipping did.
         losses: global mean loss of each step.
         digest: hash of the initial weights on this rank.
     """
-    spec, accelerator = resolved.spec, trained.accelerator
+    spec, accelerator, positions = resolved.spec, trained.accelerator, log.positions
     everyone = _gather(trained, [[m.tolist() for m in step] for step in positions])
     micro = {len(m) for rank in everyone for step in rank for m in step}
     # In a simulated world rank 0 was fed its share, and the others' would be as large.
@@ -84,7 +85,7 @@ def audit(
             _found_order(everyone),
         ),
         ("initial weights alike", 1, len(set(_gather(trained, digest)))),
-        ("gradient clipping", spec.grad_clip, _clipping(trained)),
+        ("gradient clipping", spec.grad_clip, _clipping(trained, log)),
     ]
     if spec.world:
         found.append(("process group", "fake", torch.distributed.get_backend()))
@@ -113,10 +114,16 @@ def _steps_taken(trained: Trained) -> int | None:
     return int(max(float(s) for s in steps)) if steps else None
 
 
-def _clipping(trained: Trained) -> float:
+def _clipping(trained: Trained, log: Log) -> float | str:
+    """The limit that was in force: the engine's, or the one that the first clipping obeyed."""
     if trained.engine is not None:
         return float(trained.engine.gradient_clipping())
-    return trained.settings.grad_clip
+    if log.clipped is None:
+        return 0.0
+    limit, (before, after) = trained.settings.grad_clip, log.clipped
+    if math.isclose(after, min(before, limit), rel_tol=1e-4):
+        return limit
+    return f"a norm of {after:.4g} after clipping {before:.4g} to {limit:g}"
 
 
 def _order_digest(rows: list[np.ndarray]) -> str:

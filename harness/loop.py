@@ -31,7 +31,8 @@ class Run:
 class Log:
     """What the loop writes down, step by step, without waiting for the device.
 
-    ``earlier`` and ``earlier_norms`` are of the training that this one resumes.
+    ``earlier`` and ``earlier_norms`` are of the training that this one resumes. ``clipped`` is the
+    gradient norm before and after the first clipping; None where nothing of ours clips.
     """
 
     earlier: list[float] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Log:
     norms: list[Any] = field(default_factory=list)
     positions: list[list[np.ndarray]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    clipped: tuple[float, float] | None = None
 
     def all_losses(self, run: Run) -> list[float]:
         """Mean loss over all ranks, one a step; every rank takes part."""
@@ -65,7 +67,7 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
             ).mean()
             accelerator.backward(loss)
             if accelerator.sync_gradients:
-                log.norms.append(gradient_norm(run))
+                log.norms.append(gradient_norm(run, log))
             trained.optimizer.step()
             trained.optimizer.zero_grad()
         trained.micro_steps += 1
@@ -78,7 +80,7 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
     log.positions.append(positions)
 
 
-def gradient_norm(run: Run) -> Any:
+def gradient_norm(run: Run, log: Log) -> Any:
     """Global gradient norm before clipping; clips by the spec where the engine does not."""
     trained = run.trained
     if trained.gradient_norm is not None:
@@ -87,7 +89,11 @@ def gradient_norm(run: Run) -> Any:
         return trained.engine.get_global_grad_norm()
     parameters = [p for p in trained.module.parameters() if p.grad is not None]
     if trained.settings.grad_clip:
-        return trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
+        norm = trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
+        if log.clipped is None:  # once is a proof, and each time would cost every step
+            after = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+            log.clipped = (float(norm), float(after))
+        return norm
     trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
     # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
     gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]

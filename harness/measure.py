@@ -166,11 +166,7 @@ def _prove(session: Session) -> tuple[list[float], dict[str, Any], list[Check]]:
     session.reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
     losses = log.all_losses(run)
-    return (
-        losses,
-        evidence,
-        audit(resolved, run.trained, log.positions, losses, run.digest) + checks,
-    )
+    return losses, evidence, audit(resolved, run.trained, log, losses, run.digest) + checks
 
 
 def _books(session: Session, categories: dict[str, Any]) -> Rank:

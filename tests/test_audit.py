@@ -17,7 +17,7 @@ from harness.resolve import resolve
 def facts(train_here):
     run, log = train_here(TINY, 3)
     return {
-        "resolved": resolve(TINY), "trained": run.trained, "positions": log.positions,
+        "resolved": resolve(TINY), "trained": run.trained, "log": log,
         "losses": log.all_losses(run), "digest": run.digest,
     }  # fmt: skip
 
@@ -32,17 +32,17 @@ def test_a_real_run_passes(facts):
 
 
 def test_samples_in_another_order_are_noticed(facts):
-    facts["positions"][0] = [m[::-1].copy() for m in facts["positions"][0]]
+    facts["log"].positions[0] = [m[::-1].copy() for m in facts["log"].positions[0]]
     assert failed(facts) == {"data order"}
 
 
 def test_samples_that_were_left_out_are_noticed(facts):
-    facts["positions"][1] = [m[:-1] for m in facts["positions"][1]]
+    facts["log"].positions[1] = [m[:-1] for m in facts["log"].positions[1]]
     assert failed(facts) == {"data order", "global batch", "micro batch"}
 
 
 def test_another_number_of_micro_batches_is_noticed(facts):
-    facts["positions"] = [[*np.split(step[0], 2)] for step in facts["positions"]]
+    facts["log"].positions = [[*np.split(step[0], 2)] for step in facts["log"].positions]
     assert failed(facts) == {"micro batch", "accumulation"}
 
 
@@ -66,6 +66,18 @@ def test_another_clipping_is_noticed(facts):
     spec = dataclasses.replace(TINY, grad_clip=1.0)
     facts["resolved"] = resolve(spec)
     assert failed(facts) == {"gradient clipping"}
+
+
+def test_clipping_is_read_off_the_gradients(train_here):
+    spec = dataclasses.replace(TINY, grad_clip=0.01)
+    run, log = train_here(spec, 2)
+    before, after = log.clipped
+    assert before > 0.1 and after == pytest.approx(0.01, rel=1e-4)
+    found = {"resolved": resolve(spec), "trained": run.trained, "log": log, "digest": run.digest}
+    found["losses"] = log.all_losses(run)
+    assert failed(found) == set()
+    log.clipped = (before, before)  # as if the gradients had stayed as they were
+    assert failed(found) == {"gradient clipping"}
 
 
 def test_one_changed_weight_changes_the_digest():

@@ -105,7 +105,7 @@ def test_it_trains_here_with_the_evidence_of_every_part(text, train_here):
     run, log = train_here(spec, 2)
     trained, resolved = run.trained, resolve(spec)
     _, checks = collect_evidence(resolved, trained)
-    checks += audit(resolved, trained, log.positions, log.all_losses(run), run.digest)
+    checks += audit(resolved, trained, log, log.all_losses(run), run.digest)
     assert [(c.name, c.asked, c.found) for c in checks if not c.ok] == []
     assert log.all_norms()[0] > 0
 
