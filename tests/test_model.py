@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.model import AWAKE_STD, DiT, attend, build, guide, run_blocks
+from harness.layers import attend
+from harness.model import AWAKE_STD, DiT, build, guide, run_blocks
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())

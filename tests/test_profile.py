@@ -14,7 +14,7 @@ from test_report_data import cpu_set
 
 from harness import cli, matrix, record
 from harness.machine import recall
-from harness.report import rows, write_report
+from harness.report import grouping, write_report
 from harness.result import Status, load
 from harness.spec import Spec
 from harness.suite_run import plan
@@ -60,7 +60,7 @@ def test_key_averages_name_the_products(recorded):
 
 def test_a_recorded_run_is_shown_and_not_ranked(recorded, tmp_path):
     row, _ = recorded
-    report = rows.build([row, *cpu_set().values()], [])
+    report = grouping.build([row, *cpu_set().values()], [])
     assert [r.spec for r in report.recorded] == [row.spec]
     assert not any(line.spec.recorded for group in report.groups for line in group.rows)
     for path in write_report([row], [], tmp_path):

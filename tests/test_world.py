@@ -10,7 +10,7 @@ from conftest import TINY, launched
 from test_report_data import cpu_set
 
 from harness import cli, matrix
-from harness.report import rows, table, words, write_report
+from harness.report import grouping, table, words, write_report
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec, SpecError
@@ -70,7 +70,7 @@ def test_rank_0_of_sixteen_is_audited(wide):
 
 
 def shown(results):
-    return rows.build(list(results), [])
+    return grouping.build(list(results), [])
 
 
 def test_it_is_shown_apart_and_in_no_answer(wide, tmp_path):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from harness.report import export, html, markdown
 from harness.report.compare import Comparison, compare
+from harness.report.grouping import build
 from harness.report.predicted import read_predictions
-from harness.report.rows import Report, Suite, build, read_suite
+from harness.report.rows import Report, Suite, read_suite
 from harness.result import Result
 
 if TYPE_CHECKING:

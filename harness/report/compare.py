@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from harness import result
 from harness.report import derive, surroundings, units
 from harness.report.columns import Column
+from harness.report.grouping import build
 from harness.report.markdown import grid_lines
-from harness.report.rows import Report, Row, Unfinished, build, read_suite
+from harness.report.rows import Report, Row, Unfinished, read_suite
 from harness.report.table import Grid, grid
 from harness.spec import Spec
 
