@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from harness.result import Categories
 from harness.world import Alone
-from strategies import states
 from strategies.base import Trained
+from strategies.support import states
 
 __all__ = ["Trace", "phase_marks", "trace_step"]
 

@@ -13,9 +13,9 @@ import torch
 from harness import checkpoint, sample, setup
 from harness.loop import Log, Run
 from harness.resolve import Resolved
-from strategies import adapter_files
-from strategies.average import Average
 from strategies.base import Slot
+from strategies.ema import Average
+from strategies.support import adapter_files
 
 __all__ = ["Fit", "add_arguments", "from_options"]
 

@@ -19,7 +19,7 @@ from harness.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
 from harness.resolve import Resolved
 from harness.result import Check, Rank, Result, Status
 from harness.status import Reporter
-from strategies import frozen, zero
+from strategies.support import frozen, zero
 
 __all__ = ["measure"]
 

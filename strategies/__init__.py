@@ -5,31 +5,31 @@ from __future__ import annotations
 from strategies import recipe
 from strategies.accumulate import Accumulate
 from strategies.adafactor import Adafactor
+from strategies.adamw import AdamW
 from strategies.adamw_bf16 import AdamWBf16
 from strategies.adapters import Dora, Lora, Qlora
 from strategies.attend import Attend
-from strategies.average import Ema
 from strategies.backward import Backward
 from strategies.base import Strategy
 from strategies.bfloat import Bf16Master, Bf16Pure
-from strategies.compiled import Compile
+from strategies.checkpoint import Checkpoint
+from strategies.compile import Compile
 from strategies.compress import Compress
 from strategies.controlnet import ControlNet
-from strategies.float8 import Fp8
+from strategies.ema import Ema
+from strategies.fp8 import Fp8
 from strategies.fp16 import Fp16
-from strategies.in_backward import OptimizerInBackward
 from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.muon import Muon
-from strategies.offload import OffloadActivations
+from strategies.offload_activations import OffloadActivations
 from strategies.offload_adamw import OffloadAdamW
 from strategies.onebit_adam import OneBitAdam
-from strategies.optimizers import AdamW
+from strategies.optimizer_in_backward import OptimizerInBackward
 from strategies.partial import DiffFit, Head
 from strategies.precision import Bf16, Fp32, Tf32
 from strategies.prune import Prune
 from strategies.prune_structured import PruneStructured
 from strategies.recipe import Recipe
-from strategies.recompute import Checkpoint
 from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
 from strategies.sparse24 import Sparse24

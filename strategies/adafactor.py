@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import states
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+from strategies.support import states
 
 __all__ = ["Adafactor"]
 

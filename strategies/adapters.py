@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.frozen import Frozen, split_facts
+from strategies.support.frozen import Frozen, split_facts
 
 __all__ = ["TARGETS", "Dora", "Lora", "Qlora"]
 
@@ -107,7 +107,7 @@ class Qlora(Lora):
         return None
 
     def edit_model(self, module: Any) -> None:
-        from strategies.nf4 import quantize
+        from strategies.support.nf4 import quantize
 
         quantize(module, TARGETS)
         module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
@@ -115,6 +115,6 @@ class Qlora(Lora):
         del module.is_loaded_in_4bit
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.nf4 import packed_facts
+        from strategies.support.nf4 import packed_facts
 
         return {**super().evidence(trained), **packed_facts(trained.module)}

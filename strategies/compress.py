@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import wire
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+from strategies.support import wire
 
 __all__ = ["Compress", "PowerSgd"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, Strategy, Trained, demand
-from strategies.frozen import Frozen, split_facts, train_only
+from strategies.support.frozen import Frozen, split_facts, train_only
 
 __all__ = ["ControlNet"]
 
@@ -41,7 +41,7 @@ class ControlNet(Strategy):
         return max(1, round(self.share * depth))
 
     def edit_model(self, module: Any) -> None:
-        from strategies.controlled import Controlled
+        from strategies.support.controlled import Controlled
 
         number = self._number(len(module.blocks))
         for i in range(number):

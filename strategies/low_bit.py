@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.quantised import low_bit_facts, torchao_adam
+from strategies.support.quantised import low_bit_facts, torchao_adam
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import states
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+from strategies.support import states
 
 __all__ = ["Muon"]
 
@@ -44,7 +44,7 @@ class Muon(Strategy):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         import torch
 
-        from strategies.two_optimizers import TwoOptimizers
+        from strategies.support.two_optimizers import TwoOptimizers
 
         matrices = [p for p in params if getattr(p, "hidden_matrix", False)]
         others = [p for p in params if not getattr(p, "hidden_matrix", False)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import states
 from strategies.base import Launch, Settings, Slot, Strategy, Trained, demand
+from strategies.support import states
 
 __all__ = ["OffloadAdamW"]
 
@@ -38,7 +38,7 @@ class OffloadAdamW(Strategy):
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
-        from strategies.host_adamw import HostAdamW
+        from strategies.support.host_adamw import HostAdamW
 
         return HostAdamW(params, **settings.adam)
 

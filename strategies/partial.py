@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.frozen import Frozen, split_facts, train_only
+from strategies.support.frozen import Frozen, split_facts, train_only
 
 __all__ = ["DiffFit", "Head"]
 

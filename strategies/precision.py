@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import forward
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+from strategies.support import forward
 
 __all__ = ["Bf16", "Fp32"]
 

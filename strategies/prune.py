@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import zero
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, Watcher, demand
+from strategies.support import zero
 
 __all__ = ["Masks", "Prune"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.frozen import count
+from strategies.support.frozen import count
 
 __all__ = ["PruneStructured"]
 

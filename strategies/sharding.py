@@ -216,7 +216,7 @@ class Sharding(Strategy):
             f"{found['processes']} processes share the work, {launch.processes} were asked for",
         )
         if launch.engine == "DEEPSPEED":
-            from strategies import zero
+            from strategies.support import zero
 
             return {**found, **zero.evidence(trained)}
         if launch.engine == "NO":

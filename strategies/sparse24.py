@@ -33,7 +33,7 @@ class Sparse24(Strategy):
         return None
 
     def edit_model(self, module: Any) -> None:
-        from strategies.packed24 import Packed24
+        from strategies.support.packed24 import Packed24
 
         found = [(n, m) for n, m in module.named_modules() if re.fullmatch(TARGETS, n)]
         for name, linear in found:
@@ -41,7 +41,7 @@ class Sparse24(Strategy):
             setattr(module.get_submodule(parent), leaf, Packed24.from_dense(linear))
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.packed24 import Packed24, zero_shares
+        from strategies.support.packed24 import Packed24, zero_shares
 
         layers = [m for m in trained.module.modules() if isinstance(m, Packed24)]
         wanted = 4 * len(trained.module.blocks)

@@ -9,12 +9,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import model
-from strategies import compress, topk, wire
+from strategies import compress, topk
+from strategies.adamw import AdamW
 from strategies.base import Launch, NotInForce, Settings, Trained
 from strategies.compress import Compress
 from strategies.onebit_adam import OneBitAdam
-from strategies.optimizers import AdamW
-from strategies.signs import pack, unpack
+from strategies.support import wire
+from strategies.support.signs import pack, unpack
 from strategies.topk import TopK
 
 LAUNCH = Launch(sharding="ddp", engine="MULTI_CPU", device="cpu", processes=1)

@@ -65,7 +65,7 @@ def test_the_meter_counts_tensors():
 
 
 def test_offloaded_activations_leave_the_device():
-    from strategies.host import Host
+    from strategies.support.host import Host
 
     def run(blocks, x, c):
         for _ in range(8):

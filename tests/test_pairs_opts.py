@@ -19,8 +19,9 @@ from harness.fit import Fit
 from harness.loop import optimizer_step
 from harness.resolve import resolve
 from harness.result import Status
-from strategies import adapter_files, parse, states
+from strategies import parse
 from strategies.base import Slot
+from strategies.support import adapter_files, states
 
 HERE = [
     "single+lora+adam8bit+checkpoint",

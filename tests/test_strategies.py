@@ -22,39 +22,40 @@ from test_compress import LOST as LOST_ON_THE_WIRE
 from harness.anatomy import trace_step
 from harness.loop import optimizer_step
 from harness.resolve import project_root
-from strategies import CATALOG, adamw_bf16, attend, frozen, parse, states
+from strategies import CATALOG, adamw_bf16, attend, parse
 from strategies.accumulate import Accumulate
 from strategies.adafactor import Adafactor
+from strategies.adamw import AdamW
 from strategies.adamw_bf16 import AdamWBf16
 from strategies.adapters import Dora, Lora, Qlora, inject
 from strategies.attend import Attend
-from strategies.average import Average, Ema
 from strategies.backward import Backward
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.bfloat import Bf16Master, Bf16Pure
-from strategies.compiled import Compile
+from strategies.checkpoint import Checkpoint
+from strategies.compile import Compile
 from strategies.controlnet import ControlNet
-from strategies.float8 import Fp8
+from strategies.ema import Average, Ema
+from strategies.fp8 import Fp8
 from strategies.fp16 import Fp16
-from strategies.host import Host
-from strategies.in_backward import InBackward, OptimizerInBackward
 from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.muon import Muon
-from strategies.offload import OffloadActivations
+from strategies.offload_activations import OffloadActivations
 from strategies.offload_adamw import OffloadAdamW
-from strategies.optimizers import AdamW
+from strategies.optimizer_in_backward import InBackward, OptimizerInBackward
 from strategies.partial import DiffFit, Head
-from strategies.parts import Recompute, block_runs, halves, prefixes, segments
 from strategies.precision import Bf16, Fp32, Tf32
 from strategies.prune import Prune
 from strategies.prune_structured import PruneStructured, prune_heads
-from strategies.quantised import torchao_adam
 from strategies.recipe import RecipeError
-from strategies.recompute import Checkpoint
 from strategies.sgd import Sgd
 from strategies.sharding import Sharding, sharding_kinds
 from strategies.sparse24 import Sparse24
 from strategies.sparse_embedding import SparseEmbedding
+from strategies.support import frozen, states
+from strategies.support.host import Host
+from strategies.support.parts import Recompute, block_runs, halves, prefixes, segments
+from strategies.support.quantised import torchao_adam
 
 FILES = project_root() / "strategies"
 SHARDING = set(sharding_kinds())
@@ -182,9 +183,9 @@ def test_every_strategy_says_what_it_is(name):
 
 
 def test_strategy_files_stay_small():
-    large = {"sharding", "zero", "average", "base", "recipe"}
-    lengths = {p.stem: len(p.read_text().splitlines()) for p in FILES.glob("*.py")}
-    assert {"recompute", "accumulate", "precision"} <= set(lengths)
+    large = {"sharding", "zero", "ema", "base", "recipe"}
+    lengths = {p.stem: len(p.read_text().splitlines()) for p in FILES.rglob("*.py")}
+    assert {"checkpoint", "accumulate", "precision"} <= set(lengths)
     assert {n: length for n, length in lengths.items() if n not in large and length > 130} == {}
 
 
@@ -286,7 +287,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_strategies_import_nothing_of_the_harness():
-    found = {path.stem: imported(path) for path in FILES.glob("*.py")}
+    found = {path.stem: imported(path) for path in FILES.rglob("*.py")}
     assert "torch" in found["precision"], "the scan sees imports inside functions"
     assert {name for name, names in found.items() if "harness" in names} == set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.runners import Weighed, is_weight
+from strategies.support.runners import Weighed, is_weight
 
 __all__ = ["LEAST_BYTES", "Host"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from strategies import zero
 from strategies.base import Trained
+from strategies.support import zero
 
 __all__ = ["load", "save"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.graphs import Counted, kept_by_a_block
-from strategies.parts import Recompute
-from strategies.runners import Weighed, runner_of
+from strategies.support.graphs import Counted, kept_by_a_block
+from strategies.support.parts import Recompute
+from strategies.support.runners import Weighed, runner_of
 
 __all__ = ["Compile"]
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.parts import Recompute, Split, block_runs, halves, keep_products, prefixes, segments
-from strategies.runners import runner_of
+from strategies.support.parts import (
+    Recompute,
+    Split,
+    block_runs,
+    halves,
+    keep_products,
+    prefixes,
+    segments,
+)
+from strategies.support.runners import runner_of
 
 __all__ = ["Checkpoint"]
 

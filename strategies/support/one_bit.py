@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies import wire
 from strategies.base import Trained
 from strategies.compress import counted_hooks
-from strategies.signs import pack, unpack
+from strategies.support import wire
+from strategies.support.signs import pack, unpack
 
 __all__ = ["FrozenVarianceAdam", "OneBitHook"]
 

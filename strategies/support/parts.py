@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from strategies.runners import Weighed
+from strategies.support.runners import Weighed
 
 __all__ = ["Recompute", "Split", "block_runs", "halves", "keep_products", "prefixes", "segments"]
 

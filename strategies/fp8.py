@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import forward
 from strategies.base import Launch, Trained, demand
 from strategies.precision import Bf16
+from strategies.support import forward
 
 __all__ = ["Fp8"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies import zero
 from strategies.base import Slot, Strategy, Trained, demand
+from strategies.support import zero
 
 __all__ = ["Average", "Ema"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from strategies.base import Trained, Watcher
-from strategies.runners import Weighed
+from strategies.support.runners import Weighed
 
 __all__ = ["Counted", "kept_by_a_block"]
 

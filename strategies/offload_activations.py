@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.host import LEAST_BYTES, Host
-from strategies.parts import Recompute
-from strategies.runners import runner_of
+from strategies.support.host import LEAST_BYTES, Host
+from strategies.support.parts import Recompute
+from strategies.support.runners import runner_of
 
 __all__ = ["OffloadActivations"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies import states
 from strategies.base import Settings, Trained, demand
+from strategies.support import states
 
 __all__ = ["low_bit_facts", "torchao_adam"]
 
