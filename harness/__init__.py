@@ -1,0 +1,1 @@
+"""Runs recipes, measures them, and reports on them."""

@@ -1,0 +1,88 @@
+"""What README.md and docs/ say that code says too: made from it, or held to it.
+
+``PYTHONPATH=. python tests/test_docs.py`` writes docs/architecture.md and README's table anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import listing, presets
+
+ROOT = Path(__file__).resolve().parent.parent
+README, ARCHITECTURE = ROOT / "README.md", ROOT / "docs" / "architecture.md"
+TABLE = re.compile(r"(?<=## Strategies\n\n)\|.*?\|(?=\n\n)", re.S)
+FOLDERS = (
+    "strategies",
+    "strategies/support",
+    "harness",
+    "harness/predict",
+    "harness/dissect",
+    "harness/report",
+)
+
+
+def sentence(path: Path) -> str:
+    """The first sentence of a module's docstring."""
+    paragraph = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+    return re.split(r"(?<=[a-z)`])\. (?=[A-Z`])", " ".join(paragraph.split()))[0].rstrip(".")
+
+
+def architecture() -> str:
+    lines = ["# Every module in a line", "", "Made from the modules by tests/test_docs.py.", ""]
+    for folder in FOLDERS:
+        lines += [f"## {folder}/", "", f"{sentence(ROOT / folder / '__init__.py')}.", ""]
+        lines += ["| module | what it is |", "|---|---|"]
+        modules = sorted(p for p in (ROOT / folder).glob("*.py") if p.stem != "__init__")
+        lines += [f"| `{p.stem}` | {sentence(p)} |" for p in modules] + [""]
+    return "\n".join(lines)
+
+
+def test_every_module_says_what_it_is_and_is_listed():
+    text = architecture()
+    assert ARCHITECTURE.read_text() == text
+    assert "|  |" not in text and len(text.splitlines()) > 120
+
+
+def test_readme_s_strategies_are_the_catalog_s():
+    assert TABLE.search(README.read_text())[0] == listing.markdown()
+
+
+def test_links_lead_somewhere():
+    for page in [README, *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_readme_names_every_command_and_no_other():
+    asked = set(re.findall(r"^\| `\./run\.sh ([\w-]+)", README.read_text(), re.M)) - {"test"}
+    words = [sys.executable, "-m", "harness", "--help"]
+    told = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert asked == set(re.findall(r"^    ([a-z-]+)\s", told, re.M)) - {"test"}
+
+
+def test_files_that_readme_names_are_there():
+    for name in re.findall(
+        r"`((?:harness|tests|launch_configs|strategies)/[\w./]+)`", README.read_text()
+    ):
+        assert (ROOT / name).exists(), name
+
+
+def test_6nd_overstates_a_dit_by_a_third_to_six_tenths():
+    """README's figure. adaLN's weights, a third of a DiT, see one token a sample and not all."""
+    errors = []
+    for shape in presets.PRESETS.values():
+        tokens = shape.tokens(32)
+        asked = 6 * presets.trainable_count(shape) * tokens
+        errors.append(asked / presets.train_flops(shape) - 1)
+    assert (round(min(errors), 2), round(max(errors), 2)) == (0.33, 0.61)
+
+
+if __name__ == "__main__":
+    ARCHITECTURE.write_text(architecture())
+    README.write_text(TABLE.sub(lambda _: listing.markdown(), README.read_text()))
