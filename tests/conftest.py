@@ -11,6 +11,8 @@ from harness import command, launch
 from harness.resolve import resolve
 from harness.result import Result
 from harness.spec import Spec
+from strategies import parse
+from strategies.base import Strategy
 
 TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
 
@@ -27,6 +29,11 @@ def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file
         return [*line, *extra]
 
     return launch.run(resolve(spec), folder, timeout=300, argv=words)
+
+
+def part_named(text: str, name: str) -> Strategy:
+    """The part of that name in the recipe ``text``."""
+    return next(part for part in parse(text).strategies if part.name == name)
 
 
 @pytest.fixture
