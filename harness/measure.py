@@ -224,8 +224,11 @@ def _result(
 
 
 def _flops(session: Session) -> float:
-    """Model FLOPs of a step of the whole global batch, by the closed form."""
+    """Model FLOPs of a step of the whole global batch, by the closed form; 0 where it does not
+    hold: frozen weights need no gradient product, removed ones no product at all."""
     resolved = session.resolved
+    if resolved.launch.traits & {"frozen_weights", "removes_weights"}:
+        return 0.0
     return float(
         presets.train_flops(
             resolved.shape,

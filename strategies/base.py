@@ -52,6 +52,7 @@ class Slot(IntEnum):
 
 TRAITS = {
     "frozen_weights": "some of the model's own weights take no gradient",
+    "removes_weights": "the model is smaller than its preset",
     "frozen_blocks": "backward does not reach the blocks",
     "frozen_matrices": "no matrix of the blocks takes a gradient",
     "quantized_weights": "weights are stored in fewer bits than they compute in",

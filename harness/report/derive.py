@@ -101,7 +101,9 @@ def mfu(flops_device: float | None, device: str, kind: str | None) -> float | No
 
 def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
     """Why there is no MFU; None where there is one."""
-    return peaks.lookup(device, kind)[1] if flops_device else "the model's FLOPs were not counted"
+    if not flops_device:
+        return "FLOPs are not counted where weights are frozen or removed"
+    return peaks.lookup(device, kind)[1]
 
 
 def phase_peaks(ranks: Iterable[Rank], field: str = "allocated") -> dict[str, int]:
