@@ -9,7 +9,7 @@ import pytest
 from test_report_data import done, gone
 
 from harness import matrix
-from harness.report import build, claims, stories
+from harness.report import build, claims, stories, units
 from harness.report.claims import CLAIMS, DEEP, DEPTHS, LARGE, SMALL, TOKENS, Verdict
 from harness.report.rows import Suite
 from harness.result import Status
@@ -169,6 +169,24 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
     assert grid.lines[1][2:4] == ["-50.0 %", "-50.0 %"]
     assert grid.lines[3][2:4] == ["-50.0 %", "-75.0 %"]
     assert "single+bf16+checkpoint is gpu_oom: no room" in grid.lines[2]
+
+
+def test_each_row_stands_against_the_reference_in_the_suite_s_order():
+    order = ("single", "single+checkpoint", "single+compile", "single+fp8")
+    compiled = row("single+compile", 0.0)
+    compiled.ranks = [dataclasses.replace(rank, categories=None) for rank in compiled.ranks]
+    results = [
+        compiled,
+        row("single+checkpoint", 130.0),
+        row("single", 380.0),
+        gone("single+fp8", Status.UNSUPPORTED, "no such unit", None, processes=1),
+    ]
+    suite = Suite(reference="single", story="each", order=order)
+    (grid,) = stories.told(build(results, [], suite))
+    assert [line[0] for line in grid.lines] == list(order)
+    assert [line[4] for line in grid.lines] == [units.NONE, "-50.0 %", units.NONE, units.NONE]
+    assert float(grid.lines[2][6]) > 0, "speed is known of a row that was not traced"
+    assert grid.lines[3][7] == "single+fp8 is unsupported: no such unit"
 
 
 def test_the_published_table_stands_beside_the_measured_one():

@@ -7,7 +7,7 @@ from typing import Any
 from harness.report.rows import Report, Row
 from strategies import parse
 
-__all__ = ["Missing", "Rows"]
+__all__ = ["Missing", "Rows", "state_bytes", "step_bytes"]
 
 STATE = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "ema_bytes")
 STEP_PHASES = ("forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes")

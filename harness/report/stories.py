@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.report import claims, depth, units
-from harness.report.lookup import Missing, Rows, step_bytes
+from harness.report.lookup import Missing, Rows, state_bytes, step_bytes
 from harness.report.rows import Report, Row
 from harness.report.table import Grid
 
@@ -108,6 +108,56 @@ def _parity(row: Row) -> str:
     return row.versus.parity if row.versus else DASH
 
 
+# ---- each row against the reference ----
+
+
+def _each(report: Report) -> list[Grid]:
+    """Rows in the suite's order: what each technique alone saves of a step's peak, and costs."""
+    rows, lines = Rows(report), []
+    for recipe in report.suite.order:
+        try:
+            lines.append(_against(rows.get(recipe), rows.get(report.suite.reference)))
+        except Missing as missing:
+            lines.append([recipe, *[DASH] * 6, str(missing)])
+    columns = {
+        "Recipe": "text",
+        "Peak GiB": "gib",
+        "Of it state GiB": "gib",
+        "Beyond it GiB": "gib",
+        "Saved": "percent",
+        "Samples/s": "rate",
+        "Speed x": "ratio",
+        "Losses": "text",
+    }
+    note = (
+        "Peak of one step. State: parameters, gradients, optimizer state and average alive at "
+        "that peak; beyond it: activations and temporaries. Saved and speed: against "
+        f"{report.suite.reference}. A row of one process trains the whole batch alone."
+    )
+    return [_grid("each", "Each against the reference", columns, lines, note)]
+
+
+def _against(row: Row, reference: Row) -> list[str]:
+    size, state = _or_none(step_bytes, row), _or_none(state_bytes, row)
+    beyond = None if size is None or state is None else size - state
+    sizes = [units.one("gib", value) for value in (size, state, beyond)]
+    base, rate = _or_none(step_bytes, reference), row.numbers.samples_per_second
+    saved = pace = DASH
+    if row is not reference:
+        pace = units.one("ratio", rate / reference.numbers.samples_per_second)
+        if size is not None and base is not None:
+            saved = units.one("change", size / base - 1) + " %"
+    return [row.label, *sizes, saved, units.one("rate", rate), pace, _parity(row)]
+
+
+def _or_none(measure: Callable[[Row], int], row: Row) -> int | None:
+    """Bytes, or None for a row that was not traced (a compiled one cannot be)."""
+    try:
+        return measure(row)
+    except Missing:
+        return None
+
+
 # ---- the table of fast-DiT ----
 
 PUBLISHED = (
@@ -153,6 +203,7 @@ def _fast_dit(report: Report) -> list[Grid]:
 
 STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "claims": _claims,
+    "each": _each,
     "ladder": _ladder,
     "fast_dit": _fast_dit,
     "depth": depth.tables,
