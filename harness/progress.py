@@ -129,7 +129,7 @@ class Progress:
             (head, "dim"),
             f" {result.spec.recipe:<{width}} ",
             (f"{words:<11}", STYLES.get(status, "yellow")),
-            f" {numbers}",
+            f"  {numbers}",
             (after, "dim"),
         )
         self._say(text)
