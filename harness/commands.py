@@ -99,8 +99,7 @@ def _plan(
         suite = matrix.ad_hoc(options.recipes, device)
     else:
         suite = matrix.load_suite(options.suite or "default", device)
-    smallest = min((gpu.total_bytes for gpu in machine.gpus), default=0)
-    specs = matrix.specs(suite, given, gpus=len(machine.gpus), gpu_bytes=smallest)
+    specs = matrix.specs(suite, given, gpus=len(machine.gpus), gpu_bytes=machine.smallest_gpu_bytes)
     return suite, suite_run.plan(specs, out, machine)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +11,14 @@ from typing import Any
 
 from rich.text import Text
 
-from harness import commands, launch, matrix, process, suite_run
-from harness.doctor import needed_ops
-from harness.machine import Machine, recall
+from harness import commands, launch, matrix, one_row, process
+from harness.machine import Machine
 from harness.portrait import load
 from harness.progress import Progress, make_console
 from harness.report import derive, portrait_page
 from harness.resolve import project_root
 from harness.result import Result, Status
-from harness.spec import SpecError
+from harness.spec import Spec
 from harness.suite_run import Planned
 
 __all__ = ["anatomy"]
@@ -33,13 +33,12 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     name = commands.slug(options.recipe)
     folder = Path(options.out or project_root() / "results" / "anatomy" / name).absolute()
-    row = _planned(options, given, folder, recall(folder))
+    ask = functools.partial(_asked, options, given)
     if options.dry_run:
+        _, row = one_row.planned(ask, folder)
         print(_line(row))
         return commands.OK
-    suite_run.check_out(folder)
-    machine = commands.examined(console, folder, needed_ops([row.resolved]))
-    row = _planned(options, given, folder, machine)
+    _, row = one_row.examined(ask, folder, console)
     progress = Progress(console)
     progress.begin_suite("anatomy", [options.recipe], [True])
     progress.begin_run(options.recipe, options.timeout)
@@ -57,18 +56,15 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     return commands.OK
 
 
-def _planned(
-    options: argparse.Namespace, given: Mapping[str, Any], folder: Path, machine: Machine
-) -> Planned:
-    """The one row; what stands against it is bad input here, for nothing else can run."""
-    device = options.device or machine.device
-    smallest = min((gpu.total_bytes for gpu in machine.gpus), default=0)
-    suite = matrix.ad_hoc([options.recipe], device)
-    specs = matrix.specs(suite, {**BRIEF, **given}, gpus=len(machine.gpus), gpu_bytes=smallest)
-    (row,) = suite_run.plan(specs, folder, machine)
-    if row.lack:
-        raise SpecError(f"{options.recipe}: {row.lack.reason}; {row.lack.way_out}")
-    return row._replace(folder=folder)
+def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
+    suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
+    (spec,) = matrix.specs(
+        suite,
+        {**BRIEF, **given},
+        gpus=len(machine.gpus),
+        gpu_bytes=machine.smallest_gpu_bytes,
+    )
+    return spec
 
 
 def _line(row: Planned) -> str:
