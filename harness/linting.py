@@ -16,9 +16,18 @@ from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from strategies.sharding import FOLDER
 
-__all__ = ["lint_files", "own_findings"]
+__all__ = ["add_arguments", "lint_files", "own_findings"]
 
 OK, FAILED = 0, 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``lint``."""
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
+    add("--model", metavar="MODEL", default="DiT-XL/2", help="model preset (default: DiT-XL/2)")
+    add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
+    add("--precision", choices=("bf16", "fp32"), default="bf16", help="(default: bf16)")
 
 
 def lint_files(options: argparse.Namespace) -> int:

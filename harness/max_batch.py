@@ -21,6 +21,7 @@ from harness import commands, launch, one_row
 from harness.identity import identity
 from harness.machine import Machine
 from harness.matrix import settled
+from harness.options import add_settings, seconds
 from harness.progress import Progress, make_console
 from harness.report import derive
 from harness.resolve import Resolved, project_root, resolve, run_name
@@ -28,7 +29,7 @@ from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError
 from strategies import parse
 
-__all__ = ["candidates", "max_batch"]
+__all__ = ["add_arguments", "candidates", "max_batch"]
 
 OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
 STEPS = {"steps": 1, "warmup": 1}
@@ -147,6 +148,19 @@ def _known(folder: Path, mark: str) -> Result | None:
 
 
 # ---- the command ----
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``max-batch``."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="results (default: results/max-batch/RECIPE)")
+    add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
+    add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
+    add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
+    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
+    add("--fresh", action="store_true", help="repeat probes that are known")
+    left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
+    add_settings(parser.add_argument_group("settings"), *left)
 
 
 def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:

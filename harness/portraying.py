@@ -13,6 +13,7 @@ from rich.text import Text
 
 from harness import commands, launch, matrix, one_row, process
 from harness.machine import Machine
+from harness.options import add_settings, seconds
 from harness.portrait import load
 from harness.progress import Progress, make_console
 from harness.report import derive, portrait_page
@@ -21,11 +22,21 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.suite_run import Planned
 
-__all__ = ["anatomy"]
+__all__ = ["add_arguments", "anatomy"]
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
 """The looks come after the steps; more of them would show nothing more."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``anatomy``."""
+    parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    add_settings(parser.add_argument_group("settings"), "recipe", "repeat", "profile", "snapshot")
 
 
 def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ from rich.text import Text
 from harness import commands, launch, one_row, process
 from harness.machine import Machine
 from harness.matrix import settled
+from harness.options import add_settings, seconds
 from harness.progress import Progress, make_console
 from harness.report import derive
 from harness.resolve import project_root
@@ -25,7 +26,7 @@ from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite_run import Planned
 
-__all__ = ["fit_words", "train"]
+__all__ = ["add_arguments", "fit_words", "train"]
 
 DEFAULTS: dict[str, Any] = {
     "model": "DiT-T/4",
@@ -43,6 +44,24 @@ DEFAULTS: dict[str, Any] = {
 --init adaln_zero, --learning-rate 1e-4 and --ema 0.9999, as the reference trains."""
 SHOWN = 20
 """Steps whose mean loss is shown for the beginning and the end: one step's is mostly noise."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``train``."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
+    add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
+    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
+    add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
+    add("--resume", action="store_true", help="go on from the newest checkpoint")
+    add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
+    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
+    add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
+    add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    add_settings(
+        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot"
+    )
 
 
 def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
