@@ -16,7 +16,7 @@ from harness.machine import Machine
 from harness.options import add_settings, seconds
 from harness.portrait import load
 from harness.progress import Progress, make_console
-from harness.report import derive, portrait_page
+from harness.report import derive, portrait_files, portrait_page
 from harness.resolve import project_root
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -100,5 +100,5 @@ def _draw(folder: Path, console: Any) -> None:
     portrait = load(folder / "anatomy.json")
     for question, answer, more in portrait_page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
-    for path in [folder / "anatomy.json", *portrait_page.write(portrait, folder)]:
+    for path in [folder / "anatomy.json", *portrait_files.write(portrait, folder)]:
         console.print(Text(str(commands.short(path))), soft_wrap=True)
