@@ -7,23 +7,18 @@ Imports stay inside the commands: bad input is answered before anything heavy is
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.spec import DEVICES, Spec, add_arguments
+from harness.options import overrides
 from strategies.base import BadInput
 
 __all__ = ["main"]
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = (
-    *("run", "plan", "report", "compare", "list", "doctor", "lint"),
-    *("anatomy", "train", "max-batch", "test"),
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,45 +92,25 @@ def _add(commands: Any, name: str, act: Any, text: str, example: str) -> argpars
 
 
 def _add_run(commands: Any) -> None:
+    from harness.commands import add_arguments
+
     example = (
         "./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint:every=2 --steps 10\n"
         "  ./run.sh run --suite default --dry-run"
     )
-    parser = _add(commands, "run", _run, "run a suite of recipes and report on it", example)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--suite", metavar="NAME_OR_FILE", help="see ./run.sh list (default: default)"
-    )
-    what.add_argument(
-        "--recipes", nargs="+", metavar="R", help="recipes; the first is the reference"
-    )
-    add = parser.add_argument
-    add("--repeat", type=int, metavar="N", help="measure every recipe N times")
-    add(
-        "--timeout", type=_seconds, metavar="SECONDS", help="deadline of one run (default: suite's)"
-    )
-    add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
-    add("--fresh", action="store_true", help="repeat finished runs too")
-    add("--no-predictions", action="store_true", help="do not predict what was measured")
-    add("--dry-run", action="store_true", help="print the commands, start nothing")
-    settings = parser.add_argument_group("settings of every row (they win over the suite's)")
-    _add_settings(settings, "recipe", "repeat")
-
-
-def _add_settings(parser: Any, *leave_out: str) -> None:
-    parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
-    add_arguments(parser, leave_out=(*leave_out, "device"))
+    text = "run a suite of recipes and report on it"
+    add_arguments(_add(commands, "run", _run, text, example))
 
 
 def _add_plan(commands: Any) -> None:
-    from harness import plan
+    from harness.plan import add_arguments
 
     example = (
         "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
         "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16+checkpoint --largest model"
     )
     text = "predict, without a GPU, which recipe fits which GPUs and how fast"
-    plan.add_arguments(_add(commands, "plan", _plan, text, example))
+    add_arguments(_add(commands, "plan", _plan, text, example))
 
 
 def _add_report(commands: Any) -> None:
@@ -168,80 +143,39 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_lint(commands: Any) -> None:
+    from harness.linting import add_arguments
+
     text = "name DeepSpeed settings that waste memory for a model, with the bytes"
     example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
-    parser = _add(commands, "lint", _lint, text, example)
-    add = parser.add_argument
-    add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
-    add("--model", metavar="MODEL", default="DiT-XL/2", help="model preset (default: DiT-XL/2)")
-    add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
-    add("--precision", choices=("bf16", "fp32"), default="bf16", help="(default: bf16)")
+    add_arguments(_add(commands, "lint", _lint, text, example))
 
 
 def _add_anatomy(commands: Any) -> None:
+    from harness.portraying import add_arguments
+
     text = "show where the memory and time of one recipe go: a page of its own"
     example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
-    parser = _add(commands, "anatomy", _anatomy, text, example)
-    parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
-    add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
-    add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
-    add("--dry-run", action="store_true", help="print the command, start nothing")
-    _add_settings(parser.add_argument_group("settings"), "recipe", "repeat", "profile", "snapshot")
+    add_arguments(_add(commands, "anatomy", _anatomy, text, example))
 
 
 def _add_train(commands: Any) -> None:
+    from harness.training import add_arguments
+
+    text = "train one recipe to a checkpoint and samples"
     example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
-    parser = _add(
-        commands, "train", _train, "train one recipe to a checkpoint and samples", example
-    )
-    add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
-    add("--timeout", type=_seconds, metavar="SECONDS", help="deadline (default: none)")
-    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
-    add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
-    add("--resume", action="store_true", help="go on from the newest checkpoint")
-    add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
-    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
-    add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
-    add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
-    add("--dry-run", action="store_true", help="print the command, start nothing")
-    _add_settings(
-        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot"
-    )
+    add_arguments(_add(commands, "train", _train, text, example))
 
 
 def _add_max_batch(commands: Any) -> None:
-    example = "./run.sh max-batch --recipe zero2+bf16+checkpoint --model DiT-XL/2 --memory-limit 24"
+    from harness.max_batch import add_arguments
+
     text = "find the largest micro batch that fits"
-    parser = _add(commands, "max-batch", _max_batch, text, example)
-    add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="results (default: results/max-batch/RECIPE)")
-    add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
-    add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
-    add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
-    add("--timeout", type=_seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
-    add("--fresh", action="store_true", help="repeat probes that are known")
-    left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
-    _add_settings(parser.add_argument_group("settings"), *left)
+    example = "./run.sh max-batch --recipe zero2+bf16+checkpoint --model DiT-XL/2 --memory-limit 24"
+    add_arguments(_add(commands, "max-batch", _max_batch, text, example))
 
 
 def _add_test(commands: Any) -> None:
     _add(commands, "test", _test, "set up and pass the tests", "./run.sh test")
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return value
-
-
-def overrides(options: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Spec fields given on the command line."""
-    names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
-    found = {name: getattr(options, name, None) for name in (*names, *more)}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 # ---- what is done ----

@@ -16,6 +16,7 @@ from harness import launch, matrix, suite_run
 from harness.doctor import needed_ops, print_doctor
 from harness.machine import Machine, examine, recall
 from harness.matrix import Suite
+from harness.options import add_settings, seconds
 from harness.plan_text import PlanProgress
 from harness.predict import pool
 from harness.predict.prediction import Prediction
@@ -29,10 +30,40 @@ from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite_run import Planned
 
-__all__ = ["compare", "doctor", "examined", "exit_code", "report", "run", "short", "slug"]
+__all__ = [
+    "add_arguments",
+    "compare",
+    "doctor",
+    "examined",
+    "exit_code",
+    "report",
+    "run",
+    "short",
+    "slug",
+]
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.GPU_OOM}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``run``."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--suite", metavar="NAME_OR_FILE", help="see ./run.sh list (default: default)"
+    )
+    what.add_argument(
+        "--recipes", nargs="+", metavar="R", help="recipes; the first is the reference"
+    )
+    add = parser.add_argument
+    add("--repeat", type=int, metavar="N", help="measure every recipe N times")
+    add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
+    add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
+    add("--fresh", action="store_true", help="repeat finished runs too")
+    add("--no-predictions", action="store_true", help="do not predict what was measured")
+    add("--dry-run", action="store_true", help="print the commands, start nothing")
+    settings = parser.add_argument_group("settings of every row (they win over the suite's)")
+    add_settings(settings, "recipe", "repeat")
 
 
 def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
@@ -99,8 +130,7 @@ def _plan(
         suite = matrix.ad_hoc(options.recipes, device)
     else:
         suite = matrix.load_suite(options.suite or "default", device)
-    smallest = min((gpu.total_bytes for gpu in machine.gpus), default=0)
-    specs = matrix.specs(suite, given, gpus=len(machine.gpus), gpu_bytes=smallest)
+    specs = matrix.specs(suite, given, gpus=len(machine.gpus), gpu_bytes=machine.smallest_gpu_bytes)
     return suite, suite_run.plan(specs, out, machine)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.lint import lint_resolved
+from harness.linting import lint_spec, own_findings
 from harness.machine import Machine
 from harness.probe import NUMBERS, version
 from harness.resolve import Resolved, resolve
@@ -23,6 +24,8 @@ SWAP_BYTES = 16 * 1.2
 """NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
 BUSY_BYTES = 2**30
 """What a desktop session or the driver may hold on a GPU; more than that is another job."""
+
+LINTED = "DiT-XL/2"
 
 TORCH = "let ./run.sh set up its environment, or install what requirements name into your Python"
 WAYS = {
@@ -226,8 +229,18 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
         ("backends", ", ".join(probe.get("backends", [])) or "none"),
+        ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]
+
+
+def _launch_files(machine: Machine) -> str:
+    """What the DeepSpeed files of this project waste for the largest preset on these devices."""
+    devices = max(2, len(machine.gpus))
+    found = own_findings(lint_spec(LINTED, devices))
+    wastes = [f"{name}: {finding}" for name, many in found.items() for finding in many]
+    fine = f"all {len(found)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
+    return "\n".join(wastes) or fine
 
 
 def _strategies(machine: Machine) -> Table:

@@ -210,7 +210,7 @@ def unsharded_weights(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 def whole_shard_swapped(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """An optimizer on NVMe is read in by sub groups: one larger than the model reads all of it."""
     size = _number(zero, "sub_group_size")
-    place = zero.get("offload_optimizer", {}).get("device", "none")
+    place = (zero.get("offload_optimizer") or {}).get("device", "none")
     if int(zero.get("stage", 0)) != 3 or place != "nvme" or size is None or size < job.total:
         return
     right = job.sizes["sub_group_size"]

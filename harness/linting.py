@@ -9,29 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
-from harness.lint import Finding, job_of, lint
+from harness.lint import DEFAULTS, Finding, job_of, lint
 from harness.progress import make_console
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from strategies.sharding import FOLDER
 
-__all__ = ["lint_files", "own_findings"]
+__all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
 
 OK, FAILED = 0, 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``lint``."""
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
+    add("--model", metavar="MODEL", default="DiT-XL/2", help="model preset (default: DiT-XL/2)")
+    add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
+    add("--precision", choices=("bf16", "fp32"), default="bf16", help="(default: bf16)")
 
 
 def lint_files(options: argparse.Namespace) -> int:
     """Print what each file wastes; 1 if any does."""
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
-    spec = Spec(
-        recipe=f"zero3+{options.precision}",
-        model=options.model,
-        processes=options.processes,
-        global_batch=options.processes,
-        data="synthetic",
-    )
+    spec = lint_spec(options.model, options.processes, options.precision)
     found = {path: findings(path, spec) for path in paths}
     console.print(
         f"{options.model} in {options.precision} on {options.processes} devices", highlight=False
@@ -39,6 +43,17 @@ def lint_files(options: argparse.Namespace) -> int:
     for path, wasted in found.items():
         _tell(path, wasted, console)
     return FAILED if any(found.values()) else OK
+
+
+def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
+    """A run that the sizes are those of; one sample a device, for no rule looks at the batch."""
+    return Spec(
+        recipe=f"zero3+{precision}",
+        model=model,
+        processes=processes,
+        global_batch=processes,
+        data="synthetic",
+    )
 
 
 def own_files() -> list[Path]:
@@ -63,21 +78,39 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
 def _zero_block(path: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}; name a DeepSpeed JSON file") from None
+    except ValueError as error:
         raise SpecError(f"{path}: not readable as JSON ({error}); name a DeepSpeed file") from None
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     if not isinstance(block, dict):
         raise SpecError(f"{path}: no zero_optimization block; name a DeepSpeed JSON")
-    for key, value in block.items():
-        if key.endswith(("_size", "_parameters", "_distance", "_threshold")) and not (
-            value == "auto" or (isinstance(value, (int, float)) and value >= 0)
-        ):
-            raise SpecError(f'{path}: {key} is {value!r}; give a number of elements or "auto"')
+    _check(path, block)
     return block
+
+
+def _check(path: Path, block: Mapping[str, Any]) -> None:
+    """Values that the rules can reckon with."""
+    stage = block.get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise SpecError(f"{path}: stage is {stage!r}; give 0, 1, 2 or 3")
+    for key, value in block.items():
+        if key.startswith("offload_") and not isinstance(value, (dict, type(None))):
+            raise SpecError(f'{path}: {key} is {value!r}; write it as {{"device": "cpu"}}')
+        if key in DEFAULTS and key != "overlap_comm" and not _is_size(value):
+            raise SpecError(f'{path}: {key} is {value!r}; give a number of elements or "auto"')
+
+
+def _is_size(value: Any) -> bool:
+    if value == "auto":
+        return True
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value < float("inf")
 
 
 def _tell(path: Path, wasted: list[Finding], console: Console) -> None:
     if not wasted:
-        console.print(f"[green]ok[/green]  {path.name}", highlight=False)
+        console.print(f"[green]ok[/green]  {escape(path.name)}", highlight=False, soft_wrap=True)
     for finding in wasted:
-        console.print(f"[yellow]--[/yellow]  {path.name}: {finding}", highlight=False)
+        line = f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}"
+        console.print(line, highlight=False, soft_wrap=True)

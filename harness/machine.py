@@ -61,6 +61,11 @@ class Machine:
         return [gpu.name for gpu in self.gpus]
 
     @property
+    def smallest_gpu_bytes(self) -> int:
+        """Memory of the GPU that a run has to fit; 0 where there is none."""
+        return min((gpu.total_bytes for gpu in self.gpus), default=0)
+
+    @property
     def versions(self) -> dict[str, str | None]:
         """Versions of the packages that decide speed and memory."""
         return {name: version(name) for name in PACKAGES}

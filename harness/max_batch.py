@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,20 +17,19 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import commands, launch, suite_run
-from harness.doctor import needed_ops
+from harness import commands, launch, one_row
 from harness.identity import identity
-from harness.machine import Machine, recall
-from harness.matrix import is_single, settled
+from harness.machine import Machine
+from harness.matrix import settled
+from harness.options import add_settings, seconds
 from harness.progress import Progress, make_console
 from harness.report import derive
 from harness.resolve import Resolved, project_root, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError
 from strategies import parse
-from strategies.base import BadInput
 
-__all__ = ["candidates", "max_batch"]
+__all__ = ["add_arguments", "candidates", "max_batch"]
 
 OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
 STEPS = {"steps": 1, "warmup": 1}
@@ -90,8 +90,7 @@ class Search:
         Raises:
             Unclear: it ended in another way than fitting or running out of memory.
         """
-        accumulation = parse(self.spec.recipe).accumulation
-        samples = micro_batch * self.spec.processes * accumulation
+        samples = _samples(self.spec, micro_batch)
         resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
         folder = self.out / "runs" / run_name(resolved.spec)
         mark = f"{identity(resolved.spec, self.machine)}-{self.limit_bytes or 'all'}"
@@ -151,16 +150,22 @@ def _known(folder: Path, mark: str) -> Result | None:
 # ---- the command ----
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``max-batch``."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="results (default: results/max-batch/RECIPE)")
+    add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
+    add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
+    add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
+    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
+    add("--fresh", action="store_true", help="repeat probes that are known")
+    left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
+    add_settings(parser.add_argument_group("settings"), *left)
+
+
 def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Search, show every probe, and say what fits; the exit code."""
-    console, one = make_console(), _search(options, given)
-    suite_run.check_out(one.out)
-    first = dataclasses.replace(one.spec, global_batch=_samples(one.spec, 1))
-    (row,) = suite_run.plan([first], one.out, one.machine)
-    one.machine = commands.examined(console, one.out, needed_ops([row.resolved]))
-    (row,) = suite_run.plan([first], one.out, one.machine)
-    if row.lack:
-        raise BadInput(f"{one.spec.recipe}: {row.lack.reason}; {row.lack.way_out}")
+    console, one = make_console(), _begun(options, given)
     try:
         best = search(one.fits, options.first, options.most)
     except Unclear as stop:
@@ -173,26 +178,32 @@ def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     return commands.OK
 
 
-def _search(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
+def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
+    """A search on a machine that is known to be able to run the recipe."""
     if not 1 <= options.first <= options.most:
         raise SpecError(f"first is {options.first}; give --first from 1 to --most {options.most}")
+    limit, console = options.memory_limit, make_console()
     out = options.out or project_root() / "results" / "max-batch" / commands.slug(options.recipe)
-    out, limit = Path(out).absolute(), options.memory_limit
-    machine = recall(out)
-    device = options.device or machine.device
-    usual: dict[str, Any] = {"recipe": options.recipe, "device": device, "processes": 1}
-    if device == "cuda" and not is_single(parse(options.recipe), device):
-        usual["processes"] = max(1, len(machine.gpus))
-    fields = {**usual, **given, **STEPS}
+    out = Path(out).absolute()
+    machine, row = one_row.examined(functools.partial(_asked, options, given), out, console)
     return Search(
-        spec=Spec(**{**fields, "data": settled(fields.get("data", "synthetic"))}),
+        spec=row.resolved.spec,
         out=out,
         machine=machine,
-        progress=Progress(make_console()),
+        progress=Progress(console),
         limit_bytes=None if limit is None else int(limit * 2**30),
         timeout=options.timeout,
         fresh=options.fresh,
     )
+
+
+def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
+    """One sample a process and a micro batch: every probe has more."""
+    usual = one_row.usual(options.recipe, options.device, machine)
+    fields = {"data": "synthetic", **usual, **given, **STEPS}
+    spec = Spec(**{**fields, "data": settled(fields["data"])})
+    spec.check()
+    return dataclasses.replace(spec, global_batch=_samples(spec, 1))
 
 
 def _samples(spec: Spec, micro_batch: int) -> int:

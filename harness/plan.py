@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import matrix, presets
-from harness.plan_text import PlanProgress, print_largest, print_plan
+from harness.plan_text import PlanProgress, print_plan
 from harness.predict import fit, gpus, pool
 from harness.predict.fit import Fit
 from harness.predict.gpus import Gpu
 from harness.progress import make_console
 from harness.resolve import Resolved, resolve
 from harness.result import write_json
-from harness.search import largest_batch, largest_model
+from harness.search import Largest, largest_batch, largest_model
+from harness.search_text import print_largest
 from harness.spec import Spec, SpecError
+from strategies import parse
 from strategies.base import BadInput
 
 __all__ = ["Asked", "PlanError", "add_arguments", "plan"]
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
     add("--global-batch", type=int, metavar="B", help="samples a step (default 32 a GPU)")
     add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default 256)")
-    add("--largest", choices=("batch", "model"), help="largest micro batch, or DiT, of each recipe")
+    add("--largest", choices=("batch", "model"), help="largest micro batch (whatever B is), or DiT")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="write everything as JSON too")
 
@@ -70,9 +72,11 @@ def plan(options: argparse.Namespace) -> int:
     asked, console, folder = asked_for(options), make_console(WIDE), pool.default_folder()
     jobs = options.jobs or pool.default_jobs()
     if options.largest:
-        search = largest_batch if options.largest == "batch" else largest_model
-        found = search(asked.resolved, asked.gpu, folder, jobs, PlanProgress(console))
-        print_largest(found, options.largest, asked.gpu, console)
+        seek = largest_batch if options.largest == "batch" else largest_model
+        found = seek(asked.resolved, asked.gpu, folder, jobs, PlanProgress(console))
+        print_largest(found, options.largest, asked, console)
+        if options.json:
+            write_json(options.json, largest_as_json(found, asked))
         return 0
     progress = PlanProgress(console)
     progress.begin([str(one.recipe) for one in asked.resolved], jobs)
@@ -84,6 +88,21 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         write_json(options.json, as_json(fits, asked))
     return 0
+
+
+def largest_as_json(found: Sequence[Largest], asked: Asked) -> dict[str, object]:
+    """Each recipe's bracket: the size that fits and the one that does not, in bytes of a GPU."""
+
+    def side(one: Fit | None) -> dict[str, object] | None:
+        if one is None:
+            return None
+        size = {"model": one.resolved.spec.model, "micro_batch": one.resolved.micro_batch}
+        return {**size, "verdict": one.verdict, "need_bytes": one.need_bytes,
+                "method": one.prediction.method}  # fmt: skip
+
+    rows = [{**vars(one), "fits": side(one.fits), "over": side(one.over)} for one in found]
+    refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
+    return {"gpu": dataclasses.asdict(asked.gpu), "rows": rows, "refused": refused}
 
 
 def as_json(fits: Sequence[Fit], asked: Asked) -> dict[str, object]:
@@ -132,7 +151,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     rows, refused = [], []
     for recipe in _recipes(options):
         try:
-            rows.append(_row(base, recipe))
+            rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
         except BadInput as error:
             if options.recipes:
                 raise
@@ -164,7 +183,8 @@ def _base(options: argparse.Namespace) -> Spec:
         device="cuda",
     )
     spec.check()
-    spec.micro_batch(1)  # refuses a batch that no row could take
+    if options.largest != "batch":
+        spec.micro_batch(1)  # refuses a batch that no row could take
     return spec
 
 
@@ -182,13 +202,16 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     return [row.recipe for row in suite.rows]
 
 
-def _row(base: Spec, recipe: str) -> Resolved:
-    """A recipe under the plan's settings; a launch file of one process gets one."""
-    from strategies import parse
+def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
+    """A recipe under the plan's settings; a launch file of one process gets one.
 
+    Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
+    """
     parsed = parse(recipe)
     processes = 1 if matrix.is_single(parsed, "cuda") else base.processes
-    resolved = resolve(dataclasses.replace(base, recipe=parsed.text, processes=processes))
+    batch = base.global_batch if whole_batches else processes * parsed.accumulation
+    spec = dataclasses.replace(base, recipe=parsed.text, processes=processes, global_batch=batch)
+    resolved = resolve(spec)
     if resolved.refusal:
         raise SpecError(f"{recipe}: {resolved.refusal}")
     return resolved

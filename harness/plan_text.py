@@ -12,7 +12,6 @@ from rich.table import Table
 
 from harness.predict import fit
 from harness.predict.fit import Fit
-from harness.predict.gpus import Gpu
 from harness.predict.prediction import Prediction
 from harness.report.terminal import folded
 from harness.report.units import GIB
@@ -20,9 +19,7 @@ from harness.report.units import GIB
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.search import Largest
-
-__all__ = ["PlanProgress", "answer", "print_largest", "print_plan"]
+__all__ = ["PlanProgress", "answer", "gib", "print_plan"]
 
 SHOWN = {
     "params": ("parameters", "gathered"),
@@ -93,14 +90,14 @@ def _setting(fits: Sequence[Fit]) -> str:
     pixels = 8 * fits[0].resolved.facts.input_size
     return (
         f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
-        f"{spec.processes} x {card.name} ({_gib(card.memory_bytes)} GiB)"
+        f"{spec.processes} x {card.name} ({gib(card.memory_bytes)} GiB)"
     )
 
 
 def _cells(one: Fit) -> list[str]:
     instant = one.prediction.peak
     split = [
-        _gib(sum(instant.categories.get(n, 0) for n in names)) if instant else "-"
+        gib(sum(instant.categories.get(n, 0) for n in names)) if instant else "-"
         for names in SHOWN.values()
     ]
     time_cell, speed = "-", "-"
@@ -109,11 +106,12 @@ def _cells(one: Fit) -> list[str]:
         speed = f"{one.samples_per_second:.0f}"
     word = f"[{LOOK[one.verdict]}]{WORD[one.verdict]}[/{LOOK[one.verdict]}]"
     word += " *" if one.prediction.method == "closed form" else ""
-    cells = [escape(folded(one.label)), word, _gib(one.need_bytes), _gib(one.margin_bytes)]
-    return [*cells, *split, _gib(one.host_bytes), time_cell, speed]
+    cells = [escape(folded(one.label)), word, gib(one.need_bytes), gib(one.margin_bytes)]
+    return [*cells, *split, gib(one.host_bytes), time_cell, speed]
 
 
-def _gib(size: int | None) -> str:
+def gib(size: int | None) -> str:
+    """Bytes as GiB, for a table."""
     return "-" if size is None else f"{size / GIB:.1f}"
 
 
@@ -144,7 +142,7 @@ def answer(fits: Sequence[Fit]) -> list[str]:
         return _none_fits(fits)
     lines = [
         f"Fastest predicted to fit: {best.label}, {best.samples_per_second:.0f} images/s, "
-        f"{_gib(best.need_bytes)} of {_gib(best.gpu.memory_bytes)} GiB"
+        f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
         + (" (tight: the allocator must return its cache)" if best.verdict == "tight" else "")
     ]
     lines.append(f"  its peak: {_explained(best)}")
@@ -154,7 +152,7 @@ def answer(fits: Sequence[Fit]) -> list[str]:
         lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
     least = fit.nearest(fits)
     if least is not None and least is not best:
-        lines.append(f"Least memory: {least.label}, {_gib(least.need_bytes)} GiB")
+        lines.append(f"Least memory: {least.label}, {gib(least.need_bytes)} GiB")
     return lines
 
 
@@ -171,7 +169,7 @@ def _explained(one: Fit) -> str:
     if instant is None:
         return "not traced"
     largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{_gib(size)} {name.replace('_', ' ')}" for name, size in largest if size]
+    parts = [f"{gib(size)} {name.replace('_', ' ')}" for name, size in largest if size]
     where = f", {instant.site}" if instant.site else ""
     return f"in {instant.phase} at {instant.op}{where}: {', '.join(parts)} GiB"
 
@@ -181,8 +179,8 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
     if close is None:
         return ["Nothing could be predicted; the notes above say why."]
     lines = [
-        f"None is predicted to fit. Nearest: {close.label} needs {_gib(close.need_bytes)} GiB, "
-        f"{_gib(-close.margin_bytes)} GiB more than a {close.gpu.name} has.",
+        f"None is predicted to fit. Nearest: {close.label} needs {gib(close.need_bytes)} GiB, "
+        f"{gib(-close.margin_bytes)} GiB more than a {close.gpu.name} has.",
         f"  its peak: {_explained(close)}",
     ]
     return lines + [f"  {way}" for way in ways_out(close)]
@@ -191,7 +189,7 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
 def ways_out(close: Fit) -> list[str]:
     """What would make a recipe fit, by what its peak is made of."""
     resolved, instant = close.resolved, close.prediction.peak
-    ways = [f"a card of {_gib(close.need_bytes)} GiB would do"]
+    ways = [f"a card of {gib(close.need_bytes)} GiB would do"]
     if instant is None:
         return ways
     batch = resolved.micro_batch
@@ -214,18 +212,3 @@ def ways_out(close: Fit) -> list[str]:
     if resolved.launch.offload_optimizer == "none":
         ways.append("host memory: take zero3_offload as sharding")
     return ways
-
-
-def print_largest(found: Sequence[Largest], what: str, gpu: Gpu, console: Console) -> None:
-    """The inverse: a line a recipe, the largest first."""
-    title = "micro batch" if what == "batch" else "DiT"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for head in ("Recipe", f"Largest {title} that fits", "Needs GiB", "Tried and too large"):
-        table.add_column(head, overflow="fold")
-    for one in found:
-        size = one.size or ("not predicted" if one.fit is None and not one.too_large else "none")
-        need = _gib(one.fit.need_bytes) if one.fit else "-"
-        table.add_row(escape(folded(one.recipe)), size, need, one.too_large or "-")
-    console.print(f"On {gpu.name} with {_gib(gpu.memory_bytes)} GiB", highlight=False)
-    console.print(table)
-    console.print("Each size that fits was predicted by a trace, not extrapolated.", style="dim")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = ["CATEGORIES", "Kept", "Lump", "OpCost", "Point", "Portrait", "Timelin
 
 SCHEMA = 1
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
+INFERENCE = ("parameters", "activations", "workspace")
+"""What a process that only infers holds."""
 
 
 @dataclass(kw_only=True)
@@ -36,7 +39,13 @@ class Timeline:
     @property
     def peak_bytes(self) -> int:
         """Bytes at the highest instant."""
-        return max(map(sum, zip(*self.bytes.values(), strict=True)))
+        return sum(self.at_peak().values())
+
+    def at_peak(self, among: Sequence[str] = CATEGORIES) -> dict[str, int]:
+        """Bytes of each category where they, taken together, are highest."""
+        totals = [sum(v) for v in zip(*(self.bytes[name] for name in among), strict=True)]
+        at = totals.index(max(totals))
+        return {name: self.bytes[name][at] for name in among}
 
 
 @dataclass(kw_only=True)
@@ -122,6 +131,11 @@ class Portrait:
     points: list[Point]
     world: int = 0
     schema: int = SCHEMA
+
+    @property
+    def inference_alone(self) -> dict[str, int]:
+        """Bytes of inference in a process of its own: nothing that only training holds."""
+        return self.inference.at_peak(INFERENCE)
 
     @property
     def made_total(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,22 +11,32 @@ from typing import Any
 
 from rich.text import Text
 
-from harness import commands, launch, matrix, process, suite_run
-from harness.doctor import needed_ops
-from harness.machine import Machine, recall
+from harness import commands, launch, matrix, one_row, process
+from harness.machine import Machine
+from harness.options import add_settings, seconds
 from harness.portrait import load
 from harness.progress import Progress, make_console
-from harness.report import derive, portrait_page
+from harness.report import derive, portrait_files, portrait_page
 from harness.resolve import project_root
 from harness.result import Result, Status
-from harness.spec import SpecError
+from harness.spec import Spec
 from harness.suite_run import Planned
 
-__all__ = ["anatomy"]
+__all__ = ["add_arguments", "anatomy"]
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
 """The looks come after the steps; more of them would show nothing more."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``anatomy``."""
+    parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    add_settings(parser.add_argument_group("settings"), "recipe", "repeat", "profile", "snapshot")
 
 
 def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
@@ -33,13 +44,12 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     name = commands.slug(options.recipe)
     folder = Path(options.out or project_root() / "results" / "anatomy" / name).absolute()
-    row = _planned(options, given, folder, recall(folder))
+    ask = functools.partial(_asked, options, given)
     if options.dry_run:
+        _, row = one_row.planned(ask, folder)
         print(_line(row))
         return commands.OK
-    suite_run.check_out(folder)
-    machine = commands.examined(console, folder, needed_ops([row.resolved]))
-    row = _planned(options, given, folder, machine)
+    _, row = one_row.examined(ask, folder, console)
     progress = Progress(console)
     progress.begin_suite("anatomy", [options.recipe], [True])
     progress.begin_run(options.recipe, options.timeout)
@@ -57,18 +67,15 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     return commands.OK
 
 
-def _planned(
-    options: argparse.Namespace, given: Mapping[str, Any], folder: Path, machine: Machine
-) -> Planned:
-    """The one row; what stands against it is bad input here, for nothing else can run."""
-    device = options.device or machine.device
-    smallest = min((gpu.total_bytes for gpu in machine.gpus), default=0)
-    suite = matrix.ad_hoc([options.recipe], device)
-    specs = matrix.specs(suite, {**BRIEF, **given}, gpus=len(machine.gpus), gpu_bytes=smallest)
-    (row,) = suite_run.plan(specs, folder, machine)
-    if row.lack:
-        raise SpecError(f"{options.recipe}: {row.lack.reason}; {row.lack.way_out}")
-    return row._replace(folder=folder)
+def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
+    suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
+    (spec,) = matrix.specs(
+        suite,
+        {**BRIEF, **given},
+        gpus=len(machine.gpus),
+        gpu_bytes=machine.smallest_gpu_bytes,
+    )
+    return spec
 
 
 def _line(row: Planned) -> str:
@@ -93,5 +100,5 @@ def _draw(folder: Path, console: Any) -> None:
     portrait = load(folder / "anatomy.json")
     for question, answer, more in portrait_page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
-    for path in [folder / "anatomy.json", *portrait_page.write(portrait, folder)]:
+    for path in [folder / "anatomy.json", *portrait_files.write(portrait, folder)]:
         console.print(Text(str(commands.short(path))), soft_wrap=True)

@@ -60,10 +60,10 @@ class Spec:
             SpecError: names the field, its value and the way out.
         """
         for name, low in {
+            "processes": 1,
             "global_batch": 1,
             "steps": 1,
             "warmup": 1,
-            "processes": 1,
             "seed": 0,
         }.items():
             if getattr(self, name) < low:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -14,19 +15,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness import commands, launch, process, suite_run
-from harness.doctor import needed_ops
-from harness.machine import recall
-from harness.matrix import is_single, settled
+from harness import commands, launch, one_row, process
+from harness.machine import Machine
+from harness.matrix import settled
+from harness.options import add_settings, seconds
 from harness.progress import Progress, make_console
 from harness.report import derive
 from harness.resolve import project_root
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite_run import Planned
-from strategies import parse
 
-__all__ = ["fit_words", "train"]
+__all__ = ["add_arguments", "fit_words", "train"]
 
 DEFAULTS: dict[str, Any] = {
     "model": "DiT-T/4",
@@ -46,6 +46,24 @@ SHOWN = 20
 """Steps whose mean loss is shown for the beginning and the end: one step's is mostly noise."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``train``."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
+    add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
+    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
+    add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
+    add("--resume", action="store_true", help="go on from the newest checkpoint")
+    add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
+    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
+    add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
+    add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
+    add("--dry-run", action="store_true", help="print the command, start nothing")
+    add_settings(
+        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot"
+    )
+
+
 def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Train, show progress, and say where checkpoint and samples are; the exit code."""
     console = make_console()
@@ -55,12 +73,12 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if given.get("ema", DEFAULTS["ema"]) and not options.samples:
         options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
     extra = fit_words(options)
-    row = _planned(options, given, folder, examined=None)
+    ask = functools.partial(_asked, options, given)
     if options.dry_run:
+        _, row = one_row.planned(ask, folder)
         print(_line(row, extra))
         return commands.OK
-    suite_run.check_out(folder)
-    row = _planned(options, given, folder, examined=console)
+    _, row = one_row.examined(ask, folder, console)
     return _trained(row, extra, options, console)
 
 
@@ -95,24 +113,10 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
         raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
 
 
-def _planned(
-    options: argparse.Namespace, given: Mapping[str, Any], folder: Path, examined: Console | None
-) -> Planned:
-    """The one row; what stands against it is bad input here, for nothing else can run."""
-    machine = recall(folder)
-    device = options.device or machine.device
-    usual = {"recipe": options.recipe, "device": device, "processes": 1}
-    if device == "cuda" and not is_single(parse(options.recipe), device):
-        usual["processes"] = max(1, len(machine.gpus))
+def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
+    usual = one_row.usual(options.recipe, options.device, machine)
     fields = {**DEFAULTS, **usual, **given}
-    spec = Spec(**{**fields, "data": settled(fields["data"])})
-    (row,) = suite_run.plan([spec], folder, machine)
-    if examined is not None and not row.lack:
-        machine = commands.examined(examined, folder, needed_ops([row.resolved]))
-        (row,) = suite_run.plan([spec], folder, machine)
-    if row.lack:
-        raise SpecError(f"{options.recipe}: {row.lack.reason}; {row.lack.way_out}")
-    return row._replace(folder=folder)
+    return Spec(**{**fields, "data": settled(fields["data"])})
 
 
 def _line(row: Planned, extra: list[str]) -> str:

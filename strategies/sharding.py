@@ -105,6 +105,7 @@ def zero_sizes(total: int, block: int, tensor: int, bias: int) -> dict[str, int]
     parameter, ``bias`` the largest one-dimensional one.
     """
     bucket = max(tensor, min(total // 16, 50_000_000))
+    bucket += bucket % 2  # stages 1 and 2 assert an even allgather bucket
     return {
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,

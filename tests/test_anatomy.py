@@ -17,7 +17,7 @@ from harness.dissect import take
 from harness.dissect.modules import Stack, alike
 from harness.meter import make_meter
 from harness.portrait import CATEGORIES, Point
-from harness.report import laws, portrait_charts, portrait_page
+from harness.report import laws, portrait_charts, portrait_files, portrait_page
 from harness.resolve import project_root, resolve
 from harness.result import BadResult
 
@@ -107,6 +107,10 @@ def test_inference_keeps_no_activations(plain):
     line = plain.inference
     assert max(line.bytes["gradients"]) == 0 and max(line.bytes["activations"]) < 2**20
     assert line.peak_bytes < plain.timeline.peak_bytes
+    alone, trainable = plain.inference_alone, presets.PRESETS["DiT-T/4"]
+    assert set(alone) == {"parameters", "activations", "workspace"}
+    weights = 4 * presets.trainable_count(trainable, classes=10)
+    assert weights < sum(alone.values()) < 2 * weights < line.peak_bytes
 
 
 def test_the_products_of_forward_are_the_closed_form_s(plain):
@@ -192,7 +196,7 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     plain.write(tmp_path / "anatomy.json")
     again = portrait.load(tmp_path / "anatomy.json")
     assert again == plain
-    paths = portrait_page.write(again, tmp_path)
+    paths = portrait_files.write(again, tmp_path)
     page = (tmp_path / "anatomy.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     for words in ("blocks.*.mlp.fc1", "6 N D", "Roofline", "peak", "agree within"):
@@ -202,6 +206,19 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
             assert ET.parse(path).getroot().tag.endswith("svg")
             assert not any(w in path.read_text() for w in ("nan", "inf,"))
     assert len(paths) == 9
+
+
+def test_a_chart_alone_brings_its_title_its_key_and_its_colours(plain):
+    drawn = portrait_files.charts_of(plain)
+    for name, words in {"timeline.svg": "Optimizer state", "roofline.svg": "backward"}.items():
+        texts = [
+            t.text for t in ET.fromstring(drawn[name]).iter("{http://www.w3.org/2000/svg}text")
+        ]
+        assert words in texts and texts[0][0].isupper(), texts
+    for name, picture in drawn.items():
+        assert "var(" not in picture and "width=" in picture, name
+        styled = picture.partition("<style>")[2].partition("</style>")[0]
+        assert ".tick{fill:" in styled.replace(" ", "")
 
 
 def test_the_marked_peak_is_the_highest_point_of_the_drawing(plain):
@@ -224,7 +241,7 @@ def test_another_file_is_no_anatomy(tmp_path):
 
 
 def test_drawing_needs_no_torch():
-    code = "import sys, harness.report.portrait_page; sys.exit('torch' in sys.modules)"
+    code = "import sys, harness.report.portrait_files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=project_root()).returncode == 0
 
 

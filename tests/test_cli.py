@@ -14,7 +14,7 @@ import pytest
 from test_matrix import SUITE, machine
 from test_progress import ok
 
-from harness import cli, commands, gpus, launch, listing, suite_run, training
+from harness import cli, commands, gpus, launch, listing, one_row, suite_run
 from harness import machine as machines
 from harness.predict import pool
 from harness.predict.prediction import Prediction
@@ -34,7 +34,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]
         begun.append("probe")
         return machine(folder)
 
-    for module in (commands, training):
+    for module in (commands, one_row):
         monkeypatch.setattr(module, "recall", machines.look)
     monkeypatch.setattr(commands, "examine", probe)
     monkeypatch.setattr(gpus, "visible", lambda: ())

@@ -71,8 +71,8 @@ def test_each_rule_names_a_bad_setting_its_bytes_and_the_way_out(
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
     assert cli.main(["lint", str(path)]) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"bad.json: {key} is" in told and "MiB a device; set" in told
+    (told,) = [x for x in capsys.readouterr().out.splitlines() if f"bad.json: {key} is" in x]
+    assert "MiB a device; set" in told
 
 
 def test_every_rule_has_a_bad_file():
@@ -126,11 +126,17 @@ def test_a_run_tells_what_its_launch_file_wastes(monkeypatch, tmp_path):
     ("text", "words"),
     [("{", "not readable as JSON"), ("{}", "no zero_optimization block"),
      ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}',
-      "reduce_bucket_size is 'big'")],
+      "reduce_bucket_size is 'big'"),
+     ('{"zero_optimization": {"reduce_bucket_size": 1e400}}', "give a number of elements"),
+     ('{"zero_optimization": {"stage": "two"}}', "stage is 'two'; give 0, 1, 2 or 3"),
+     ('{"zero_optimization": {"stage": 3, "offload_optimizer": "cpu"}}',
+      "offload_optimizer is 'cpu'; write it as"),
+     (None, "No such file or directory; name a DeepSpeed JSON file")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):
     path = tmp_path / "odd.json"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     assert cli.main(["lint", str(path)]) == 2
     told = capsys.readouterr().err
     assert words in told and len(told.splitlines()) == 1 and "odd.json" in told

@@ -1,4 +1,4 @@
-"""Prediction without torch's help: the allocator's rules, fits, the search, plans and bad input."""
+"""Prediction without torch's help: the allocator's rules, fits, plans and bad input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, search
+from harness import cli
 from harness.plan_text import answer, ways_out
 from harness.predict import closed_form, fit, gpus, pool, roofline, workspace
 from harness.predict.allocator import Allocator, replay
@@ -203,45 +203,6 @@ def test_if_none_fits_the_nearest_and_the_way_out_are_named():
     assert "None is predicted to fit. Nearest: zero2" in text
     assert "add accumulate:steps=" in text and "add bf16" in text and "add checkpoint" in text
     assert any("zero3_offload" in way for way in ways_out(rows[1]))
-
-
-# ---- the search ----
-
-
-def test_the_largest_batch_is_bracketed(monkeypatch, tmp_path):
-    """Memory of 2 GiB and 0.5 GiB a sample: (24 - 2 - 0.8) / 0.5 = 42 fit."""
-    tried: list[int] = []
-
-    def predict_all(rows, folder, **more):
-        tried.extend(row.micro_batch for row in rows)
-        return [prediction(2 + 0.5 * row.micro_batch) for row in rows]
-
-    monkeypatch.setattr(pool, "predict_all", predict_all)
-    card = gpus.of_size(24 * GIB)
-    found = search.largest_batch([asked("zero2")], card, tmp_path, 1, Quiet())[0]
-    beside = workspace.standing(card, 8).total / GIB
-    true = int((24 - 2 - beside) / 0.5)
-    assert found.size == f"micro batch {true}" and found.too_large == f"micro batch {true + 1}"
-    assert len(tried) <= search.TRIES
-
-
-class Quiet:
-    """Progress of nothing."""
-
-    done = None
-
-    def begin(self, names, jobs):
-        """Say nothing."""
-
-    def end(self):
-        """Say nothing."""
-
-
-def test_the_ladder_of_models_grows_and_holds_dit_xl():
-    sizes = search.ladder()
-    assert (28, 1152, 16) in [(s.depth, s.hidden_size, s.num_heads) for s in sizes]
-    weights = [s.depth * s.hidden_size**2 for s in sizes]
-    assert weights == sorted(weights)
 
 
 # ---- keeping and failing ----

@@ -27,7 +27,7 @@ from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.checkpoint import Checkpoint
 from strategies.ema import Ema
 from strategies.recipe import RecipeError
-from strategies.sharding import Sharding, sharding_kinds
+from strategies.sharding import Sharding, sharding_kinds, zero_sizes
 from strategies.support.parts import block_runs, halves, prefixes, segments
 
 FILES = project_root() / "strategies"
@@ -366,3 +366,12 @@ def test_work_of_recomputing_against_its_closed_form(blocks):
     if blocks & (blocks - 1) == 0:  # half of each level but the last is run again with it
         levels = blocks.bit_length() - 1
         assert block_runs(halves, blocks) == 2 * blocks + blocks * max(levels - 1, 0) // 2
+
+
+@pytest.mark.parametrize("total", [33_000_000, 33_000_016, 33_000_031])
+def test_buckets_are_even_whatever_the_model(total):
+    """DeepSpeed's stages 1 and 2 assert it: without this a DiT of an odd sixteenth cannot start."""
+    sizes = zero_sizes(total, block=1000, tensor=999, bias=10)
+    assert sizes["allgather_bucket_size"] % 2 == sizes["reduce_bucket_size"] % 2 == 0
+    small = zero_sizes(1000, block=100, tensor=99, bias=10)
+    assert small["allgather_bucket_size"] == 100

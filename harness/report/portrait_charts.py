@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.portrait import CATEGORIES, OpCost, Point, Portrait, Timeline
 from harness.report import laws, units
@@ -20,7 +20,19 @@ from harness.report.svg import (
     text,
 )
 
-__all__ = ["NAMES", "bars", "family_keys", "keys", "preset_chart", "roofline", "sweep", "timeline"]
+__all__ = [
+    "NAMES",
+    "SHOWN_OPS",
+    "bars",
+    "family_keys",
+    "keys",
+    "phase_keys",
+    "preset_chart",
+    "roofline",
+    "short_op",
+    "sweep",
+    "timeline",
+]
 
 WIDE = 1200.0
 NAMES = ("Parameters", "Gradients", "Optimizer state", "EMA", "Activations", "Workspace")
@@ -84,12 +96,15 @@ def _phases(line: Timeline, x: Scale, bottom: float, top: float) -> list[str]:
         parts.append(element("line", x1=at, x2=at, y1=top - 12, y2=bottom, class_="border"))
         if x(stop) - at > 50:
             parts.append(text((at + x(stop)) / 2, top - 4, phase, class_="label mid"))
+        elif stop == line.marks[-1][0]:  # the optimizer is few operations, and the last
+            parts.append(text(x(stop), top - 16, phase, class_="label end"))
     return parts
 
 
 def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
     at, level = x(line.peak_op), y(high)
-    words = f"peak {high:.1f} MiB"
+    words = f"peak {high:.1f} MiB: {short_op(line.peak_maker)}"
+    words += f" in {line.peak_module}" if line.peak_module else ""
     side = {"class_": "label end"} if at > WIDE / 2 else {"class_": "label"}
     shift = -10 if at > WIDE / 2 else 10
     ring = element("circle", cx=at, cy=level, r=4.5, class_="mark")
@@ -97,31 +112,34 @@ def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
 
 
 def bars(portrait: Portrait) -> str:
-    """What lives at the peak of a training step and of inference on the same batch."""
-    lines = [("training", portrait.timeline), ("inference", portrait.inference)]
-    top, left, row = 8.0, 70.0, 34.0
-    high = max(line.peak_bytes for _, line in lines) / units.MIB
-    x = Scale(0, high, left, WIDTH - 66)
+    """What lives at the peak of a training step, and of inference on the same batch."""
+    lines = [
+        ("training", portrait.timeline.at_peak()),
+        ("inference amid training", portrait.inference.at_peak()),
+        ("inference alone", portrait.inference_alone),
+    ]
+    top, left, row = 8.0, 140.0, 34.0
+    high = portrait.timeline.peak_bytes / units.MIB
+    x = Scale(0, high, left, WIDTH - 50)
     bottom = top + row * len(lines)
     parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
     parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
-    for index, (name, line) in enumerate(lines):
+    for index, (name, sizes) in enumerate(lines):
         at = top + index * row
         parts.append(text(left - 8, at + 21, name, class_="label end"))
-        parts += _bar(line, x, at)
+        parts += _bar(sizes, x, at)
     parts.append(text((left + WIDTH) / 2, bottom + 31, "MiB at the peak", class_="axis mid"))
     return drawing(WIDTH, bottom + 38, parts, "Training against inference")
 
 
-def _bar(line: Timeline, x: Scale, top: float) -> list[str]:
-    totals = [sum(v) for v in zip(*line.bytes.values(), strict=True)]
-    peak = totals.index(max(totals))
+def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
     parts, before = [], 0.0
     for name, key, colour in zip(NAMES, CATEGORIES, SPLIT_COLOURS, strict=False):
-        size = line.bytes[key][peak] / units.MIB
+        size = sizes.get(key, 0) / units.MIB
         tip = element("title", f"{name}: {size:.1f} MiB")
         box = {"x": x(before), "y": top + 6, "width": x(size) - x(0), "height": 20}
-        parts.append(element("rect", tip, **box, fill=colour, class_="part"))
+        if size:
+            parts.append(element("rect", tip, **box, fill=colour, class_="part"))
         before += size
     return [*parts, text(x(before) + 6, top + 21, f"{before:.1f}", class_="value")]
 
@@ -179,6 +197,18 @@ def preset_chart() -> str:
     return drawing(WIDTH, 260, parts, "Error of 6 N D for each preset")
 
 
+def short_op(name: str) -> str:
+    """An operation's name for a label: ``sum`` for ``aten.sum.dim_IntList``."""
+    plain = name.removeprefix("aten.").partition(".")[0].strip("_")
+    plain = plain.replace("scaled_dot_product_", "sdpa_").replace("_for_cpu", "")
+    return plain if len(plain) < 34 else f"{plain[:31]}..."
+
+
+def phase_keys() -> list[tuple[str, str]]:
+    """Name and colour of each phase in the roofline."""
+    return list(zip(("forward", "backward", "optimizer"), COLOURS, strict=False))
+
+
 def family_keys() -> list[tuple[str, str]]:
     """Name and colour of each family of presets."""
     return [(family, COLOURS[index]) for index, family in enumerate(_families())]
@@ -214,14 +244,15 @@ def _ops(
 ) -> list[str]:
     whole = sum(c.seconds for c in costs)
     spots = [(x(a), y(b)) for a, b in places]
-    names = [c.op.removeprefix("_") for c in costs]
-    names = [n if len(n) < 30 else f"{n[:27]}..." for n in names]
-    labels = place_labels(spots, names, (x.start, y.end, x.end, y.start))
-    colour = {"forward": COLOURS[0], "backward": COLOURS[1], "optimizer": COLOURS[2]}
+    radii = [3 + 16 * math.sqrt(c.seconds / whole) for c in costs]
+    names = [short_op(c.op) for c in costs]
+    discs = [(a - r, b - r, a + r, b + r) for (a, b), r in zip(spots, radii, strict=True)]
+    labels = place_labels(spots, names, (x.start, y.end, x.end, y.start), discs)
+    colour = dict(phase_keys())
     parts = []
-    for cost, (cx, cy), name, label in zip(costs, spots, names, labels, strict=True):
+    rows = zip(costs, spots, radii, names, labels, strict=True)
+    for cost, (cx, cy), radius, name, label in rows:
         tip = f"{cost.op} ({cost.phase}): {cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
-        radius = 3 + 16 * math.sqrt(cost.seconds / whole)
         parts.append(
             element("circle", element("title", tip), cx=cx, cy=cy, r=radius, class_="op",
                     fill=colour.get(cost.phase, COLOURS[6]))

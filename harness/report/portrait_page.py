@@ -1,11 +1,10 @@
-"""The anatomy of one run as a self-contained page, and its charts as files. No torch."""
+"""The anatomy of one run as a self-contained page. No torch."""
 
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
-from harness.portrait import Kept, OpCost, Portrait
+from harness.portrait import Kept, Lump, OpCost, Portrait
 from harness.report import laws, units
 from harness.report import portrait_charts as charts
 from harness.report.columns import Column
@@ -13,12 +12,14 @@ from harness.report.html import HEAD, STYLE
 from harness.report.html_parts import colour_keys, grid, section, tag
 from harness.report.table import grid as make_grid
 
-__all__ = ["charts_of", "render", "sentences"]
+__all__ = ["MORE_STYLE", "render", "sentences"]
 
 AGREE = 0.03
 """Share by which the two ways of counting activations may differ: what Python itself still holds
 (the model's output, the batch) is alive and was not saved by autograd."""
 SAME = 0.005
+PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot", "_flash", "_efficient")
+"""Beginnings of the names of operations whose FLOPs the rule of 6 N D means."""
 ROWS = 24
 MORE_STYLE = """
 svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
@@ -27,13 +28,21 @@ svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
 .roof { fill: none; stroke: var(--ink); stroke-width: 1.8; }
 .op { fill-opacity: 0.55; stroke: #fff; } .four { display: grid;
 grid-template-columns: repeat(4, 1fr); gap: 6px 20px; }
-@media screen and (max-width: 860px) { .four { grid-template-columns: 1fr 1fr; } }
+.uneven { display: grid; grid-template-columns: minmax(0, 1.25fr) minmax(0, 1fr); gap: 6px 34px; }
+@media screen and (max-width: 860px) { .uneven { grid-template-columns: minmax(0, 1fr); }
+  .four { grid-template-columns: 1fr 1fr; } }
 """
 ORDER = dict(zip(("parameters", "gradients", "optimizer_state", "ema", "activations",
                   "workspace"), charts.NAMES, strict=True))  # fmt: skip
+
+
+def _made_by(lump: Lump) -> str:
+    return "before the step" if lump.maker == "before" else charts.short_op(lump.maker)
+
+
 LUMPS = (
     Column("Category", lambda r: ORDER[r.category]),
-    Column("Made by", lambda r: "before the step" if r.maker == "before" else r.maker),
+    Column("Made by", _made_by),
     Column("In module", lambda r: r.module or "outside the model"),
     Column("Tensors", lambda r: r.count, "count"),
     Column("MiB", lambda r: r.bytes, "mib"),
@@ -49,7 +58,7 @@ OPS = (
     Column("Phase", lambda r: r[0].phase),
     Column("Calls", lambda r: r[0].calls, "count"),
     Column("Time %", lambda r: r[1], "percent"),
-    Column("GFLOP", lambda r: f"{r[0].flops / 1e9:.3f}"),
+    Column("GFLOP", lambda r: r[0].flops, "giga"),
     Column("MiB moved", lambda r: r[0].bytes, "mib"),
     Column("FLOPs a byte", lambda r: laws.intensity(r[0]), "ratio"),
     Column("% of the roof", lambda r: r[2], "percent"),
@@ -66,35 +75,9 @@ def render(portrait: Portrait) -> str:
         tag("p", _setting(portrait), "sub"),
         tag("p", _stamp(portrait), "stamp cpu"),
     ]
-    parts += [_answers(portrait), _step(portrait), _modules(portrait), _laws(portrait)]
-    return "\n".join([*parts, _ops(portrait), "</body></html>\n"])
-
-
-def charts_of(portrait: Portrait) -> dict[str, str]:
-    """File name -> SVG of each chart, with the page's style inside."""
-    found = {
-        "timeline.svg": charts.timeline(portrait.timeline),
-        "inference.svg": charts.bars(portrait),
-        "roofline.svg": charts.roofline(portrait),
-        "six_nd.svg": charts.preset_chart(),
-    }
-    law = laws.fit(portrait.points)
-    for varies in charts.SWEEPS:
-        found[f"activations_{varies}.svg"] = charts.sweep(portrait.points, varies, law)
-    style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
-    return {
-        name: picture.replace(">", f"><style>{style}</style>", 1)
-        for name, picture in found.items()
-        if picture
-    }
-
-
-def write(portrait: Portrait, folder: Path) -> list[Path]:
-    """Write the page and the charts; the paths written."""
-    texts = {"anatomy.html": render(portrait), **charts_of(portrait)}
-    for name, content in texts.items():
-        (folder / name).write_text(content, encoding="utf-8")
-    return [folder / name for name in texts]
+    body = [_answers(portrait), _step(portrait), _modules(portrait), _laws(portrait)]
+    body = [part.replace(" %", "\u00a0%") for part in [*body, _ops(portrait)]]
+    return "\n".join([*parts, *body, "</body></html>\n"])
 
 
 def _setting(p: Portrait) -> str:
@@ -123,12 +106,12 @@ def _mib(size: float) -> str:
 
 def sentences(p: Portrait) -> list[tuple[str, str, str]]:
     """(question, answer, more) of what a reader wants first."""
-    line = p.timeline
-    totals = [sum(v) for v in zip(*line.bytes.values(), strict=True)]
-    at = totals.index(max(totals))
-    shares = sorted(((line.bytes[k][at], n) for k, n in ORDER.items()), reverse=True)
+    line, alone = p.timeline, sum(p.inference_alone.values())
+    shares = sorted(((b, ORDER[k]) for k, b in line.at_peak().items()), reverse=True)
     lived = ", ".join(
-        f"{n.lower()} {100 * b / totals[at]:.0f} %" for b, n in shares if b > 0.005 * totals[at]
+        f"{n if n == 'EMA' else n.lower()} {100 * b / line.peak_bytes:.0f} %"
+        for b, n in shares
+        if b > 0.005 * line.peak_bytes
     )
     where = f" in {line.peak_module}" if line.peak_module else ""
     site = f" (asked for at {line.peak_site})" if line.peak_site else ""
@@ -136,9 +119,10 @@ def sentences(p: Portrait) -> list[tuple[str, str, str]]:
         ("Peak of a step", f"{_mib(line.peak_bytes)} in {line.peak_phase}",
          f"reached by {line.peak_maker}{where}{site}; it is made of {lived}"),
         ("Training against inference",
-         f"{line.peak_bytes / p.inference.peak_bytes:.2f} times the memory",
-         f"the same micro batch without gradients peaks at {_mib(p.inference.peak_bytes)}; what "
-         "stays resident for training (optimizer state, average) is counted in both"),
+         f"{line.peak_bytes / alone:.1f} times the memory",
+         f"the same micro batch without gradients peaks at {_mib(alone)} where weights are all "
+         f"that is held, and at {_mib(p.inference.peak_bytes)} amid training, beside what stays "
+         "resident (optimizer state, EMA)"),
         ("Two counts of the activations", _agreement(p), _difference(p)),
         ("Looking changed", _looking(p),
          "the peak with the module and saved-tensors hooks, against the peak of a step without"),
@@ -182,7 +166,7 @@ def _step(p: Portrait) -> str:
                    charts.timeline(p.timeline), keys)  # fmt: skip
     lived = grid(make_grid("lumps", "", LUMPS, p.lumps))
     bars = _figure("Training against inference", "one micro batch", charts.bars(p), keys)
-    both = f'<div class="charts"><div><h3>What lived at the peak</h3>{lived}</div>{bars}</div>'
+    both = f'<div class="uneven"><div><h3>What lived at the peak</h3>{lived}</div>{bars}</div>'
     return section("step", "One step", line, both)
 
 
@@ -191,11 +175,13 @@ def _modules(p: Portrait) -> str:
     rest = p.kept[ROWS:]
     if rest:
         more = Kept(
-            module=f"{len(rest)} smaller", count=len(rest),
+            module=f"{len(rest)} smaller", count=sum(r.count for r in rest),
             made=sum(r.made for r in rest), saved=sum(r.saved for r in rest),
         )  # fmt: skip
         shown = [*shown, more]
-    whole = Kept(module="all", count=len(p.kept), made=p.made_total, saved=p.saved_total)
+    whole = Kept(
+        module="all", count=sum(r.count for r in p.kept), made=p.made_total, saved=p.saved_total
+    )
     note = tag(
         "p",
         "When the first backward begins. Made here and kept: storages that an operation of this "
@@ -230,6 +216,7 @@ def _laws(p: Portrait) -> str:
         f"Counted on the same small models, 6 N D gives {100 * min(errors):.0f} % to "
         f"{100 * max(errors):.0f} % too many FLOPs: a third of a DiT block's weights (adaLN) run "
         "once a sample, not once a token. The report's FLOPs are the closed form, not 6 N D."
+        + _six_nd_here(p)
     )
     six = _figure(
         "The rule of 6 N D on DiT presets",
@@ -241,6 +228,20 @@ def _laws(p: Portrait) -> str:
     return section("laws", "Laws", tag("p", formula), f'<div class="four">{small}</div>', body)
 
 
+def _six_nd_here(p: Portrait) -> str:
+    """The rule on this run's own model, where its forward pass could be counted."""
+    products = sum(c.flops for c in p.ops if c.phase == "forward" and c.op.startswith(PRODUCTS))
+    if not products:
+        return ""
+    tokens = p.global_batch // (p.world or p.processes) * p.tokens
+    error = laws.six_nd_error(p.parameters, tokens, 3 * products)
+    return (
+        f" This run: {6 * p.parameters * tokens / 1e9:.1f} GFLOP by the rule, "
+        f"{3 * products / 1e9:.1f} counted (three times the products of forward): "
+        f"{100 * error:+.0f} %."
+    )
+
+
 def _ops(p: Portrait) -> str:
     note = (
         f"Ceilings measured here: {p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
@@ -248,16 +249,18 @@ def _ops(p: Portrait) -> str:
         f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
         "Bytes are operands and results once each, so what stays in cache can lie above the roof."
     )
-    keys = colour_keys([("forward", "#0072b2"), ("backward", "#d55e00"), ("optimizer", "#009e73")])
-    picture = _figure(
-        "Roofline of this device", "each operation of one step", charts.roofline(p), keys
-    )
+    small = f"the {charts.SHOWN_OPS} operations of a step that take longest and have FLOPs"
+    keys = colour_keys(charts.phase_keys())
+    picture = _figure("Roofline of this device", small, charts.roofline(p), keys)
+    rest = sum(c.seconds for c in p.ops[ROWS:]) / (sum(c.seconds for c in p.ops) or 1.0)
+    more = f"{len(p.ops) - ROWS} more operations take {100 * rest:.1f} % of the time."
     return section(
         "ops",
         "Operations",
         picture,
         tag("p", note, "note"),
         grid(make_grid("ops", "", OPS, _op_rows(p))),
+        tag("p", more, "note") if p.ops[ROWS:] else "",
     )
 
 

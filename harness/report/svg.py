@@ -166,7 +166,9 @@ def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:
 
 
 def _tick(value: float, scale: Scale) -> str:
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+") if scale.log else f"{value:g}"
+    if not scale.log or 1e-3 <= value < 1e4:
+        return f"{value:g}"
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:

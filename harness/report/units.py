@@ -18,6 +18,7 @@ SCALE = {
     "percent": 100.0,
     "change": 100.0,
     "error": 100.0,
+    "giga": 1e-9,
     "tera": 1e-12,
 }
 TEXT = ("text", "flag")
@@ -39,7 +40,7 @@ def column(kind: str, values: Sequence[Any]) -> list[str]:
     """The cells of one column; ``None`` is a dash.
 
     Kinds: text, flag, count, gib and mib (from bytes), ms (from seconds), seconds, rate, ratio,
-    loss, percent, change and error (from fractions), tera, distance (scientific).
+    loss, percent, change and error (from fractions), giga, tera, distance (scientific).
     """
     if kind in TEXT:
         return [NONE if v is None else str(v) for v in values]

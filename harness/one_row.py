@@ -1,0 +1,59 @@
+"""A command that runs one recipe: what it runs on, and what stands against it, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import commands, suite_run
+from harness.doctor import needed_ops
+from harness.machine import Machine, recall
+from harness.matrix import is_single
+from harness.spec import Spec, SpecError
+from harness.suite_run import Planned
+from strategies import parse
+
+__all__ = ["Ask", "examined", "planned", "usual"]
+
+Ask = Callable[[Machine], Spec]
+"""The spec that was asked for; what was left open is the machine's."""
+
+
+def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
+    """Spec fields where nothing is said: this machine's device, and all of its GPUs."""
+    device = device or machine.device
+    many = device == "cuda" and not is_single(parse(recipe), device)
+    processes = max(1, len(machine.gpus)) if many else 1
+    return {"recipe": recipe, "device": device, "processes": processes}
+
+
+def planned(ask: Ask, folder: Path) -> tuple[Machine, Planned]:
+    """The row as far as can be told at a glance; starts nothing.
+
+    Raises:
+        BadInput: what stands against the row is bad input here, for nothing else can run.
+    """
+    machine = recall(folder)
+    return machine, _possible(ask(machine), folder, machine)
+
+
+def examined(ask: Ask, folder: Path, console: Console) -> tuple[Machine, Planned]:
+    """The same with the machine examined and the row's ops compiled; ``folder`` is made.
+
+    Raises:
+        BadInput: as ``planned``. OutputError: ``folder`` cannot be written.
+    """
+    _, row = planned(ask, folder)
+    suite_run.check_out(folder)
+    machine = commands.examined(console, folder, needed_ops([row.resolved]))
+    return machine, _possible(ask(machine), folder, machine)
+
+
+def _possible(spec: Spec, folder: Path, machine: Machine) -> Planned:
+    (row,) = suite_run.plan([spec], folder, machine)
+    if row.lack:
+        raise SpecError(f"{spec.recipe}: {row.lack.reason}; {row.lack.way_out}")
+    return row._replace(folder=folder)

@@ -1,0 +1,95 @@
+"""The answer of ``plan --largest`` in a terminal: what fits, what does not, and what is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from harness.plan_text import gib
+from harness.predict.fit import Fit
+from harness.report.terminal import folded
+from harness.report.units import GIB
+from harness.resolve import Resolved
+from harness.search import Largest, batch_name, model_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.plan import Asked
+
+__all__ = ["print_largest"]
+
+
+def print_largest(found: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
+    """A line a recipe, as it was asked: the size that fits, and the next that does not."""
+    name = batch_name if what == "batch" else model_name
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for head in ("Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"):
+        side = "right" if "GiB" in head else "left"
+        table.add_column(head, justify=side, overflow="fold")
+    for one in found:
+        table.add_row(
+            escape(folded(one.recipe)),
+            name(one.fits.resolved) + _how(one.fits) if one.fits else "-",
+            _need(one.fits),
+            name(one.over.resolved) + _how(one.over) if one.over else "-",
+            _need(one.over),
+        )
+    console.print(_head(what, asked), highlight=False)
+    console.print(table)
+    for one in found:
+        for line in _remarks(one, name):
+            console.print(f"{escape(one.recipe)}: {escape(line)}", highlight=False)
+    for recipe, reason in asked.refused:
+        console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
+    text = "Every size in the table was predicted by itself, none by a line through others."
+    console.print(text, style="dim", highlight=False)
+
+
+def _need(one: Fit | None) -> str:
+    """GiB, to a hundredth: neighbours differ by little."""
+    return f"{one.need_bytes / GIB:.2f}" if one else "-"
+
+
+def _how(one: Fit) -> str:
+    """What a size's row must not keep to itself."""
+    tight = " (tight)" if one.verdict == "tight" else ""
+    return tight + (" *" if one.prediction.method == "closed form" else "")
+
+
+def _head(what: str, asked: Asked) -> str:
+    row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
+    pixels = 8 * row.facts.input_size
+    fixed = row.spec.model if what == "batch" else f"global batch {row.spec.global_batch}"
+    sought = "micro batch" if what == "batch" else "DiT (M: million parameters)"
+    memory = "" if "GiB" in card.name else f" ({gib(card.memory_bytes)} GiB)"
+    cards = f"{row.spec.processes} x {card.name}{memory}"
+    return f"Largest {sought}: {fixed} at {pixels}x{pixels}, {cards}"
+
+
+def _remarks(one: Largest, name: Callable[[Resolved], str]) -> list[str]:
+    """Where the answer is less than "this fits, and the next does not"."""
+    said = [one.stopped] if one.stopped else []
+    if one.fits is None and one.over is not None:
+        said.append(f"not even {name(one.over.resolved)} fits")
+    if one.fits is not None and not one.exact and one.over is not None:
+        said.append(
+            f"between {name(one.fits.resolved)} and {name(one.over.resolved)}, after {one.tried} "
+            "predictions; what lies between was not predicted"
+        )
+    if one.fits is not None and one.over is None and not one.stopped:
+        end = "the search ends there" if one.exact else f"after {one.tried} predictions"
+        said.append(f"{name(one.fits.resolved)} or more: {end}")
+    for side in (one.fits, one.over):
+        if side is not None and side.verdict == "tight":
+            said.append(
+                f"{name(side.resolved)} would fit if the allocator gave its cache back again and "
+                "again, which is slow"
+            )
+        if side is not None and side.prediction.method == "closed form":
+            said.append(f"* {name(side.resolved)} by closed form: {side.prediction.reason}")
+    return said

@@ -1,0 +1,165 @@
+"""The largest batch and model: the search on made-up memory, its words, and one for real."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+from test_predict import GIB, asked, prediction
+
+from harness import cli, search
+from harness.plan import Asked
+from harness.predict import gpus, pool, workspace
+from harness.predict.prediction import Prediction
+from harness.resolve import Resolved
+from harness.search_text import print_largest
+
+CARD = gpus.of_size(24 * GIB)
+BESIDE = workspace.standing(CARD, 8).total / GIB
+
+
+class Quiet:
+    """Progress of nothing."""
+
+    done = None
+
+    def begin(self, names, jobs):
+        """Say nothing."""
+
+    def end(self):
+        """Say nothing."""
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    """``world(need, seek) -> (answer, sizes tried)``; ``need`` is of a row: GiB or a prediction."""
+
+    def go(need: Callable[[Resolved], float | Prediction], seek=search.largest_batch):
+        tried: list[int] = []
+
+        def predict_all(rows, folder, **more):
+            tried.extend(row.micro_batch for row in rows)
+            found = [need(row) for row in rows]
+            return [f if isinstance(f, Prediction) else prediction(f) for f in found]
+
+        monkeypatch.setattr(pool, "predict_all", predict_all)
+        return seek([asked("zero2")], CARD, tmp_path, 1, Quiet())[0], tried
+
+    return go
+
+
+def said(one: search.Largest, what: str = "batch") -> str:
+    """What a terminal shows of it, in one line."""
+    console = Console(file=io.StringIO(), width=200)
+    print_largest([one], what, Asked(resolved=[asked("zero2")], refused=[], gpu=CARD), console)
+    return " ".join(console.file.getvalue().split())
+
+
+# GiB of a micro batch: in proportion; flat at first, where the optimizer's peak is the higher, then
+# steep; and in lumps, as an allocator reserves.
+
+
+def straight(batch: int) -> float:
+    return 2 + 0.5 * batch
+
+
+def bent(batch: int) -> float:
+    return max(6.0, 1 + 0.09 * batch + 2e-4 * batch**2)
+
+
+def stepped(batch: int) -> float:
+    return 2 + batch // 7 * 0.35
+
+
+NEEDS = {"straight": straight, "bent": bent, "stepped": stepped}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_largest_batch_and_its_neighbour_are_found_in_few_tries(name, world):
+    need = NEEDS[name]
+    true = max(b for b in range(1, 1000) if need(b) + BESIDE <= 24)
+    one, tried = world(lambda row: need(row.micro_batch))
+    assert one.exact and one.fits.resolved.micro_batch == true
+    assert one.over.resolved.micro_batch == true + 1
+    assert one.tried == len(tried) <= search.TRIES and len(set(tried)) == len(tried)
+    assert f"micro batch {true} " in said(one) and f"micro batch {true + 1}" in said(one)
+
+
+def test_a_bracket_that_stays_open_is_said_to_be_one(world, monkeypatch):
+    monkeypatch.setattr(search, "TRIES", 3)
+    one, _ = world(lambda row: bent(row.micro_batch))
+    assert not one.exact and one.tried == 3
+    low, high = one.fits.resolved.micro_batch, one.over and one.over.resolved.micro_batch
+    text = said(one)
+    if high:
+        assert f"between micro batch {low} and micro batch {high}, after 3 predictions" in text
+    else:
+        assert f"micro batch {low} or more: after 3 predictions" in text
+
+
+def test_the_ends_of_the_search_are_said(world):
+    none, tried = world(lambda row: 30.0)
+    assert none.fits is None and tried == [1] and "not even micro batch 1 fits" in said(none)
+    all_of_them, _ = world(lambda row: 1.0)
+    assert all_of_them.over is None and all_of_them.exact
+    assert f"micro batch {search.MOST} or more: the search ends there" in said(all_of_them)
+
+
+def test_what_cannot_be_predicted_says_why_and_keeps_what_is_known(world):
+    lost = Prediction(recipe="zero2", device="cuda", method="none", reason="hooks")
+    one, _ = world(lambda row: straight(row.micro_batch) if row.micro_batch < 10 else lost)
+    assert one.fits.resolved.micro_batch == 5 and not one.exact
+    assert "could not be predicted: hooks" in said(one) and "or more" not in said(one)
+
+
+def test_a_closed_form_and_a_tight_fit_are_marked(world):
+    formula = Prediction(
+        recipe="zero2", device="cuda", method="closed form", reason="compiled", closed_form=GIB
+    )
+    one, _ = world(lambda row: formula if row.micro_batch == 1 else 40.0)
+    assert "micro batch 1 *" in said(one) and "by closed form: compiled" in said(one)
+    one, _ = world(lambda row: 2.0 if row.micro_batch == 1 else 24.0)
+    assert "micro batch 2 (tight)" in said(one) and "again and again" in said(one)
+
+
+def test_the_largest_model_is_found_by_its_parameters(world):
+    def need(row: Resolved) -> float:
+        return 1 + 16e-9 * row.parameters
+
+    one, _ = world(need, search.largest_model)
+    assert one.exact and one.tried <= 6
+    assert need(one.fits.resolved) + BESIDE <= 24 < need(one.over.resolved) + BESIDE
+    assert one.fits.resolved.spec.global_batch == asked("zero2").spec.global_batch
+    assert "depth" in said(one, "model") and "global batch 256" in said(one, "model")
+
+
+def test_the_ladder_of_models_grows_and_holds_dit_xl():
+    sizes = search.ladder()
+    assert (28, 1152, 16) in [(s.depth, s.hidden_size, s.num_heads) for s in sizes]
+    weights = [s.depth * s.hidden_size**2 for s in sizes]
+    assert weights == sorted(weights)
+    assert {s.patch_size for s in search.ladder(4)} == {4}
+
+
+def test_a_real_search_ends_between_two_real_predictions(tmp_path, monkeypatch, capsys):
+    """The command itself; a plan of each neighbour then says the same of it."""
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
+    words = ["plan", "--model", "DiT-S/2", "--gpus", "2", "--gpu-memory", "2GiB"]
+    words += ["--recipes", "ddp+accumulate:steps=2", "--json", str(tmp_path / "out.json")]
+    # The batch asked for does not divide, and is not what is sought.
+    assert cli.main([*words, "--largest", "batch", "--global-batch", "3"]) == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    low, high = row["fits"], row["over"]
+    assert row["exact"] and high["micro_batch"] == low["micro_batch"] + 1
+    assert low["method"] == high["method"] == "trace" and row["tried"] <= search.TRIES
+    assert low["need_bytes"] <= 2 * GIB < high["need_bytes"]
+    shown = capsys.readouterr().out
+    assert f"micro batch {low['micro_batch']} " in shown and "1 prediction," in shown
+    for side in (low, high):
+        batch = str(4 * side["micro_batch"])
+        assert cli.main([*words, "--global-batch", batch]) == 0
+        (one,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+        assert one["need_bytes"] == side["need_bytes"] and one["verdict"] == side["verdict"]
