@@ -27,6 +27,7 @@ from harness.report import (
     markdown,
     print_report,
     svg,
+    terminal,
     words,
     write_report,
 )
@@ -385,3 +386,18 @@ def test_effects_are_not_of_other_processes():
 def test_report_needs_no_torch():
     code = "import sys, harness.report; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        ("ddp+bf16", ["ddp+bf16"]),
+        ("single+adam8bit+optimizer_in_backward", ["single+adam8bit+", "optimizer_in_backward"]),
+        (
+            "+ offload_activations:what=checkpoints",
+            ["+ offload_activations:", "what=checkpoints"],
+        ),
+    ],
+)
+def test_a_long_recipe_is_broken_between_its_parts(recipe, lines):
+    assert terminal.folded(recipe).split("\n") == lines

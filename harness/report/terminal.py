@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -9,7 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from harness.report import predicted, recorded, table, units, words
+from harness.report import predicted, recorded, stories, table, units, words
 from harness.report.rows import Group, Report
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "folded", "render"]
 
+FOLD = 22
+"""Characters of a recipe on a line: what the numbers leave of 100 columns."""
+FOLDED = ("Recipe", "What was added")
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
 
 
@@ -24,6 +28,10 @@ def render(report: Report, console: Console) -> None:
     """Print it; without a terminal rich leaves colours out by itself."""
     console.print(f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]")
     console.print(escape(words.summary(report)))
+    for grid in stories.told(report):
+        console.print(f"\n[bold]{escape(grid.title)}[/bold]")
+        draw(grid, console)
+        console.print(escape(grid.note), style="dim", highlight=False)
     for group in report.groups:
         _group(group, console)
     if report.recorded:
@@ -64,20 +72,24 @@ def draw(grid: table.Grid, console: Console) -> None:
     for head, kind in zip(grid.heads, grid.kinds, strict=True):
         right = kind not in units.TEXT
         side = "right" if right else "left"
-        shown.add_column(head, justify=side, no_wrap=right, overflow="fold")
+        wide = FOLD if head in FOLDED else None  # else rich would break in a word
+        shown.add_column(head, justify=side, no_wrap=right, overflow="fold", min_width=wide)
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), None)
-        shown.add_row(*(escape(folded(cell)) for cell in line), style=look)
+        cells = zip(grid.heads, line, strict=True)
+        shown.add_row(*(escape(folded(c) if h in FOLDED else c) for h, c in cells), style=look)
     console.print(shown)
 
 
-def folded(recipe: str, width: int = 24) -> str:
-    """A long recipe on several lines, broken between its parts rather than in a word."""
+def folded(recipe: str, width: int = FOLD) -> str:
+    """A long recipe on several lines, broken between its parts, and in a long part before its
+    parameters, rather than in a word."""
     lines = [""]
-    for part in recipe.replace("+", "+\n").split("\n"):
-        if lines[-1] and len(lines[-1]) + len(part) > width and "+" in recipe:
-            lines.append("")
-        lines[-1] += part
+    for part in re.split(r"(?<=[+ ])", recipe):
+        for piece in [part] if len(part) <= width else re.split(r"(?<=[:,])", part):
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append("")
+            lines[-1] += piece
     return "\n".join(lines)
 
 
