@@ -30,11 +30,13 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """DeepSpeed's, in elements: of a fetch ahead, of gathered weights, of the way to a reuse."""
+    """DeepSpeed's, in elements: of a fetch ahead, of gathered weights, of the way to a reuse.
+    ``singly``: a fetch copies each weight to where it stays, and needs no flat buffer."""
 
     prefetch: int
     live: int
     reuse: int
+    singly: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +51,15 @@ class Gathered:
 
 
 def gathered(s: Sizes) -> Gathered:
-    """What a step of ``s`` gathers; nothing below stage 3."""
-    if s.stage < 3:
+    """What a step of ``s`` gathers: nothing below stage 3, nor where one rank has it all."""
+    if s.stage < 3 or (s.ways == 1 and (s.host_counts or not s.offloads)):
         return Gathered()
     zero, root = s.zero, Layer("positions", -1, s.frozen, 0)
     limits = Limits(
         prefetch=zero["stage3_prefetch_bucket_size"],
         live=zero["stage3_max_live_parameters"],
         reuse=zero["stage3_max_reuse_distance"],
+        singly=s.ways == 1,
     )
     visits = modules(s.layers, root, s.depth, s.segment)
     held = replay(visits, limits)
@@ -131,11 +134,11 @@ class _State:
         return layer in self.available or layer in self.coming
 
     def fetch(self, wanted: list[Layer]) -> None:
-        """Start one all-gather."""
-        if wanted:
-            self.coming |= dict.fromkeys(wanted, len(self.fetches))
-            self.fetches.append(wanted)
-            self.counted += sum(x.weight for x in wanted)
+        """Start an all-gather, or one for each."""
+        for one in [[x] for x in wanted] if self.limits.singly else [wanted] * bool(wanted):
+            self.coming |= dict.fromkeys(one, len(self.fetches))
+            self.fetches.append(one)
+            self.counted += sum(x.weight for x in one)
 
     def land(self, layer: Layer) -> None:
         """Copy a fetch out of its buffer, if ``layer`` is the first of it that is asked for."""
