@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from harness import presets
+from harness.predict.fitting import fitting_batch
 from harness.report.stories import STORIES
 from harness.spec import DEVICES, Spec
 from strategies import parse
@@ -206,7 +206,7 @@ def _on_machine(
                 "per_process_batch: fit needs a GPU's memory, and there is none; "
                 "give --global-batch"
             )
-        share = presets.fitting_batch(presets.shape_of(settings["model"]), gpu_bytes, processes)
+        share = fitting_batch(settings, gpu_bytes, processes)
     return {**settings, "global_batch": share * processes}
 
 

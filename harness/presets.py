@@ -17,7 +17,6 @@ __all__ = [
     "FREQUENCIES",
     "PRESETS",
     "Shape",
-    "fitting_batch",
     "forward_flops",
     "largest_block_count",
     "parameter_count",
@@ -187,28 +186,3 @@ def train_flops(
     look faster by doing more (the MFU convention of PaLM, arXiv:2204.02311, appendix B).
     """
     return 3 * forward_flops(shape, input_size, channels, batch, learn_sigma)
-
-
-STATE_BYTES = 20
-"""Bytes a trainable parameter in plain float32: weight, gradient, two moments, average."""
-ACTIVATION_BYTES = 100
-"""Float32 activations kept a token, hidden unit and block: measured 70 to 97 on DiT-T and DiT-S."""
-HEADROOM = 0.85
-"""Share of a device's memory to plan with: context, buffers and rounding take the rest."""
-PAPER_BATCH = 256
-"""Global batch of the DiT paper (section 4)."""
-FULL_BATCH = 64
-"""Samples at which a large GPU is busy; more would only make a suite longer."""
-
-
-def fitting_batch(shape: Shape, device_bytes: int, processes: int, input_size: int = 32) -> int:
-    """Samples a process for a suite: plain float32 data-parallel training should fit with them.
-
-    The largest power of two from 4 (so that four accumulation steps divide it) that the closed
-    form above lets in, at most the paper's global batch over all processes. On a device too small
-    even for 4, the rows that save memory are the ones that run.
-    """
-    state = STATE_BYTES * trainable_count(shape, input_size)
-    sample = ACTIVATION_BYTES * shape.tokens(input_size) * shape.hidden_size * shape.depth
-    room = min((HEADROOM * device_bytes - state) / sample, PAPER_BATCH / processes, FULL_BATCH)
-    return max(4, 1 << max(0, int(room).bit_length() - 1)) if room >= 1 else 4

@@ -21,6 +21,7 @@ FOLDERS = (
     "strategies/support",
     "harness",
     "harness/predict",
+    "harness/predict/closed_form",
     "harness/dissect",
     "harness/report",
 )

@@ -176,6 +176,46 @@ def test_cards_are_found_however_they_are_spelled():
     assert gpus.parse_bytes("80GB") == 80 * 10**9
 
 
+@pytest.mark.parametrize("name", gpus.table())
+def test_every_card_is_found_by_the_name_it_calls_itself(name):
+    assert gpus.named(gpus.table()[name].device).name == name
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("cpu", None),
+    ],
+)
+def test_a_card_is_known_by_its_device_s_name_and_no_other_is_taken_for_it(device, name):
+    card = gpus.named(device)
+    assert (card and card.name) == name
+
+
+def test_a_card_without_a_unit_computes_in_float32():
+    card = gpus.find("V100-32GB")
+    assert card.peaks["bfloat16"] is card.peaks["tf32"] is None
+    assert card.flops("bfloat16") == card.flops("float32", tf32=True) == 15.7e12
+    assert card.flops("float16") == 125e12
+    assert gpus.find("A100-80GB").flops("float32", tf32=True) == 156e12
+
+
 # ---- words ----
 
 

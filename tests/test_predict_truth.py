@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness import setup
 from harness.loop import Log, optimizer_step
-from harness.predict import closed_form, pool
+from harness.predict import pool
 from harness.predict.peak import peak
 from harness.predict.simulate import simulate, trace_training
 from harness.resolve import Resolved, resolve
@@ -101,32 +101,6 @@ def test_the_trace_is_the_profiler_s_peak_within_half_a_percent(given, fresh):
 def on_gpu(recipe: str, model: str, batch: int, processes: int = 1) -> Resolved:
     spec = dataclasses.replace(BASE, recipe=recipe, model=model, global_batch=batch)
     return resolve(dataclasses.replace(spec, device="cuda", processes=processes))
-
-
-FORMULAS = [
-    ("single", "DiT-B/2", 16, 1),
-    ("single+bf16", "DiT-B/2", 16, 1),
-    ("single+checkpoint", "DiT-B/2", 16, 1),
-    ("single+bf16+checkpoint:every=sqrt", "DiT-B/2", 16, 1),
-    ("ddp", "DiT-B/4", 64, 8),
-    ("ddp+bf16", "DiT-B/4", 64, 8),
-    ("zero2+bf16", "DiT-B/4", 64, 8),
-]
-
-
-@pytest.mark.parametrize("given", FORMULAS, ids=lambda g: f"{g[0]}@{g[1]}x{g[2]}")
-def test_the_closed_form_is_the_trace_within_two_percent(given):
-    resolved = on_gpu(*given)
-    traced = traced_peak(resolved)
-    assert closed_form.peak_bytes(resolved) == pytest.approx(traced, rel=0.02)
-
-
-def traced_peak(resolved: Resolved) -> int:
-    """Without the allocator's share of a prediction, which takes its time."""
-    tracer, _, first = trace_training(resolved)
-    found = peak(tracer.record, "device", first)
-    leave_world()
-    return found.bytes
 
 
 def leave_world() -> None:

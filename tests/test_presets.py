@@ -13,7 +13,6 @@ from harness.model import DiT
 from harness.presets import (
     PRESETS,
     Shape,
-    fitting_batch,
     forward_flops,
     largest_block_count,
     parameter_count,
@@ -123,26 +122,6 @@ def test_imports_no_torch():
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "False"
-
-
-GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    ("model", "gib", "processes", "wanted"),
-    [
-        ("DiT-XL/2", 139, 1, 64),
-        ("DiT-XL/2", 80, 8, 32),  # the paper's global batch of 256
-        ("DiT-XL/2", 40, 1, 16),
-        ("DiT-XL/2", 24, 2, 8),
-        ("DiT-XL/2", 12, 1, 4),  # not even the state fits: the rows that save memory are left
-        ("DiT-S/2", 24, 1, 64),
-        ("DiT-T/8", 24, 1, 64),
-    ],
-)
-def test_the_batch_of_a_suite_fits_the_smallest_gpu(model, gib, processes, wanted):
-    found = fitting_batch(shape_of(model), gib * GIB, processes)
-    assert found == wanted and found % 4 == 0
 
 
 def test_a_preset_with_other_sizes():

@@ -5,16 +5,24 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from strategies.base import BadInput
 from strategies.recipe import nearest
 
-__all__ = ["Gpu", "find", "of_size", "parse_bytes", "table"]
+__all__ = ["Gpu", "find", "named", "of_size", "parse_bytes", "table"]
 
 TABLE = Path(__file__).with_name("gpus.json")
 UNITS = {"gib": 2**30, "g": 2**30, "gb": 10**9, "mib": 2**20, "m": 2**20, "mb": 10**6, "": 2**30}
+COLUMNS = {
+    "float16": "fp16_tflops",
+    "bfloat16": "bf16_tflops",
+    "float32": "fp32_tflops",
+    "tf32": "tf32_tflops",
+}
+"""Type of a matrix product -> column of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +31,26 @@ class Gpu:
 
     ``memory_bytes``: what CUDA reports as the device's total. Bandwidths are of its memory, of
     the link between GPUs of one node, of the network between nodes, and of copies to host memory.
+    ``peaks``: what its units reach in float16, bfloat16, float32 and tf32; None without the unit.
+    ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
     """
 
     name: str
+    pattern: str
+    device: str
     memory_bytes: int
     bandwidth: float
-    bf16_flops: float
-    fp32_flops: float
-    tf32_flops: float
+    peaks: Mapping[str, float | None]
     link_bandwidth: float
     network_bandwidth: float
     hopper: bool
     host_bandwidth: float
 
     def flops(self, dtype: str, tf32: bool = False) -> float:
-        """Peak FLOP/s of matrix products in ``dtype``."""
-        if dtype in ("bfloat16", "float16"):
-            return self.bf16_flops
-        return self.tf32_flops if tf32 else self.fp32_flops
+        """Peak FLOP/s of matrix products in ``dtype``; float32's where there is no such unit."""
+        kind = "tf32" if tf32 and dtype == "float32" else dtype
+        return self.peaks.get(kind) or self.peaks["float32"] or 0.0
 
 
 @functools.cache
@@ -51,11 +60,11 @@ def table() -> dict[str, Gpu]:
     return {
         row["name"]: Gpu(
             name=row["name"],
+            pattern=row["pattern"],
+            device=row["device"],
             memory_bytes=int(row["memory_gib"] * 2**30),
             bandwidth=row["bandwidth_gb_s"] * 1e9,
-            bf16_flops=row["bf16_tflops"] * 1e12,
-            fp32_flops=row["fp32_tflops"] * 1e12,
-            tf32_flops=row["tf32_tflops"] * 1e12,
+            peaks={kind: _flops(row[column]) for kind, column in COLUMNS.items()},
             link_bandwidth=row["link_gb_s"] * 1e9,
             network_bandwidth=row["network_gb_s"] * 1e9,
             hopper=row["hopper"],
@@ -84,6 +93,17 @@ def find(name: str) -> Gpu:
     raise BadInput(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
 
 
+def named(device: str) -> Gpu | None:
+    """The card that calls itself ``device``, as nvidia-smi and torch say it; None if unknown.
+
+    A MIG slice is none of them: it has a share of its card's units and memory.
+    """
+    if re.search(r"\bMIG\b", device):
+        return None
+    found = (gpu for gpu in table().values() if re.search(gpu.pattern, device, re.IGNORECASE))
+    return next(found, None)
+
+
 def of_size(size: int) -> Gpu:
     """A card known by its memory alone: the speed of the table's nearest in size."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
@@ -103,6 +123,10 @@ def parse_bytes(text: str) -> int:
     if size <= 0:
         raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
     return size
+
+
+def _flops(tflops: float | None) -> float | None:
+    return None if tflops is None else tflops * 1e12
 
 
 def _plain(name: str) -> str:

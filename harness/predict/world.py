@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 from harness import command
+from harness import world as fake_world
 from harness.predict import nvme
 from harness.resolve import Resolved
 
@@ -29,11 +29,7 @@ def world(resolved: Resolved) -> Iterator[None]:
     spec = resolved.spec
     with mock.patch.dict(os.environ, environment(resolved)):
         if resolved.launch.engine != "NO":
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
-            torch.distributed.init_process_group(
-                "fake", store=FakeStore(), rank=0, world_size=spec.processes
-            )
+            fake_world.simulate(spec.processes)
         if resolved.launch.engine == "DEEPSPEED" and spec.device == "cuda":
             from deepspeed.accelerator import set_accelerator
 

@@ -1,0 +1,60 @@
+"""Traced peaks of several specs: ``python -m tests.children.peaks SPECS.json OUT.json``.
+
+Each in a fork of its own, for process groups and patches are global to a process; the libraries
+are imported once for all of them. SPECS: a list of Spec's fields. OUT: bytes, in the same order,
+0 where a fork failed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+
+import deepspeed  # noqa: F401
+import torch
+
+from harness.predict.peak import peak
+from harness.predict.simulate import trace_training
+from harness.resolve import resolve
+from harness.spec import Spec
+
+LIBRARIES = [
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.export",
+]
+"""What an engine would import again in every fork."""
+
+
+def traced(spec: Spec) -> int:
+    """Bytes of the fullest instant of a later step."""
+    tracer, _, first = trace_training(resolve(spec))
+    return peak(tracer.record, "device", first).bytes
+
+
+def main(specs: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    found = []
+    for fields in json.loads(specs.read_text()):
+        into, child = os.pipe(), os.fork()
+        if child == 0:
+            os.write(into[1], str(traced(Spec(**fields))).encode())
+            os._exit(0)
+        os.close(into[1])
+        with os.fdopen(into[0]) as pipe:
+            found.append(int(pipe.read() or 0))
+        os.waitpid(child, 0)
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
