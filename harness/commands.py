@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -246,8 +247,10 @@ def compare(old: Path, new: Path) -> int:
 
 
 def doctor(out: Path) -> int:
-    """What this machine can run."""
-    console = make_console()
+    """What this machine can run, with its results in ``out``."""
+    console, there = make_console(), next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise SpecError(f"{out}: {there} is no folder to write to; choose another --out")
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device))])
     print_doctor(examined(console, out, ops), console)
     return OK

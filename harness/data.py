@@ -138,7 +138,7 @@ def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
     if kind in NAMES:
         raise BadInput(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
     near = difflib.get_close_matches(kind, NAMES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic or latents:PATH"
+    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic, latents:PATH or vae"
     raise BadInput(f"unknown data {name!r}; {hint}")
 
 

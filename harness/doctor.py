@@ -150,9 +150,8 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
     if spec.processes > here:
         found = f"{here} GPU{'s' * (here != 1)}"
         fewer = f"use --processes {here}" if here else "use --device cpu"
-        return Lack(
-            f"{spec.processes} processes need as many GPUs; this machine has {found}", fewer
-        )
+        some = "1 process needs" if spec.processes == 1 else f"{spec.processes} processes need"
+        return Lack(f"{some} as many GPUs; this machine has {found}", fewer)
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
         return Lack("this torch has no NCCL", "install torch's CUDA build for Linux")
     for gpu in machine.gpus[: spec.processes]:

@@ -170,8 +170,9 @@ def specs(
     """
     given = {k: v for k, v in overrides.items() if v is not None}
     repeats = given.pop("repeat", 1)
-    if repeats < 1:
-        raise SuiteError(f"repeat is {repeats}; give --repeat at least 1")
+    for name, number in (("repeat", repeats), ("processes", given.get("processes", 1))):
+        if number < 1:  # a recipe of one process would not look at it
+            raise SuiteError(f"{name} is {number}; give --{name} at least 1")
     rows = sorted(suite.rows, key=lambda row: row.recipe != suite.reference)
     if given.get("world") and given.get("processes", 1) != 1:
         raise SuiteError(

@@ -183,6 +183,8 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
     if not 1 <= options.first <= options.most:
         raise SpecError(f"first is {options.first}; give --first from 1 to --most {options.most}")
     limit, console = options.memory_limit, make_console()
+    if limit is not None and not 0 < limit < float("inf"):
+        raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
     out = options.out or project_root() / "results" / "max-batch" / commands.slug(options.recipe)
     out = Path(out).absolute()
     machine, row = one_row.examined(functools.partial(_asked, options, given), out, console)

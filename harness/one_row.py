@@ -55,5 +55,6 @@ def examined(ask: Ask, folder: Path, console: Console) -> tuple[Machine, Planned
 def _possible(spec: Spec, folder: Path, machine: Machine) -> Planned:
     (row,) = suite_run.plan([spec], folder, machine)
     if row.lack:
-        raise SpecError(f"{spec.recipe}: {row.lack.reason}; {row.lack.way_out}")
+        about = "" if row.lack.reason.startswith(f"{spec.recipe}: ") else f"{spec.recipe}: "
+        raise SpecError(f"{about}{row.lack.reason}; {row.lack.way_out}")
     return row._replace(folder=folder)

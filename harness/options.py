@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
-from harness.spec import DEVICES, Spec, add_arguments
+from harness.spec import DEVICES, Spec, SpecError, add_arguments
 
-__all__ = ["add_settings", "overrides", "seconds"]
+__all__ = ["add_settings", "check_file", "overrides", "seconds"]
 
 
 def add_settings(parser: Any, *leave_out: str) -> None:
@@ -30,3 +32,22 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
+
+
+def check_file(path: Path, name: str) -> None:
+    """The file of option ``name`` can be written; its folder is made.
+
+    Raises:
+        SpecError: it cannot. To be known now, not when the work that would fill it is done.
+    """
+    folder, why = path.absolute().parent, ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or str(error)
+    if path.is_dir():
+        why = "it is a folder"
+    elif not why and not os.access(folder, os.W_OK):
+        why = f"{folder} cannot be written to"
+    if why:
+        raise SpecError(f"{name} is {path}: {why}; give another --{name} FILE")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import matrix, presets
+from harness.options import check_file
 from harness.plan_text import PlanProgress, print_plan
 from harness.predict import fit, gpus, pool
 from harness.predict.fit import Fit
@@ -71,6 +72,8 @@ def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer; the exit code."""
     asked, console, folder = asked_for(options), make_console(WIDE), pool.default_folder()
     jobs = options.jobs or pool.default_jobs()
+    if options.json:
+        check_file(options.json, "json")
     if options.largest:
         seek = largest_batch if options.largest == "batch" else largest_model
         found = seek(asked.resolved, asked.gpu, folder, jobs, PlanProgress(console))

@@ -19,7 +19,7 @@ from harness.progress import Progress, make_console
 from harness.report import derive, portrait_files, portrait_page
 from harness.resolve import project_root
 from harness.result import Result, Status
-from harness.spec import Spec
+from harness.spec import Spec, SpecError
 from harness.suite_run import Planned
 
 __all__ = ["add_arguments", "anatomy"]
@@ -75,6 +75,11 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
         gpus=len(machine.gpus),
         gpu_bytes=machine.smallest_gpu_bytes,
     )
+    if given.get("processes", spec.processes) != spec.processes:
+        raise SpecError(
+            f"processes is {given['processes']}; {options.recipe} trains one process, leave "
+            "--processes out"
+        )
     return spec
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from harness import commands, launch, one_row, process
 from harness.machine import Machine
 from harness.matrix import settled
-from harness.options import add_settings, seconds
+from harness.options import add_settings, check_file, seconds
 from harness.progress import Progress, make_console
 from harness.report import derive
 from harness.resolve import project_root
@@ -74,10 +74,14 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
+    _, row = one_row.planned(ask, folder)
     if options.dry_run:
-        _, row = one_row.planned(ask, folder)
         print(_line(row, extra))
         return commands.OK
+    for name in ("samples", "trained"):
+        if getattr(options, name):
+            check_file(Path(getattr(options, name)), name)
+    check_file(Path(options.checkpoint) / "step", "checkpoint")
     _, row = one_row.examined(ask, folder, console)
     return _trained(row, extra, options, console)
 
@@ -91,16 +95,21 @@ def fit_words(options: argparse.Namespace) -> list[str]:
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
     for name in ("save_every", "sample_steps", "guidance"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < float("inf"):
             raise SpecError(f"{name} is {value}; give --{name.replace('_', '-')} above 0")
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 
+def _saved(folder: Path) -> list[str]:
+    """Names of the checkpoints in ``folder``, the newest last."""
+    return sorted(path.parent.name for path in folder.glob("step-*/headroom.json"))
+
+
 def _check_saved(folder: Path, options: argparse.Namespace) -> None:
     """What lies in the checkpoint folder must be what the command means to go on from."""
-    saved = sorted(path.parent.name for path in folder.glob("step-*/headroom.json"))
+    saved = _saved(folder)
     if not saved:
         return
     if not options.resume:
@@ -125,6 +134,8 @@ def _line(row: Planned, extra: list[str]) -> str:
 
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
     spec, progress = row.resolved.spec, _WithLoss(console, row.folder)
+    if options.resume and not _saved(Path(options.checkpoint)):
+        console.print(f"nothing to resume in {options.checkpoint}: begins anew", soft_wrap=True)
     progress.begin_suite("train", [spec.recipe], [True])
     progress.begin_run(spec.recipe, options.timeout)
     try:

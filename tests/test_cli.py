@@ -115,11 +115,89 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: [*saved(p, 7), "--steps", "6", "--resume"],
         "has taken 7 steps already; ask for more with --steps",
     ),
+    "processes of a single process": (
+        lambda p: ["--recipes", "single", "--processes", "0"],
+        "processes is 0; give --processes at least 1",
+    ),
+    "anatomy of no process": (
+        lambda p: ["anatomy", "single", "--processes", "-1"],
+        "processes is -1; give --processes at least 1",
+    ),
+    "anatomy of one process on two": (
+        lambda p: ["anatomy", "single", "--processes", "2"],
+        "processes is 2; single trains one process, leave --processes out",
+    ),
+    "train one process on two": (
+        lambda p: ["train", "--recipe", "single", "--processes", "2"],
+        "error: single: trains one process, not 2; use --processes 1",
+    ),
+    "max-batch without memory": (
+        lambda p: ["max-batch", "--recipe", "single", "--memory-limit", "0"],
+        "memory-limit is 0; give --memory-limit in GiB, above 0",
+    ),
+    "max-batch with no number": (
+        lambda p: ["max-batch", "--recipe", "single", "--memory-limit", "nan"],
+        "memory-limit is nan",
+    ),
+    "max-batch processes": (
+        lambda p: ["max-batch", "--recipe", "ddp", "--processes", "-1"],
+        "processes is -1; give --processes at least 1",
+    ),
+    "train's samples in a folder": (
+        lambda p: ["train", "--recipe", "ddp", "--out", str(p / "r"), "--samples", str(p)],
+        "it is a folder; give another --samples FILE",
+    ),
+    "train's state under a file": (
+        lambda p: ["train", "--recipe", "ddp", "--checkpoint", write(p / "taken", "") + "/a"],
+        "give another --checkpoint",
+    ),
+    "train guidance": (
+        lambda p: ["train", "--recipe", "ddp", "--guidance", "nan"],
+        "guidance is nan; give --guidance above 0",
+    ),
+    "plan for an unknown card": (
+        lambda p: ["plan", "--gpu", "A1000"],
+        "unknown gpu 'A1000'; did you mean 'A10'?",
+    ),
+    "plan on a world that does not divide": (
+        lambda p: [*plan(), "--gpus", "3", "--global-batch", "16"],
+        "global_batch 16 does not divide by 3 processes",
+    ),
+    "plan of a recipe that refuses": (
+        lambda p: [*plan("ddp+bf16_master"), "--gpus", "2"],
+        "only DeepSpeed keeps a float32 master",
+    ),
+    "plan for fewer than no GPUs": (lambda p: [*plan(), "--gpus", "-2"], "--gpus at least 1"),
+    "plan into a folder": (
+        lambda p: [*plan(), "--json", str(p)],
+        "it is a folder; give another --json FILE",
+    ),
+    "plan into nowhere": (
+        lambda p: [*plan(), "--json", write(p / "taken", "") + "/plan.json"],
+        "give another --json FILE",
+    ),
+    "lint of nothing": (
+        lambda p: ["lint", str(p / "none.json")],
+        "No such file or directory; name a DeepSpeed JSON file",
+    ),
+    "lint for no device": (
+        lambda p: ["lint", "--processes", "0"],
+        "processes is 0; give --processes at least 1",
+    ),
+    "report of a file": (lambda p: ["report", write(p / "file", "")], "no such folder"),
+    "doctor under a file": (
+        lambda p: ["doctor", "--out", write(p / "taken", "") + "/results"],
+        "choose another --out",
+    ),
     "train saves too often": (
         lambda p: ["train", "--recipe", "ddp", "--save-every", "0"],
         "--save-every above 0",
     ),
 }
+
+
+def plan(recipe: str = "ddp") -> list[str]:
+    return ["plan", "--gpu-memory", "24GiB", "--recipes", recipe]
 
 
 def saved(folder: Path, step: int) -> list[str]:
