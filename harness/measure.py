@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import anatomy, environment, presets, record, setup
+from harness import anatomy, environment, record, setup
 from harness.audit import audit, collect_evidence
 from harness.fit import Fit
 from harness.loop import Log, Run, optimizer_step, timed_step
@@ -173,15 +173,7 @@ def _result(
         spec=resolved.spec,
         parity=resolved.recipe.parity.value,
         phase="done",
-        flops_per_step=float(
-            presets.train_flops(
-                resolved.shape,
-                input_size=resolved.facts.input_size,
-                channels=resolved.facts.channels,
-                batch=resolved.spec.global_batch,
-                learn_sigma=run.objective.learn_sigma,
-            )
-        ),
+        flops_per_step=float(resolved.flops_per_step),
         parameters=frozen.count(run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,

@@ -67,10 +67,7 @@ def forward_flops(trained: Trained) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneStructured(Strategy):
-    """Removes the weakest ``fraction`` of heads and MLP channels: fewer parameters and FLOPs.
-
-    The row's closed-form FLOPs are the whole model's; the evidence has the counted ones.
-    """
+    """Removes the weakest ``fraction`` of heads and MLP channels: fewer parameters and FLOPs."""
 
     name: ClassVar[str] = "prune_structured"
     slot: ClassVar[Slot] = Slot.SPARSIFY
@@ -84,6 +81,9 @@ class PruneStructured(Strategy):
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
             raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"other_products"})
 
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:
