@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import anatomy, environment, presets, record, setup
+from harness import anatomy, environment, record, setup
 from harness.audit import audit, collect_evidence
 from harness.fit import Fit
 from harness.loop import Log, Run, optimizer_step, timed_step
@@ -208,7 +208,7 @@ def _result(
         phase="done",
         meter=meter.kind,
         meter_notes=meter.notes,
-        flops_per_step=_flops(session),
+        flops_per_step=float(resolved.flops_per_step),
         parameters=frozen.count(run.trained.module.parameters()),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
@@ -220,23 +220,6 @@ def _result(
         configs=_configs(resolved, run),
         environment=environment.describe(session.accelerator.device),
         **facts,
-    )
-
-
-def _flops(session: Session) -> float:
-    """Model FLOPs of a step of the whole global batch, by the closed form; 0 where it does not
-    hold: frozen weights need no gradient product, removed ones no product at all."""
-    resolved = session.resolved
-    if resolved.launch.traits & {"frozen_weights", "removes_weights"}:
-        return 0.0
-    return float(
-        presets.train_flops(
-            resolved.shape,
-            input_size=resolved.facts.input_size,
-            channels=resolved.facts.channels,
-            batch=resolved.spec.global_batch,
-            learn_sigma=session.run.objective.learn_sigma,
-        )
     )
 
 

@@ -54,6 +54,23 @@ class Resolved:
             learn_sigma=self.learn_sigma,
         )
 
+    @property
+    def flops_per_step(self) -> int:
+        """FLOPs of one training step of the whole job, for FLOP/s and MFU; 0: not counted.
+
+        The closed form is of the whole model with every weight trained. A part that freezes,
+        adds or removes weights does other products, for which a wrong number is worse than none.
+        """
+        if "other_products" in self.launch.traits:
+            return 0
+        return presets.train_flops(
+            self.shape,
+            input_size=self.facts.input_size,
+            channels=self.facts.channels,
+            batch=self.spec.global_batch,
+            learn_sigma=self.learn_sigma,
+        )
+
 
 def resolve(spec: Spec) -> Resolved:
     """Check ``spec`` and derive the rest.

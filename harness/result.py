@@ -159,7 +159,7 @@ class Result:
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
     "resident" (no GPU). ``parity`` is "exact" or "by design". ``key_averages`` are a profiler's
     (harness.record), ``recordings`` the files it or the allocator's history left in the run's
-    folder.
+    folder. ``flops_per_step`` 0: they were not counted.
     """
 
     status: Status

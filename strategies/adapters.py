@@ -69,7 +69,7 @@ class Lora(Strategy):
             raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights"})
+        return frozenset({"frozen_weights", "other_products"})
 
     def edit_model(self, module: Any) -> None:
         inject(module, self.rank, use_dora=self.magnitudes)
@@ -99,7 +99,7 @@ class Qlora(Lora):
     needs: ClassVar[tuple[str, ...]] = ("peft", "bitsandbytes")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights", "quantized_weights"})
+        return super().traits() | {"quantized_weights"}
 
     def refuses(self, launch: Launch) -> str | None:
         if launch.zero_stage == 3:

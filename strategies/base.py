@@ -52,9 +52,9 @@ class Slot(IntEnum):
 
 TRAITS = {
     "frozen_weights": "some of the model's own weights take no gradient",
-    "removes_weights": "the model is smaller than its preset",
     "frozen_blocks": "backward does not reach the blocks",
     "frozen_matrices": "no matrix of the blocks takes a gradient",
+    "other_products": "a step's products are not those of the whole model, trained whole",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
     "half_compute": "matrix products take operands of 16 bits",

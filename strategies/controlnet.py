@@ -35,7 +35,7 @@ class ControlNet(Strategy):
             raise ValueError(f"share is {self.share!r}; above 0, to 1")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights", "doubles_tokens"})
+        return frozenset({"frozen_weights", "doubles_tokens", "other_products"})
 
     def _number(self, depth: int) -> int:
         return max(1, round(self.share * depth))

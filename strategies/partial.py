@@ -21,7 +21,7 @@ class Head(Strategy):
     source: ClassVar[str] = "Yosinski et al. 2014, How transferable are features (arXiv:1411.1792)"
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights", "frozen_matrices", "frozen_blocks"})
+        return frozenset({"frozen_weights", "frozen_matrices", "frozen_blocks", "other_products"})
 
     def refuses(self, launch: Launch) -> str | None:
         if launch.traits & {"recomputes", "moves_activations"}:
@@ -60,7 +60,7 @@ class DiffFit(Strategy):
     source: ClassVar[str] = "Xie et al. 2023, DiffFit (arXiv:2304.06648)"
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights", "frozen_matrices"})
+        return frozenset({"frozen_weights", "frozen_matrices", "other_products"})
 
     def refuses(self, launch: Launch) -> str | None:
         if "pure_bf16" in launch.traits:

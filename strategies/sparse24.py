@@ -25,6 +25,9 @@ class Sparse24(Strategy):
     source: ClassVar[str] = "Mishra et al. 2021 (arXiv:2104.08378); torchao.sparsity.training"
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
 
+    def traits(self) -> frozenset[str]:
+        return frozenset({"other_products"})
+
     def refuses(self, launch: Launch) -> str | None:
         if "half_compute" not in launch.traits:
             return "2:4 products take 16-bit operands; add bf16"

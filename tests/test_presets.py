@@ -20,6 +20,8 @@ from harness.presets import (
     train_flops,
     trainable_count,
 )
+from harness.resolve import resolve
+from harness.spec import Spec
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "reference_dit.json").read_text())
 DATA = {
@@ -28,6 +30,7 @@ DATA = {
     "512 pixels": dict(input_size=64, channels=4),
     "three channels": dict(input_size=16, channels=3, classes=7),
 }
+OTHER_PRODUCTS = ("lora", "dora", "head", "difffit", "controlnet", "prune_structured")
 
 
 def built(shape: Shape, input_size=32, channels=4, classes=1000, learn_sigma=True) -> DiT:
@@ -82,6 +85,26 @@ def test_backward_costs_twice_the_forward_but_for_the_input():
     # Conv and first timestep layer: 2 samples x 2 FLOPs x multiply-adds.
     unneeded = 2 * 2 * (64 * 64 * 384 + 256 * 384)
     assert train_flops(shape, batch=2) - counter.get_total_flops() == unneeded
+
+
+@pytest.mark.parametrize("part", ["prune", *OTHER_PRODUCTS])
+def test_a_row_has_flops_only_where_the_closed_form_is_what_runs(part):
+    """Counted on a model that the part has edited."""
+    resolved = resolve(Spec(recipe=f"single+{part}", model="DiT-T/8", data="synthetic"))
+    with torch.random.fork_rng():
+        model = DiT(32, 8, 4, 128, 4, 4, 4.0, 0.1, 1000, True)
+    for strategy in resolved.recipe.strategies:
+        strategy.edit_model(model)
+    latents = torch.zeros(resolved.spec.global_batch, 4, 32, 32, device="meta")
+    index = torch.zeros(len(latents), dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model.to("meta")(latents, index, index).sum().backward()
+    whole = train_flops(resolved.shape, batch=len(latents))
+    # Conv and first timestep layer take no gradient of their inputs.
+    unneeded = 2 * len(latents) * (16 * 256 * 128 + 256 * 128)
+    same = counter.get_total_flops() + unneeded == whole
+    assert resolved.flops_per_step == (whole if same else 0)
+    assert same == (part not in OTHER_PRODUCTS)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,17 @@ def test_an_unknown_gpu_has_no_mfu_and_the_report_says_why():
     assert "MFU %" not in text
 
 
+def test_a_row_whose_flops_were_not_counted_has_neither_rate_nor_mfu():
+    results = recorded("gpu")
+    least = next(r for r in results if r.spec.recipe == "ddp+bf16")
+    least.flops_per_step = 0.0
+    report = build(results, [])
+    rows = {row.label: row.numbers for row in report.groups[0].rows}
+    assert rows["ddp+bf16"].flops_per_second is None and rows["ddp+bf16"].mfu_fraction is None
+    assert rows["ddp"].mfu_fraction > 0
+    assert "No FLOP/s: ddp+bf16. FLOPs are not counted where" in markdown.render(report)
+
+
 def test_a_failed_check_is_shown_as_void():
     gone = {u.label: u for u in report_of("cpu").unfinished}["zero1"]
     assert gone.status is Status.VOID

@@ -14,6 +14,7 @@ from harness.result import Rank, Result, Status
 
 __all__ = [
     "NOISE_LIMIT",
+    "NO_FLOPS",
     "PARITY_LIMIT",
     "PHASES",
     "REPEAT_LIMIT",
@@ -29,6 +30,7 @@ NOISE_LIMIT = 0.2
 REPEAT_LIMIT = 0.1
 PARITY_LIMIT = 1e-3
 LEAST = 1e-12
+NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
 
 
 def effective_status(result: Result) -> tuple[Status, str | None]:
@@ -101,9 +103,7 @@ def mfu(flops_device: float | None, device: str, kind: str | None) -> float | No
 
 def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
     """Why there is no MFU; None where there is one."""
-    if not flops_device:
-        return "FLOPs are not counted where weights are frozen or removed"
-    return peaks.lookup(device, kind)[1]
+    return peaks.lookup(device, kind)[1] if flops_device else NO_FLOPS
 
 
 def phase_peaks(ranks: Iterable[Rank], field: str = "allocated") -> dict[str, int]:

@@ -230,11 +230,20 @@ def warnings(group: Group) -> list[str]:
         found.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in surroundings.differing(group.rows).items():
         found.append(f"Rows were not all measured alike: {name} is {' / '.join(values)}.")
-    if group.meter == "cuda":
-        reasons = dict.fromkeys(r.numbers.mfu_missing for r in group.rows if r.numbers.mfu_missing)
-        found += [f"No MFU: {reason}." for reason in reasons]
+    found += _flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
     return [*found, *(f"Meter: {note}." for note in notes)]
+
+
+def _flops(group: Group) -> list[str]:
+    """Which rows have no FLOP/s, and why a GPU's rows have no MFU."""
+    uncounted = [row.label for row in group.rows if row.numbers.flops_per_second is None]
+    counted = [row.numbers for row in group.rows if row.label not in uncounted]
+    reasons = dict.fromkeys(n.mfu_missing for n in counted if n.mfu_missing)
+    found = [f"No MFU: {reason}." for reason in reasons if group.meter == "cuda"]
+    if uncounted:
+        found.append(f"No FLOP/s: {', '.join(uncounted)}. {derive.NO_FLOPS}.")
+    return found
 
 
 def summary(report: Report) -> str:
