@@ -13,10 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness import launch, matrix, suite_run
+from harness import launch, matrix, suite_file, suite_run
 from harness.doctor import needed_ops, print_doctor
 from harness.machine import Machine, examine, recall
-from harness.matrix import Suite
 from harness.options import add_settings, seconds
 from harness.plan_text import PlanProgress
 from harness.predict import pool
@@ -29,6 +28,7 @@ from harness.report.predicted import FILE
 from harness.resolve import Resolved, project_root, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
+from harness.suite_file import Suite
 from harness.suite_run import Planned
 
 __all__ = [
@@ -130,7 +130,7 @@ def _plan(
     if options.recipes:
         suite = matrix.ad_hoc(options.recipes, device)
     else:
-        suite = matrix.load_suite(options.suite or "default", device)
+        suite = suite_file.load_suite(options.suite or "default", device)
     specs = matrix.specs(suite, given, gpus=len(machine.gpus), gpu_bytes=machine.smallest_gpu_bytes)
     return suite, suite_run.plan(specs, out, machine)
 

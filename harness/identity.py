@@ -18,10 +18,11 @@ from harness.spec import Spec
 __all__ = ["code", "identity"]
 
 WATCHERS = {
-    *("predict", "plan.py", "plan_text.py", "search.py"),
+    *("predict", "plan.py", "plan_text.py", "search.py", "search_text.py"),
     *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
-    *("portraying.py", "portrait.py", "lint.py", "linting.py"),
-    *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_run.py", "report"),
+    *("portraying.py", "portrait.py", "lint.py", "linting.py", "one_row.py", "options.py"),
+    *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_file.py", "report"),
+    "suite_run.py",
 }
 """Parts of ``harness`` that plan, show and tell: a change there changes no measurement."""
 DECISIVE = ("PYTORCH_", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness import matrix
+from harness import suite_file
 from harness.progress import make_console
 from strategies import CATALOG
 from strategies.base import _text as spelled
@@ -61,13 +61,13 @@ def _first_line(doc: str | None) -> str:
 
 def _suites() -> Table:
     table = _table("suite", "rows", "title")
-    for name, path in matrix.known_suites().items():
+    for name, path in suite_file.known_suites().items():
         try:
-            rows = len(matrix.load_suite(name, "cpu").rows)
-        except matrix.SuiteError as error:
+            rows = len(suite_file.load_suite(name, "cpu").rows)
+        except suite_file.SuiteError as error:
             table.add_row(name, "-", Text(str(error), "red"))
             continue
-        table.add_row(Text(name, "bold"), str(rows), matrix.title_of(path))
+        table.add_row(Text(name, "bold"), str(rows), suite_file.title_of(path))
     return table
 
 

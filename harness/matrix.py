@@ -1,4 +1,4 @@
-"""Suites: which recipes are compared, under which settings; a YAML file each. No torch.
+"""The matrix: a suite's rows as specs, once the machine is known. No torch.
 
 load_suite -> specs -> harness.suite_run.run_suite
 """
@@ -6,132 +6,18 @@ load_suite -> specs -> harness.suite_run.run_suite
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.predict.fitting import fitting_batch
-from harness.report.stories import STORIES
-from harness.spec import DEVICES, Spec
+from harness.spec import Spec
+from harness.suite_file import ALL, FIT, Row, Suite, SuiteError, load_suite
 from strategies import parse
-from strategies.base import BadInput
 from strategies.recipe import Recipe
 from strategies.sharding import read
 
-__all__ = ["FOLDER", "Row", "Suite", "SuiteError", "ad_hoc", "known_suites", "load_suite", "specs"]
-
-FOLDER = Path(__file__).resolve().parent / "suites"
-TIMEOUT_SECONDS = 1800.0
-ALL = "all"
-
-FIELDS = {f.name: type(f.default) for f in dataclasses.fields(Spec) if f.name != "recipe"}
-SETTINGS = {k: v for k, v in FIELDS.items() if k not in ("device", "repeat")}
-FIT = "fit"
-BLOCK = {**SETTINGS, "per_process_batch": int}
-TOP = {
-    "name": str,
-    "title": str,
-    "story": str,
-    "reference": str,
-    "timeout_seconds": float,
-    "cpu": dict,
-    "gpu": dict,
-    "recipes": list,
-    "cpu_recipes": list,
-    "gpu_recipes": list,
-}
-WORDS = {"processes": ALL, "per_process_batch": FIT}
-"""Values that ``specs`` turns into numbers once the machine is known."""
-KIND = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    dict: "a mapping of settings",
-    list: "a list of recipes",
-}
-BLOCK_OF = {"cpu": "cpu", "cuda": "gpu"}
-
-
-class SuiteError(BadInput):
-    """A suite that cannot be used: one line with the file, the key, the value and the way out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One recipe in its canonical text, and the settings in which it differs from the suite."""
-
-    recipe: str
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """What is compared on one device. ``settings`` may hold ``processes: all`` and
-    ``per_process_batch`` (a number or ``fit``), which ``specs`` turns into numbers."""
-
-    name: str
-    title: str
-    reference: str
-    timeout_seconds: float
-    device: str
-    settings: Mapping[str, Any]
-    rows: tuple[Row, ...]
-    story: str = ""
-
-
-def known_suites() -> dict[str, Path]:
-    """Name -> file of the suites that come with the harness."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
-
-
-def title_of(path: Path) -> str:
-    """A suite's title, for a listing; empty where the file cannot be read."""
-    try:
-        return str(_read(path).get("title", ""))
-    except SuiteError:
-        return ""
-
-
-def load_suite(name: str, device: str) -> Suite:
-    """The suite of that name, or in that file, for ``device`` (cpu or cuda).
-
-    Raises:
-        SuiteError: one line that names file, key, value and way out.
-    """
-    path = _find(name)
-    data = _read(path)
-    _check(path, "", data, TOP)
-    block = BLOCK_OF[device]
-    if block not in data:
-        raise SuiteError(f"{path}: no block {block!r} for device {device}; add one")
-    settings = _settings(path, block, data[block], BLOCK)
-    rows = _rows(path, data, settings, block)
-    reference = _canonical(path, "reference", data.get("reference", rows[0].recipe), settings)
-    if reference not in {row.recipe for row in rows}:
-        raise SuiteError(
-            f"{path}: reference {reference!r} is not among the recipes; add it or name another"
-        )
-    story = data.get("story", "")
-    if story not in ("", *STORIES):
-        raise SuiteError(
-            f"{path}: story is {story!r}; one of {', '.join(STORIES)}, or leave it out"
-        )
-    return Suite(
-        name=data.get("name", path.stem),
-        title=data.get("title", ""),
-        story=story,
-        reference=reference,
-        timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
-        device=device,
-        settings=settings,
-        rows=rows,
-    )
+__all__ = ["ad_hoc", "is_single", "settled", "specs"]
 
 
 def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
@@ -230,125 +116,3 @@ def settled(data: str) -> str:
 def is_single(recipe: Recipe, device: str) -> bool:
     """Whether the launch file of ``recipe`` starts one process whatever is asked for."""
     return read(recipe.sharding.path(device)).engine == "NO"
-
-
-# ---- reading and checking a file ----
-
-
-def _find(name: str) -> Path:
-    known = known_suites()
-    if name in known:
-        return known[name]
-    path = Path(name)
-    if path.is_file():
-        return path
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise SuiteError(
-        f"no suite {name!r}: neither a known one nor a file; {hint}known: {', '.join(known)}"
-    )
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe, and a key given twice is an error: YAML itself would keep the last in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys: set[Any] = set()
-        for key, _ in node.value:
-            if key.value in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        # _Loader is a SafeLoader.
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SuiteError(f"{path}: unreadable suite file ({error})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise SuiteError(f"{path}: {line}not YAML ({problem}); mind colons and indents") from None
-    if not isinstance(data, dict):
-        raise SuiteError(f"{path}: a suite is a mapping with the keys {', '.join(TOP)}")
-    return data
-
-
-def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, type]) -> None:
-    """Only known keys, each with a value of its type."""
-    for key, value in data.items():
-        at = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-            raise SuiteError(f"{path}: unknown key {at!r}; {hint}")
-        if key in WORDS and value == WORDS[key]:
-            continue
-        if not _is(value, known[key]):
-            raise SuiteError(f"{path}: {at} is {value!r}, not {KIND[known[key]]}")
-
-
-def _is(value: Any, kind: type) -> bool:
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, kind) and kind is bool
-    if kind is float:
-        return isinstance(value, (int, float)) or _is_number(value)
-    return isinstance(value, kind)
-
-
-def _is_number(text: Any) -> bool:
-    """YAML 1.1 reads 1e-4 as text: it wants 1.0e-4. A person means the number."""
-    try:
-        return isinstance(text, str) and float(text) == float(text)
-    except ValueError:
-        return False
-
-
-def _settings(path: Path, where: str, data: Any, known: Mapping[str, type]) -> dict[str, Any]:
-    _check(path, where, data, known)
-    share = data.get("per_process_batch")
-    if share is not None and "global_batch" in data:
-        raise SuiteError(
-            f"{path}: {where} has global_batch and per_process_batch; keep one of them"
-        )
-    return {k: float(v) if known[k] is float else v for k, v in data.items()}
-
-
-def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tuple[Row, ...]:
-    found: list[Row] = []
-    for key in ("recipes", f"{block}_recipes"):
-        for index, item in enumerate(data.get(key, [])):
-            row = _row(path, f"{key}[{index}]", item, settings)
-            if row in found:
-                raise SuiteError(f"{path}: {key}[{index}] {row.recipe!r} is there already; drop it")
-            found.append(row)
-    if not found:
-        raise SuiteError(f"{path}: recipes is empty; list at least one, as in '- ddp'")
-    return tuple(found)
-
-
-def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Row:
-    item = {"recipe": item} if isinstance(item, str) else item
-    if not isinstance(item, dict) or not isinstance(item.get("recipe"), str):
-        raise SuiteError(
-            f"{path}: {where} is {item!r}; write a recipe, or {{recipe: ddp, steps: 4}}"
-        )
-    own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
-    text = _canonical(path, where, item["recipe"], {**settings, **own})
-    return Row(recipe=text, settings=own)
-
-
-def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -> str:
-    """Equal recipes get equal text, whatever the order of their parts."""
-    try:
-        return parse(text, ema=settings.get("ema", 1.0) > 0).text
-    except BadInput as error:
-        raise SuiteError(f"{path}: {where}: {error}") from None
-
-
-assert set(BLOCK_OF) == set(DEVICES)

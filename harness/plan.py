@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import matrix, presets
+from harness import matrix, presets, suite_file
 from harness.options import check_file
 from harness.plan_text import PlanProgress, print_plan
 from harness.predict import fit, gpus, pool
@@ -201,7 +201,7 @@ def model_name(text: str) -> str:
 def _recipes(options: argparse.Namespace) -> list[str]:
     if options.recipes:
         return list(dict.fromkeys(options.recipes))
-    suite = matrix.load_suite(options.suite or "default", "cuda")
+    suite = suite_file.load_suite(options.suite or "default", "cuda")
     return [row.recipe for row in suite.rows]
 
 

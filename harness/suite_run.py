@@ -15,11 +15,11 @@ from harness import launch
 from harness.doctor import Lack, notes, obstacle
 from harness.identity import identity
 from harness.machine import Machine
-from harness.matrix import Suite
 from harness.progress import Progress
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec
+from harness.suite_file import Suite
 
 __all__ = ["Interrupted", "OutputError", "Planned", "check_out", "plan", "run_suite"]
 

@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 from strategies.base import Slot, Strategy, Trained, demand
 from strategies.support import zero
 
-__all__ = ["Average", "Ema"]
+__all__ = ["PIECE", "Average", "Ema"]
 
+PIECE = 2**22
+"""Elements that are copied at a time where the master is on another device than the average: a
+whole shard at once would be as large as what was offloaded."""
 # Enough that some move also where only a hundredth of the gradients is sent or kept.
 WITNESS = 2048
 
@@ -65,10 +68,16 @@ class Average:
                     # A swapped shard is only in memory until the next one is read.
                     here.pop().lerp_(there.pop(), weight)
                 else:
-                    self.shards[index].lerp_(master.detach().to(self.shards[index]), weight)
+                    self._follow(self.shards[index], master.detach(), weight)
             if here:
                 torch._foreach_lerp_(here, there, weight)
         self.updates += 1
+
+    def _follow(self, shard: Any, master: Any, weight: float) -> None:
+        """One step towards a master of another device or type, piece by piece."""
+        pairs = zip(shard.flatten().split(PIECE), master.flatten().split(PIECE), strict=True)
+        for mine, theirs in pairs:
+            mine.lerp_(theirs.to(mine), weight)
 
     def tensors(self) -> Iterable[Any]:
         """The averaged shards."""

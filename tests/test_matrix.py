@@ -12,10 +12,11 @@ from rich.console import Console
 from harness import matrix, suite_run
 from harness.identity import identity
 from harness.machine import Machine
-from harness.matrix import SuiteError, load_suite, specs
+from harness.matrix import specs
 from harness.progress import Progress
 from harness.result import Result, Status
 from harness.spec import Spec
+from harness.suite_file import SuiteError, known_suites, load_suite
 
 SUITE = """
 name: mine
@@ -93,7 +94,7 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
     assert {s.data for s in found} == {f"latents:{suite_file.parent}/here"}
 
 
-@pytest.mark.parametrize("name", matrix.known_suites())
+@pytest.mark.parametrize("name", known_suites())
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
     suite = load_suite(name, device)
@@ -279,11 +280,11 @@ def test_the_batch_is_fit_to_the_gpus(tmp_path):
     file.write_text(
         "gpu: {model: DiT-XL/2, per_process_batch: fit, processes: all}\nrecipes: [ddp, single]\n"
     )
-    suite = matrix.load_suite(str(file), "cuda")
+    suite = load_suite(str(file), "cuda")
     large = matrix.specs(suite, {}, gpus=2, gpu_bytes=139 * 2**30)
     small = matrix.specs(suite, {}, gpus=2, gpu_bytes=24 * 2**30)
     assert [s.global_batch for s in large] == [128, 128] and [s.processes for s in large] == [2, 1]
     assert [s.global_batch for s in small] == [16, 16]
     assert matrix.specs(suite, {"global_batch": 6}, gpus=2)[0].global_batch == 6
-    with pytest.raises(matrix.SuiteError, match="--global-batch"):
+    with pytest.raises(SuiteError, match="--global-batch"):
         matrix.specs(suite, {}, gpus=2)

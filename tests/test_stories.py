@@ -8,7 +8,7 @@ import re
 import pytest
 from test_report_data import done, gone
 
-from harness import matrix
+from harness import matrix, suite_file
 from harness.report import build, claims, stories, units
 from harness.report.claims import CLAIMS, DEEP, DEPTHS, LARGE, SMALL, TOKENS, Verdict
 from harness.report.rows import Suite
@@ -144,7 +144,7 @@ def test_what_was_not_measured_stays_open_and_says_why():
 def test_no_claim_without_its_rows_in_the_suite():
     """Every recipe that a rule asks for is a row of the suite, on both devices."""
     for device in ("cpu", "cuda"):
-        suite = matrix.load_suite("claims", device)
+        suite = suite_file.load_suite("claims", device)
         recipes = {spec.recipe for spec in matrix.specs(suite, {}, gpus=2, gpu_bytes=2**36)}
         report = build([row("single", 1000.0)], [], Suite(reference="single"))
         for claim, found in claims.judge(report):
@@ -190,7 +190,7 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
 
 
 def test_the_published_table_stands_beside_the_measured_one():
-    suite = matrix.load_suite("fast_dit_table", "cpu")
+    suite = suite_file.load_suite("fast_dit_table", "cpu")
     order = tuple(r.recipe for r in suite.rows)
     results = [row(r, 100.0, data="vae_small:256") for r in order[:3]]
     results.append(row(order[3], 50.0, data="synthetic"))
@@ -203,9 +203,9 @@ def test_the_published_table_stands_beside_the_measured_one():
     assert len({line[6] for line in grid.lines[:3]}) == 1 and grid.lines[3][6] != grid.lines[2][6]
 
 
-@pytest.mark.parametrize("name", sorted(matrix.known_suites()))
+@pytest.mark.parametrize("name", sorted(suite_file.known_suites()))
 def test_a_suites_story_is_known(name):
-    suite = matrix.load_suite(name, "cpu")
+    suite = suite_file.load_suite(name, "cpu")
     assert suite.story in ("", *stories.STORIES)
     assert dataclasses.asdict(suite)["name"] == name
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import TINY, launched
 from test_report_data import cpu_set
 
-from harness import cli, matrix
+from harness import cli, matrix, suite_file
 from harness.report import grouping, table, words, write_report
 from harness.resolve import resolve
 from harness.result import Status
@@ -133,7 +133,7 @@ def test_a_suite_runs_in_a_world_on_one_process():
     suite = matrix.ad_hoc(["ddp", "zero3"], "cpu")
     specs = matrix.specs(suite, {"world": 8})
     assert {(s.world, s.processes, s.ranks) for s in specs} == {(8, 1, 8)}
-    with pytest.raises(matrix.SuiteError, match="leave --processes out"):
+    with pytest.raises(suite_file.SuiteError, match="leave --processes out"):
         matrix.specs(suite, {"world": 8, "processes": 2})
 
 

@@ -6,6 +6,7 @@ from harness.predict.closed_form import gradients
 from harness.predict.closed_form.layers import stored
 from harness.predict.closed_form.sizes import Sizes
 from strategies.base import Slot
+from strategies.ema import PIECE
 
 __all__ = ["standing", "stepping"]
 
@@ -47,8 +48,8 @@ def stepping(s: Sizes) -> float:
         return s.weight * s.trained + at_once * (largest if impl == "plain" else s.trained)
     piece = _piece(s) if s.stage == 3 else s.share
     if s.offloads:
-        # The average on the device takes each master there to follow it.
-        return 4 * piece if s.averaged and not s.host_counts else 0
+        # The average on the device takes each master there, in pieces, to follow it.
+        return 4 * min(piece, PIECE) if s.averaged and not s.host_counts else 0
     flat = s.weight * piece + (gradients.own(s) if s.stage < 3 else 0)
     cast = 4 * piece if s.weight == 2 else 0
     return max(flat + cast, (4 + at_once) * piece)
