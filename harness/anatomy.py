@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.result import Categories
-from harness.world import Alone
 from strategies import states
 from strategies.base import Trained
 
@@ -182,7 +181,7 @@ class Trace(TorchDispatchMode):
     def _register_buckets(self) -> None:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen.
 
-        Where Python did see them (the hook of a simulated world), they are not counted again.
+        Where Python did see them (a communication hook gets them), they are not counted again.
         """
         if self.trained.accelerator.device.type != self.device_type:
             return
@@ -261,8 +260,7 @@ def ddp_buckets(model: torch.nn.Module) -> tuple[int, set[int]]:
         return 0, set()
     books = model._get_ddp_logging_data()
     sizes = books.get("rebuilt_bucket_sizes") or books["bucket_sizes"]
-    alone = [state for _, state in model._comm_hooks if isinstance(state, Alone)]
-    seen = {storage for state in alone for storage in state.storages}
+    seen = {s for _, state in model._comm_hooks for s in getattr(state, "storages", ())}
     return sum(int(size) for size in sizes.split(",")), seen
 
 
