@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.portrait import CATEGORIES
 from harness.result import Categories
-from harness.world import Alone
 from strategies.base import Trained
 from strategies.support import states
 
@@ -152,7 +152,7 @@ class Trace(TorchDispatchMode):
         frame = sys._getframe(3)
         for _ in range(12):
             if frame is None:
-                return None
+                break
             name = frame.f_code.co_filename.rpartition("/")[2]
             if name in GATHERING:
                 return "parameters"
@@ -182,7 +182,7 @@ class Trace(TorchDispatchMode):
     def _register_buckets(self) -> None:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen.
 
-        Where Python did see them (the hook of a simulated world), they are not counted again.
+        Where Python did see them (a communication hook gets them), they are not counted again.
         """
         if self.trained.accelerator.device.type != self.device_type:
             return
@@ -195,20 +195,24 @@ class Trace(TorchDispatchMode):
 
     def categories(self) -> Categories:
         """What was alive at the highest instant, in bytes."""
-        live, total, best, peak_at = set(), 0, -1, 0
-        for at, (sign, index) in enumerate(self.events):
-            total += sign * self.blocks[index].size
-            if total > best:
-                best, peak_at = total, at
+        kinds = [self._category(block) for block in self.blocks]
+        _, peak_at = self._highest(set(kinds), kinds)
+        sums = dict.fromkeys(CATEGORIES, 0)
         for sign, index in self.events[: peak_at + 1]:
-            (live.add if sign > 0 else live.discard)(index)
-        sums = dict.fromkeys(
-            ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace"), 0
-        )
-        for index in live:
-            sums[self._category(self.blocks[index])] += self.blocks[index].size
+            sums[kinds[index]] += sign * self.blocks[index].size
         top = self.blocks[self.events[peak_at][1]]
-        return Categories(**sums, phase=top.phase, where=top.made_by)
+        beyond, _ = self._highest({"activations", "workspace"}, kinds)
+        return Categories(**sums, phase=top.phase, where=top.made_by, beyond_state=beyond)
+
+    def _highest(self, wanted: set[str], kinds: list[str]) -> tuple[int, int]:
+        """The most bytes that blocks of the ``wanted`` kinds held at once, and at which event."""
+        total, best, best_at = 0, -1, 0
+        for at, (sign, index) in enumerate(self.events):
+            if kinds[index] in wanted:
+                total += sign * self.blocks[index].size
+            if total > best:
+                best, best_at = total, at
+        return best, best_at
 
     @staticmethod
     def _category(block: Block) -> str:
@@ -261,8 +265,7 @@ def ddp_buckets(model: torch.nn.Module) -> tuple[int, set[int]]:
         return 0, set()
     books = model._get_ddp_logging_data()
     sizes = books.get("rebuilt_bucket_sizes") or books["bucket_sizes"]
-    alone = [state for _, state in model._comm_hooks if isinstance(state, Alone)]
-    seen = {storage for state in alone for storage in state.storages}
+    seen = {s for _, state in model._comm_hooks for s in getattr(state, "storages", ())}
     return sum(int(size) for size in sizes.split(",")), seen
 
 

@@ -89,7 +89,8 @@ class Categories:
 
     ``workspace`` is everything not named: temporaries of backward and the optimizer,
     communication buckets, kernel scratch. ``phase`` and ``where`` say when and at which op the
-    peak was.
+    peak was. ``beyond_state`` is the most that activations and workspace held together at any
+    instant of the step: a peak late in backward is of gradients, and hides what was kept before.
     """
 
     parameters: int
@@ -100,6 +101,7 @@ class Categories:
     workspace: int
     phase: str
     where: str
+    beyond_state: int | None = None
 
     @property
     def total(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import model
+from harness import anatomy, model
 from strategies import compress, topk
 from strategies.adamw import AdamW
 from strategies.base import Launch, NotInForce, Settings, Trained
@@ -82,6 +82,17 @@ def test_bytes_on_the_wire_are_counted(strategy, low, high, group):
     facts = strategy.evidence(trained_with(strategy))
     assert low <= facts["ratio"] <= high
     assert facts["wire_bytes"] == pytest.approx(facts["ratio"] * facts["dense_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("strategy", [Compress(), TopK(), OneBitAdam()], ids=str)
+def test_buckets_that_a_hook_was_given_are_counted_once(strategy, group):
+    """By DDP's books, and not again where Python still holds a tensor of one."""
+    trained = trained_with(strategy)
+    trained.accelerator.device = torch.device("cpu")
+    size, seen = anatomy.ddp_buckets(trained.model)
+    trace = anatomy.Trace(trained, "cpu")
+    assert sum(b.size for b in trace.blocks if b.made_by == "DDP's buckets") == size
+    assert seen and not any(index in seen for index in trace._live)
 
 
 def test_what_top_k_keeps_back_and_what_it_sends_is_the_whole_gradient(group):

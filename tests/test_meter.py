@@ -97,6 +97,16 @@ def test_recomputing_keeps_fewer_activations(train_here):
     assert recomputed.activations < 0.5 * plain.activations
 
 
+def test_what_was_kept_before_the_peak_is_not_forgotten(train_here):
+    """Checkpoints are gone when the last gradients arrive, where the peak of a step can be."""
+    _, every = traced(train_here, "single+checkpoint")
+    run, none = traced(train_here, "single+checkpoint:keep=nothing")
+    assert every.activations + every.workspace == none.activations + none.workspace
+    blocks = run.trained.module.blocks
+    token_bytes = 8 * 64 * 128 * 4
+    assert every.beyond_state - none.beyond_state >= (len(blocks) - 2) * token_bytes
+
+
 def test_gradients_are_there_at_the_peak_when_accumulating(train_here):
     run, found = traced(train_here, "single+accumulate:steps=4")
     trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad) * 4

@@ -71,6 +71,7 @@ def categories(parts: tuple[float, ...]) -> Categories:
         workspace=sizes[5],
         phase="backward",
         where="aten.mm",
+        beyond_state=sizes[4] + sizes[5],
     )
 
 

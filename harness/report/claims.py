@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from harness.report.lookup import Missing, Rows
+from harness.report.lookup import Missing, Rows, state_share
 from harness.report.rows import Report
 from harness.report.units import gib
 
@@ -146,10 +146,7 @@ def compression(rows: Rows) -> Finding:
 
 
 def activations_fill(rows: Rows) -> Finding:
-    shares = [
-        rows.beyond_state("single", global_batch=b) / rows.step_bytes("single", global_batch=b)
-        for b in (LARGE, SMALL)
-    ]
+    shares = [1 - state_share(rows.get("single", global_batch=b)) for b in (LARGE, SMALL)]
     numbers = (
         f"activations and temporaries are {shares[0]:.0%} of the peak at batch {LARGE}, "
         f"{shares[1]:.0%} at batch {SMALL}"

@@ -2,81 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from harness.presets import shape_of
 from harness.report import claims, units
 from harness.report.charts import style_of
-from harness.report.lookup import Missing, state_bytes, step_bytes
+from harness.report.lookup import Missing, beyond_state
 from harness.report.rows import Report, Row
 from harness.report.svg import WIDTH, Scale, axes, drawing, element
 from harness.report.table import Grid
 
 __all__ = ["charts", "keys", "tables"]
 
+NOTE = (
+    "Memory: the most that one step held at once beyond parameters, gradients, optimizer state "
+    "and average. Added by a block: between the two deepest models, MiB. Powers: least squares "
+    "through the logarithms; one block's own activations, which every regime computes, and what "
+    "does not depend on depth flatten them. Forwards a block: counted in one step, in the least "
+    "and in the deepest model; times the blocks it is the work of the forward passes."
+)
 Series = dict[str, list[tuple[int, float]]]
 
 
+@dataclass(frozen=True)
+class Point:
+    """One model of a recipe's line: bytes beyond the state, seconds a step, forwards a block."""
+
+    depth: int
+    beyond: float
+    seconds: float
+    forwards: float | None
+
+
 def tables(report: Report) -> list[Grid]:
-    """One line a recipe: memory beyond the state at each depth, and the fitted powers."""
-    memory, seconds = series(report)
-    depths = sorted({d for points in memory.values() for d, _ in points})
-    lines = []
-    for recipe, points in memory.items():
-        found = dict(points)
-        cells = units.column("mib", [found.get(d) for d in depths])
-        lines.append([recipe, *cells, _power(points), _power(seconds[recipe])])
+    """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
+    found = series(report)
+    depths = sorted({p.depth for points in found.values() for p in points})
     heads = {"Recipe": "text", **{f"{d} blocks, MiB": "mib" for d in depths}}
-    heads |= {"Memory ~ L^": "ratio", "Step time ~ L^": "ratio"}
+    heads |= {"Added by a block": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
+    heads |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "ratio"}
     return [
         Grid(
             key="depth",
             title="Memory and work against depth",
             heads=list(heads),
             kinds=list(heads.values()),
-            lines=lines,
-            marks=[() for _ in lines],
-            note="Memory of one step beyond parameters, gradients, optimizer state and average. "
-            "Powers: least squares through the logarithms; what does not depend on depth "
-            "(embeddings, the loss) flattens them at small depths.",
+            lines=[_line(recipe, points, depths) for recipe, points in found.items()],
+            marks=[() for _ in found],
+            note=NOTE,
         )
     ]
 
 
-def charts(report: Report) -> list[tuple[str, str, str]]:
-    """(caption, small print, picture): memory and step time against depth, logarithmic."""
-    memory, seconds = series(report)
-    if not memory:
-        return []
+def _line(recipe: str, points: list[Point], depths: list[int]) -> list[str]:
+    bytes_at = {p.depth: p.beyond for p in points}
     return [
-        ("Memory beyond the state", "both axes logarithmic", _lines(memory, "MiB", 2**-20)),
-        ("Seconds a step", "both axes logarithmic", _lines(seconds, "seconds", 1.0)),
+        recipe,
+        *units.column("mib", [bytes_at.get(d) for d in depths]),
+        units.one("mib", _added(points)),
+        _power([(p.depth, p.beyond) for p in points]),
+        _span([p.forwards for p in points]),
+        _power(_work(points)),
+        _power([(p.depth, p.seconds) for p in points]),
     ]
 
 
-def keys(report: Report) -> list[tuple[str, str, str]]:
-    """Label, colour and dash of each recipe's line."""
-    return [(recipe, *style_of(i)) for i, recipe in enumerate(series(report)[0])]
+def _added(points: list[Point]) -> float | None:
+    """Bytes that each block adds, from the two deepest models."""
+    if len(points) < 2:
+        return None
+    low, high = points[-2:]
+    return (high.beyond - low.beyond) / (high.depth - low.depth)
 
 
-def series(report: Report) -> tuple[Series, Series]:
-    """Recipe -> (depth, bytes beyond the state) and (depth, seconds a step), by depth."""
-    rows = [row for group in report.groups for row in group.rows]
-    order = {recipe: place for place, recipe in enumerate(report.suite.order)}
-    rows = sorted(rows, key=lambda r: (order.get(r.spec.recipe, len(order)), _depth(r)))
-    memory: Series = {}
-    seconds: Series = {}
-    for row in rows:
-        try:
-            beyond = step_bytes(row) - state_bytes(row)
-        except Missing:
-            continue
-        memory.setdefault(row.spec.recipe, []).append((_depth(row), beyond))
-        median = row.numbers.step_seconds_median
-        seconds.setdefault(row.spec.recipe, []).append((_depth(row), median))
-    return memory, seconds
+def _span(values: list[float | None]) -> str:
+    ends = list(dict.fromkeys(units.one("ratio", v) for v in (values[0], values[-1])))
+    return " to ".join(ends)
 
 
-def _depth(row: Row) -> int:
-    return shape_of(row.spec.model).depth
+def _work(points: list[Point]) -> list[tuple[int, float]]:
+    """Forward passes of a block in one step, all blocks together."""
+    return [(p.depth, p.depth * p.forwards) for p in points if p.forwards]
 
 
 def _power(points: list[tuple[int, float]]) -> str:
@@ -85,15 +91,66 @@ def _power(points: list[tuple[int, float]]) -> str:
     return units.one("ratio", claims.power(*zip(*points, strict=True)))
 
 
-def _lines(found: Series, name: str, scale: float) -> str:
-    every = [(d, v * scale) for points in found.values() for d, v in points]
+def charts(report: Report) -> list[tuple[str, str, str]]:
+    """(caption, small print, picture): memory and work against depth, logarithmic."""
+    found = series(report)
+    if not found:
+        return []
+    small = "one step; both axes logarithmic"
+    memory = {r: [(p.depth, p.beyond / units.MIB) for p in line] for r, line in found.items()}
+    work = {r: _work(line) for r, line in found.items()}
+    seconds = {r: [(p.depth, p.seconds) for p in line] for r, line in found.items()}
+    return [
+        ("Memory beyond the state", small, _lines(memory, "MiB")),
+        ("Forward passes of blocks", small, _lines(work, "block forwards")),
+        ("Seconds a step", small, _lines(seconds, "seconds")),
+    ]
+
+
+def keys(report: Report) -> list[tuple[str, str, str]]:
+    """Label, colour and dash of each recipe's line."""
+    return [(recipe, *style_of(i)) for i, recipe in enumerate(series(report))]
+
+
+def series(report: Report) -> dict[str, list[Point]]:
+    """Recipe, in the suite's order -> its points, by depth."""
+    rows = [row for group in report.groups for row in group.rows]
+    order = {recipe: place for place, recipe in enumerate(report.suite.order)}
+    found: dict[str, list[Point]] = {}
+    for row in sorted(rows, key=lambda r: (order.get(r.spec.recipe, len(order)), _depth(r))):
+        try:
+            beyond = beyond_state(row)
+        except Missing:
+            continue
+        median = row.numbers.step_seconds_median
+        point = Point(_depth(row), beyond, median, _forwards(row))
+        found.setdefault(row.spec.recipe, []).append(point)
+    return found
+
+
+def _depth(row: Row) -> int:
+    return shape_of(row.spec.model).depth
+
+
+def _forwards(row: Row) -> float | None:
+    """Forward passes of a block in one step: one where nothing is recomputed; None: not known."""
+    facts = row.first.evidence.get("checkpoint")
+    return 1.0 if facts is None else facts.get("block_forwards")
+
+
+def _lines(found: Series, name: str) -> str:
+    every = [point for points in found.values() for point in points]
+    if not every:
+        return ""
     depths, values = zip(*every, strict=True)
     x = Scale(min(depths) * 0.9, max(depths) * 1.1, 56.0, WIDTH - 10, log=True)
     y = Scale(min(values) * 0.8, max(values) * 1.25, 220.0, 26.0, log=True)
     parts = axes(x, y, "blocks", name, y.end)
     for index, (recipe, points) in enumerate(found.items()):
         colour, dash = style_of(index)
-        spots = [(x(d), y(v * scale)) for d, v in points]
+        spots = [(x(d), y(v)) for d, v in points]
+        if not spots:
+            continue
         path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
         tip = element("title", recipe)
         look = {"stroke": colour, "stroke_dasharray": dash or None, "class_": "curve"}

@@ -23,7 +23,7 @@ from harness.report.table import Grid
 __all__ = ["render"]
 
 # With more rows than this, some marks of the scatter may only have room for their rank.
-CROWD = 12
+CROWD = 8
 STYLE = Path(__file__).with_name("page.css")
 HEAD = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -100,7 +100,8 @@ def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
     if kind == "flag":
         return f'<td class="{look}">{_pills(cell)}</td>'
     if head in NAMES:
-        return tag("td", cell, f"{look} name")
+        # A long recipe breaks between its parts, where its column may break at all.
+        return tag("td", cell, f"{look} name").replace("+", "+<wbr>")
     if "DIFFERS" in cell:
         return tag("td", cell, f"{look} bad")
     if top and kind == "gib" and cell != units.NONE:

@@ -7,7 +7,7 @@ from typing import Any
 from harness.report.rows import Report, Row
 from strategies import parse
 
-__all__ = ["Missing", "Rows", "state_bytes", "step_bytes"]
+__all__ = ["Missing", "Rows", "beyond_state", "state_bytes", "state_share", "step_bytes"]
 
 STATE = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "ema_bytes")
 STEP_PHASES = ("forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes")
@@ -55,10 +55,8 @@ class Rows:
         return step_bytes(self.get(recipe, **fields))
 
     def beyond_state(self, recipe: str, **fields: Any) -> int:
-        """What of that peak is not parameters, gradients, optimizer state or average: kept
-        activations, those computed again, and temporaries."""
-        row = self.get(recipe, **fields)
-        return step_bytes(row) - state_bytes(row)
+        """See ``beyond_state``."""
+        return beyond_state(self.get(recipe, **fields))
 
     def saved(self, recipe: str, base: str, **fields: Any) -> float:
         """The share of ``base``'s peak that ``recipe`` saves; negative where it costs."""
@@ -92,9 +90,31 @@ def step_bytes(row: Row) -> int:
     return sum(parts)
 
 
+def beyond_state(row: Row) -> int:
+    """The most that a step held beyond parameters, gradients, optimizer state and average: kept
+    activations, those computed again, and temporaries, in traced bytes. Not at the step's peak:
+    in a deep model with few activations that is where the last gradients arrive.
+
+    Raises:
+        Missing: the row was not traced.
+    """
+    if row.numbers.beyond_state_bytes is None:
+        raise Missing(f"{row.label} was not traced, or by an older version")
+    return row.numbers.beyond_state_bytes
+
+
 def state_bytes(row: Row) -> int:
-    """Bytes of parameters, gradients, optimizer state and average at the peak of a step."""
+    """Bytes of parameters, gradients, optimizer state and average at the peak of a step.
+
+    Raises:
+        Missing: the row was not traced.
+    """
     parts = [getattr(row.numbers, name) for name in STATE]
     if None in parts:
         raise Missing(f"{row.label} was not traced")
     return sum(parts)
+
+
+def state_share(row: Row) -> float:
+    """The same as a share of that peak."""
+    return state_bytes(row) / step_bytes(row)

@@ -54,6 +54,7 @@ class Numbers:
     ema_bytes: int | None
     activations_bytes: int | None
     workspace_bytes: int | None
+    beyond_state_bytes: int | None
     untraced_bytes: int | None
     untraced_raw_bytes: int | None
     setup_seconds: float
@@ -134,6 +135,7 @@ def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
 
 def _split(ranks: list[Rank]) -> dict[str, Any]:
     names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
+    names += ("beyond_state",)
     rank = derive.fullest_rank(ranks)
     if rank is None:
         return {f"{n}_bytes": None for n in (*names, "untraced", "untraced_raw")}

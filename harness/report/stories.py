@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.report import claims, depth, units
-from harness.report.lookup import Missing, Rows, state_bytes, step_bytes
+from harness.report.lookup import Missing, Rows, beyond_state, state_bytes, step_bytes
 from harness.report.rows import Report, Row
 from harness.report.table import Grid
 
@@ -122,8 +122,8 @@ def _each(report: Report) -> list[Grid]:
     columns = {
         "Recipe": "text",
         "Peak GiB": "gib",
-        "Of it state GiB": "gib",
-        "Beyond it GiB": "gib",
+        "State in it GiB": "gib",
+        "Most beyond GiB": "gib",
         "Saved": "percent",
         "Samples/s": "rate",
         "Speed x": "ratio",
@@ -131,16 +131,16 @@ def _each(report: Report) -> list[Grid]:
     }
     note = (
         "Peak of one step. State: parameters, gradients, optimizer state and average alive at "
-        "that peak; beyond it: activations and temporaries. Saved and speed: against "
-        f"{report.suite.reference}. A row of one process trains the whole batch alone."
+        "that peak. Most beyond: of activations and temporaries at any instant, so the two need "
+        f"not add up. Saved and speed: against {report.suite.reference}. A row of one process "
+        "trains the whole batch alone."
     )
     return [_grid("each", "Each against the reference", columns, lines, note)]
 
 
 def _against(row: Row, reference: Row) -> list[str]:
-    size, state = _or_none(step_bytes, row), _or_none(state_bytes, row)
-    beyond = None if size is None or state is None else size - state
-    sizes = [units.one("gib", value) for value in (size, state, beyond)]
+    measured = [_or_none(measure, row) for measure in (step_bytes, state_bytes, beyond_state)]
+    sizes, size = [units.one("gib", value) for value in measured], measured[0]
     base, rate = _or_none(step_bytes, reference), row.numbers.samples_per_second
     saved = pace = DASH
     if row is not reference:

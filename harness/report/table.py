@@ -58,7 +58,8 @@ NOTES = {
     "alone.",
     "phases": "Highest of all ranks in each phase. Forward, backward and optimizer are from one "
     "untimed step; steady covers the timed steps. Colour: the share of the table's highest value.",
-    "split": "Alive at the traced peak of one step on the fullest rank. Workspace: temporaries, "
+    "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
+    "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
     "buckets, kernel scratch. Untraced: the measured peak beyond the traced tensors.",
     "host": "Tensors in host memory at the traced peak of one step, on the fullest rank: offloaded "
     "state is here.",

@@ -55,9 +55,11 @@ def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str
     elements = sum(p.numel() for p in large)
     demand(codes == elements * 2 * bits // 8, f"{codes} bytes of codes for {elements} elements")
     mean = states.bytes_of(moments) / elements
+    compiled = {"compiled_step": names[0].startswith(home)} if home == "torchao" else {}
     demand(mean <= 1.2 * 2 * bits / 8, f"{mean:.2f} bytes of moments an element")
     return {
         "class": f"{home}.{kind}",
+        **compiled,
         "steps": states.steps(trained),
         "moment_bytes_per_element": round(mean, 3),
         "state_bytes_per_element": round(states.per_element(trained), 3),

@@ -35,19 +35,27 @@ class Counted:
 class Compression(Watcher):
     """A hook in place of DDP's all-reduce; bytes of the last step, and of it uncompressed.
 
-    ``hook`` takes a bucket and gives a future of its averaged buffer.
+    ``hook`` takes a bucket and gives a future of its averaged buffer. ``storages`` are those of
+    DDP's buckets as the last backward showed them.
     """
 
     def __init__(self, trained: Trained, hook: Callable[[Any], Any], wire: Counted) -> None:
         self.trained, self.wire, self.buckets = trained, wire, 0
         self.dense_bytes = self.sent = self.dense = 0
+        self.storages: set[int] = set()
 
-        def counting(state, bucket):  # DDP reads annotations, and knows none but its own
-            self.buckets += 1
-            self.dense_bytes += bucket.buffer().numel() * 4
+        def counting(link, bucket):  # DDP reads annotations, and knows none but its own
+            link._look(bucket)
             return hook(bucket)
 
-        trained.model.register_comm_hook(None, counting)
+        trained.model.register_comm_hook(self, counting)
+
+    def _look(self, bucket: Any) -> None:
+        if bucket.index() == 0:  # DDP replaces its buckets after the first step
+            self.storages.clear()
+        self.storages.add(bucket.buffer().untyped_storage()._cdata)
+        self.buckets += 1
+        self.dense_bytes += bucket.buffer().numel() * 4
 
     def after_step(self) -> None:
         """Close the step's account."""
