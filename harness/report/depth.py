@@ -15,11 +15,12 @@ from harness.report.table import Grid
 __all__ = ["charts", "keys", "tables"]
 
 NOTE = (
-    "Memory: the most that one step held at once beyond parameters, gradients, optimizer state "
-    "and average. Added by a block: between the two deepest models, MiB. Powers: least squares "
-    "through the logarithms; one block's own activations, which every regime computes, and what "
-    "does not depend on depth flatten them. Forwards a block: counted in one step, in the least "
-    "and in the deepest model; times the blocks it is the work of the forward passes."
+    "L: blocks. Memory: the most that one step held at once beyond parameters, gradients, "
+    "optimizer state and average. Added by a block: between the two deepest models, MiB. Powers: "
+    "least squares through the logarithms; one block's own activations, which every regime "
+    "computes, and what does not depend on depth flatten them. Forwards a block: counted in one "
+    "step, in the least and in the deepest model; times the blocks it is the work of the forward "
+    "passes."
 )
 Series = dict[str, list[tuple[int, float]]]
 
@@ -38,7 +39,7 @@ def tables(report: Report) -> list[Grid]:
     """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
     found = series(report)
     depths = sorted({p.depth for points in found.values() for p in points})
-    heads = {"Recipe": "text", **{f"{d} blocks, MiB": "mib" for d in depths}}
+    heads = {"Recipe": "text", **{f"L={d} MiB": "mib" for d in depths}}
     heads |= {"Added by a block": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
     heads |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "ratio"}
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -69,16 +70,37 @@ def _group(group: Group, console: Console) -> None:
 def draw(grid: table.Grid, console: Console) -> None:
     """A table; recipes fold rather than push the numbers off the screen."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for head, kind in zip(grid.heads, grid.kinds, strict=True):
+    lines = [_folded(grid.heads, line) for line in grid.lines]
+    tight = _width(grid, lines) > console.width
+    for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
         right = kind not in units.TEXT
         side = "right" if right else "left"
-        wide = FOLD if head in FOLDED else None  # else rich would break in a word
-        shown.add_column(head, justify=side, no_wrap=right, overflow="fold", min_width=wide)
-    for line, marks in zip(grid.lines, grid.marks, strict=True):
+        # Where room is short heads break, and prose; numbers and recipes never do in a word.
+        title = head.replace(" ", "\n") if tight and right else head
+        wide = _longest(line[index] for line in lines) if head in FOLDED else None
+        shown.add_column(title, justify=side, no_wrap=right, overflow="fold", min_width=wide)
+    for line, marks in zip(lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), None)
-        cells = zip(grid.heads, line, strict=True)
-        shown.add_row(*(escape(folded(c) if h in FOLDED else c) for h, c in cells), style=look)
+        shown.add_row(*map(escape, line), style=look)
     console.print(shown)
+
+
+def _folded(heads: Sequence[str], line: Sequence[str]) -> list[str]:
+    return [folded(c) if h in FOLDED else c for h, c in zip(heads, line, strict=True)]
+
+
+def _longest(cells: Iterable[str]) -> int:
+    return max((len(part) for cell in cells for part in cell.split("\n")), default=1)
+
+
+def _width(grid: table.Grid, lines: Sequence[Sequence[str]]) -> int:
+    """Columns that the table takes if prose alone breaks, two spaces between."""
+    total = 0
+    for head, kind, *cells in zip(grid.heads, grid.kinds, *lines, strict=True):
+        prose = kind in units.TEXT and head not in FOLDED
+        column = (head, *cells)
+        total += 2 + _longest([w for c in column for w in c.split()] if prose else column)
+    return total
 
 
 def folded(recipe: str, width: int = FOLD) -> str:
