@@ -54,7 +54,8 @@ def _claims(report: Report) -> list[Grid]:
     columns = dict.fromkeys(("Claim", "Who says so", "Verdict", "Measured"), "text")
     note = (
         "Peaks are those of one training step: the allocator's on a GPU, the traced tensors' "
-        "without one. Each verdict is about the model, batch and machine named below."
+        "without one. Each verdict is about the model, batch and machine named below. Speeds are "
+        "of the few steps that each row took: other work on the machine shows in them."
     )
     return [_grid("claims", "Claims, measured", {"#": "count", **columns}, lines, note)]
 
