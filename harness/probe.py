@@ -101,7 +101,10 @@ def _gpu(torch: Any, index: int) -> dict[str, Any]:
 NUMBERS = {
     "fp16": ((0, 0), "accelerate and DeepSpeed train in fp16 on GPUs only"),
     "tf32": ((8, 0), "TF32 is a rounding of NVIDIA GPUs since compute capability 8.0"),
-    "fp8": ((8, 9), "products in float8 exist on NVIDIA GPUs since compute capability 8.9"),
+    "fp8": (
+        (8, 9),
+        "NVIDIA GPUs multiply fp8 since compute capability 8.9; a CPU's kernel converts it first",
+    ),
 }
 """Number format -> the compute capability it begins with, and why a CPU has it not."""
 
