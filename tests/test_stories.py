@@ -220,3 +220,21 @@ def test_the_order_of_files_decides_nothing():
         for report in [build(list(order), [], Suite(reference="single"))]
     ]
     assert said[0] == said[1] and any("LoRA" in s and v is Verdict.ONLY for s, v, _ in said[0])
+
+
+def test_depth_tells_memory_and_counted_work_of_each_regime():
+    nothing, rows = "single+checkpoint:keep=nothing", []
+    for depth in (4, 16):
+        spec = {"model": DEEP.format(depth)}
+        facts = {"checkpoint": {"block_forwards": (depth + 3) / 2}}
+        rows += [row("single", 10.0 * depth, **spec), row(nothing, 14.0, evidence=facts, **spec)]
+    suite = Suite(reference="single", story="depth", order=("single", nothing))
+    report = build(rows, [], suite)
+    (grid,) = stories.told(report)
+    plain, none = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
+    assert plain["Added by a block MiB"] == "10.00" and plain["Memory ~ L^"] == "1.00"
+    assert plain["Forwards a block"] == "1.00" and none["Forwards a block"] == "3.50 to 9.50"
+    assert none["Memory ~ L^"] == "0.00" and none["Forward work ~ L^"] == "1.72"
+    pictures, keys = stories.drawn(report)
+    assert len(pictures) == 3 and [name for name, *_ in keys] == ["single", nothing]
+    assert all(f">{depth}</text>" in picture for *_, picture in pictures for depth in (4, 16))

@@ -16,7 +16,7 @@ __all__ = ["charts", "keys", "tables"]
 
 NOTE = (
     "L: blocks. Memory: the most that one step held at once beyond parameters, gradients, "
-    "optimizer state and average. Added by a block: between the two deepest models, MiB. Powers: "
+    "optimizer state and average. Added by a block: between the two deepest models. Powers: "
     "least squares through the logarithms; one block's own activations, which every regime "
     "computes, and what does not depend on depth flatten them. Forwards a block: counted in one "
     "step, in the least and in the deepest model; times the blocks it is the work of the forward "
@@ -39,8 +39,14 @@ def tables(report: Report) -> list[Grid]:
     """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
     found = series(report)
     depths = sorted({p.depth for points in found.values() for p in points})
+    columns = [_memory_at(depth, found) for depth in depths]
+    columns.append(units.column("mib", [_added(points) for points in found.values()]))
+    lines = [
+        [recipe, *cells, *_growth(found[recipe])]
+        for recipe, *cells in zip(found, *columns, strict=True)
+    ]
     heads = {"Recipe": "text", **{f"L={d} MiB": "mib" for d in depths}}
-    heads |= {"Added by a block": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
+    heads |= {"Added by a block MiB": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
     heads |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "ratio"}
     return [
         Grid(
@@ -48,19 +54,21 @@ def tables(report: Report) -> list[Grid]:
             title="Memory and work against depth",
             heads=list(heads),
             kinds=list(heads.values()),
-            lines=[_line(recipe, points, depths) for recipe, points in found.items()],
+            lines=lines,
             marks=[() for _ in found],
             note=NOTE,
         )
     ]
 
 
-def _line(recipe: str, points: list[Point], depths: list[int]) -> list[str]:
-    bytes_at = {p.depth: p.beyond for p in points}
+def _memory_at(depth: int, found: dict[str, list[Point]]) -> list[str]:
+    """The cells of one depth: each recipe's MiB, or a dash."""
+    tables = [{p.depth: p.beyond for p in points} for points in found.values()]
+    return units.column("mib", [table.get(depth) for table in tables])
+
+
+def _growth(points: list[Point]) -> list[str]:
     return [
-        recipe,
-        *units.column("mib", [bytes_at.get(d) for d in depths]),
-        units.one("mib", _added(points)),
         _power([(p.depth, p.beyond) for p in points]),
         _span([p.forwards for p in points]),
         _power(_work(points)),
@@ -103,7 +111,11 @@ def charts(report: Report) -> list[tuple[str, str, str]]:
     seconds = {r: [(p.depth, p.seconds) for p in line] for r, line in found.items()}
     return [
         ("Memory beyond the state", small, _lines(memory, "MiB")),
-        ("Forward passes of blocks", small, _lines(work, "block forwards")),
+        (
+            "Forward passes of blocks",
+            f"{small}; equal ones lie on one line",
+            _lines(work, "block forwards"),
+        ),
         ("Seconds a step", small, _lines(seconds, "seconds")),
     ]
 
@@ -144,7 +156,8 @@ def _lines(found: Series, name: str) -> str:
     if not every:
         return ""
     depths, values = zip(*every, strict=True)
-    x = Scale(min(depths) * 0.9, max(depths) * 1.1, 56.0, WIDTH - 10, log=True)
+    marks = tuple(sorted(set(depths)))
+    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
     y = Scale(min(values) * 0.8, max(values) * 1.25, 220.0, 26.0, log=True)
     parts = axes(x, y, "blocks", name, y.end)
     for index, (recipe, points) in enumerate(found.items()):

@@ -82,8 +82,10 @@ def _under_title(report: Report) -> str:
 def _story(report: Report) -> str:
     grids = [section(f"story-{g.key}", g.title, html_parts.grid(g)) for g in stories.told(report)]
     pictures, keys = stories.drawn(report)
-    shown = "".join(_figure(*picture) for picture in pictures)
-    charted = f'<div class="charts">{shown}</div>{html_parts.line_keys(keys)}' if shown else ""
+    shown = [_figure(*picture) for picture in pictures]
+    # Of an odd number of pictures the last leaves room for the keys beside it.
+    cells = "".join([*shown, html_parts.line_keys(keys)]) if shown else ""
+    charted = f'<div class="charts">{cells}</div>' if cells else ""
     return "\n".join([*grids, charted])
 
 

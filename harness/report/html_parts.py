@@ -100,8 +100,9 @@ def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
     if kind == "flag":
         return f'<td class="{look}">{_pills(cell)}</td>'
     if head in NAMES:
-        # A long recipe breaks between its parts, where its column may break at all.
-        return tag("td", cell, f"{look} name").replace("+", "+<wbr>")
+        named = tag("td", cell, f"{look} name")
+        # In the narrow table a long recipe breaks between its parts.
+        return named.replace("+", "+<wbr>") if head == "Fastest that fits" else named
     if "DIFFERS" in cell:
         return tag("td", cell, f"{look} bad")
     if top and kind == "gib" and cell != units.NONE:

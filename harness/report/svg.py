@@ -81,13 +81,17 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from ``low`` to ``high`` onto pixels from ``start`` to ``end``."""
+    """Values from ``low`` to ``high`` onto pixels from ``start`` to ``end``.
+
+    ``marks``: where ticks are wanted, in place of round values.
+    """
 
     low: float
     high: float
     start: float
     end: float
     log: bool = False
+    marks: tuple[float, ...] = ()
 
     def __call__(self, value: float) -> float:
         low, high = self._bend(self.low), self._bend(self.high)
@@ -98,9 +102,16 @@ class Scale:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values of the scale; powers of ten (all or every other) on a logarithmic one."""
+        """Round values of the scale. On a logarithmic one powers of ten (all or every other);
+        over less than three of them 1, 2 and 5 of each."""
+        if self.marks:
+            return list(self.marks)
         if not self.log:
             return ticks(self.low, self.high, count)
+        if self.high / self.low < 1000:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)))
+            every = [m * 10.0**p for p in powers for m in (1, 2, 5)]
+            return [v for v in every if self.low <= v <= self.high]
         low, high = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
         step = max(1, math.ceil((high - low) / count))
         return [10.0**p for p in range(low, high + 1, step)]
