@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -55,9 +54,8 @@ def _data(data: str) -> list[Any]:
     return [(p.name, p.stat().st_mtime_ns) for p in folders]
 
 
-@functools.cache
 def code() -> str:
-    """A hash of the sources that a run executes."""
+    """A hash of the sources that a run executes, as they are now: they may change between rows."""
     root, digest = project_root(), hashlib.sha256()
     files = [*(root / "harness").rglob("*.py"), *(root / "strategies").rglob("*.py")]
     files += [p for p in (root / "launch_configs").iterdir() if p.suffix in (".yaml", ".json")]

@@ -25,7 +25,7 @@ __all__ = ["measure"]
 
 
 @dataclass(kw_only=True)
-class Session:
+class Bench:
     """One rank's run, and the books that are kept of it."""
 
     resolved: Resolved
@@ -58,31 +58,29 @@ def measure(
     ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
     ``portrait`` leaves ``anatomy.json`` in its folder as well."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    session = _begin(resolved, folder, reporter, memory_limit)
+    bench = _begin(resolved, folder, reporter, memory_limit)
     if fit is not None:
-        fit.begin(session.run, resolved, session.log)
-    train_steps(session, fit)
-    averages = _record(session)
+        fit.begin(bench.run, resolved, bench.log)
+    train_steps(bench, fit)
+    averages = _record(bench)
     reporter.enter("anatomy")
     traced = fit is None and memory_limit is None
-    categories = dissect(session) if traced else {}
+    categories = dissect(bench) if traced else {}
     if portrait:
-        _portray(session)
-    losses, evidence, checks = _prove(session)
+        _portray(bench)
+    losses, evidence, checks = _prove(bench)
     reporter.enter("save")
     if fit is not None:
-        fit.finish(session.run, resolved)
-    mine = _books(session, categories)
-    ranks = _gather(session.accelerator, mine, resolved.launch.simulated)
-    if not session.accelerator.is_main_process:
+        fit.finish(bench.run, resolved)
+    mine = _books(bench, categories)
+    ranks = _gather(bench.accelerator, mine, resolved.launch.simulated)
+    if not bench.accelerator.is_main_process:
         return None
     facts = {"started": started, "key_averages": averages, "evidence": evidence}
-    return _result(session, ranks, losses, checks, facts)
+    return _result(bench, ranks, losses, checks, facts)
 
 
-def _begin(
-    resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None
-) -> Session:
+def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None) -> Bench:
     """Everything up to the first step, in chapters of the meter's books."""
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
@@ -97,15 +95,15 @@ def _begin(
         meter.enter(phase)
 
     run = setup.prepare(resolved, feed, accelerator, folder / "nvme", enter)
-    return Session(
+    return Bench(
         resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log()
     )
 
 
-def train_steps(session: Session, fit: Fit | None) -> None:
+def train_steps(bench: Bench, fit: Fit | None) -> None:
     """Warm-up, then the timed steps: one loop, in several chapters of the books."""
-    spec, run, log = session.resolved.spec, session.run, session.log
-    meter, reporter = session.meter, session.reporter
+    spec, run, log = bench.resolved.spec, bench.run, bench.log
+    meter, reporter = bench.meter, bench.reporter
     warmup, first = spec.warmup, run.trained.optimizer_steps
     total = max(warmup + 1, warmup + spec.steps - first)
     chapters = {0: "first_step", 1: "warmup", warmup: "steady"}
@@ -119,25 +117,25 @@ def train_steps(session: Session, fit: Fit | None) -> None:
         more = {} if fit is None else {"loss": float(log.losses[-1])}
         reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
         if fit is not None:
-            fit.after_step(run, session.resolved, log, last=index + 1 == total)
+            fit.after_step(run, bench.resolved, log, last=index + 1 == total)
     meter.close()
 
 
-def _record(session: Session) -> list[dict[str, Any]]:
+def _record(bench: Bench) -> list[dict[str, Any]]:
     """A profiler's key averages of steps after the timed ones, if asked for."""
-    if not session.resolved.spec.profile:
+    if not bench.resolved.spec.profile:
         return []
-    session.reporter.enter("profile")
-    here = session.accelerator
-    return record.profiled_steps(session.step, session.folder, here.process_index, here.device)
+    bench.reporter.enter("profile")
+    here = bench.accelerator
+    return record.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
 
 
-def dissect(session: Session) -> dict[str, Any]:
+def dissect(bench: Bench) -> dict[str, Any]:
     """Two or three more steps, untimed: the peak of each phase, and what lived at the peak."""
-    meter, trained = session.meter, session.run.trained
-    device_type = session.accelerator.device.type
+    meter, trained = bench.meter, bench.run.trained
+    device_type = bench.accelerator.device.type
     with anatomy.phase_marks(trained, meter.enter):
-        session.step()
+        bench.step()
         meter.synchronize()
     meter.close()
     found = {}
@@ -147,32 +145,32 @@ def dissect(session: Session) -> dict[str, Any]:
         return found
     for kind in dict.fromkeys((device_type, "cpu")):
         # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
-        held = () if device_type == "cuda" else vars(session.run.feed.dataset).values()
-        found[kind] = anatomy.trace_step(trained, kind, session.step, held)
+        held = () if device_type == "cuda" else vars(bench.run.feed.dataset).values()
+        found[kind] = anatomy.trace_step(trained, kind, bench.step, held)
     return found
 
 
-def _portray(session: Session) -> None:
+def _portray(bench: Bench) -> None:
     from harness.dissect import take
 
-    taken = take(session.resolved, session.run, session.log, session.meter)
-    if session.accelerator.is_main_process:
-        taken.write(session.folder / "anatomy.json")
+    taken = take(bench.resolved, bench.run, bench.log, bench.meter)
+    if bench.accelerator.is_main_process:
+        taken.write(bench.folder / "anatomy.json")
 
 
-def _prove(session: Session) -> tuple[list[float], dict[str, Any], list[Check]]:
+def _prove(bench: Bench) -> tuple[list[float], dict[str, Any], list[Check]]:
     """Losses of all ranks, each strategy's evidence, and the audit's checks."""
-    resolved, run, log = session.resolved, session.run, session.log
-    session.reporter.enter("evidence")
+    resolved, run, log = bench.resolved, bench.run, bench.log
+    bench.reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
     losses = log.all_losses(run)
     return losses, evidence, audit(resolved, run.trained, log, losses, run.digest) + checks
 
 
-def _books(session: Session, categories: dict[str, Any]) -> Rank:
+def _books(bench: Bench, categories: dict[str, Any]) -> Rank:
     """What this rank measured."""
-    meter, here = session.meter, session.accelerator
-    warmup, timed = np.split(np.array(session.log.seconds), [session.resolved.spec.warmup])
+    meter, here = bench.meter, bench.accelerator
+    warmup, timed = np.split(np.array(bench.log.seconds), [bench.resolved.spec.warmup])
     return Rank(
         rank=here.process_index,
         device=setup.to_device_note(here.device),
@@ -182,21 +180,21 @@ def _books(session: Session, categories: dict[str, Any]) -> Rank:
         host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
         host_peak_bytes=_host_peak(meter),
         pinned_bytes=pinned_bytes(),
-        nvme_bytes=_nvme_bytes(session.run),
+        nvme_bytes=_nvme_bytes(bench.run),
         warmup_seconds=warmup.tolist(),
         step_seconds=timed.tolist(),
-        phase_seconds=dict(session.reporter.phase_seconds),
+        phase_seconds=dict(bench.reporter.phase_seconds),
     )
 
 
 def _result(
-    session: Session,
+    bench: Bench,
     ranks: list[Rank],
     losses: list[float],
     checks: list[Check],
     facts: dict[str, Any],
 ) -> Result:
-    resolved, run, meter = session.resolved, session.run, session.meter
+    resolved, run, meter = bench.resolved, bench.run, bench.meter
     failed = next((c for c in checks if not c.ok), None)
     reason = f"{failed.name}: asked {failed.asked}, found {failed.found}" if failed else None
     return Result(
@@ -214,11 +212,11 @@ def _result(
         accumulation=resolved.recipe.accumulation,
         # Of a simulated world both are of one rank's own samples: no curve to compare.
         losses=[] if resolved.spec.world else losses,
-        grad_norms=[] if resolved.spec.world else session.log.all_norms(),
+        grad_norms=[] if resolved.spec.world else bench.log.all_norms(),
         ranks=ranks,
         audit=checks,
         configs=_configs(resolved, run),
-        environment=environment.describe(session.accelerator.device),
+        environment=environment.describe(bench.accelerator.device),
         **facts,
     )
 
