@@ -15,7 +15,7 @@ from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec, SpecError
 
-RECIPES = ("ddp", "zero1", "zero2", "zero3")
+RECIPES = ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
 SLACK = 0.005
 
