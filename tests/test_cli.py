@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -424,12 +423,10 @@ def test_the_readmes_table_is_the_catalogs() -> None:
     assert listing.markdown() in (project_root() / "README.md").read_text(encoding="utf-8")
 
 
-def test_answers_come_quickly_and_without_torch(monkeypatch) -> None:
+def test_answers_come_without_torch(monkeypatch) -> None:
     code = "import sys; from harness.cli import main; main(['list']); print('torch' in sys.modules)"
     monkeypatch.setattr(subprocess, "Popen", POPEN)
-    begun = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=project_root(), capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
-    assert time.perf_counter() - begun < 5

@@ -22,19 +22,26 @@ ROOT = project_root()
 SPEC = Spec(recipe="single", model="DiT-T/4", data="synthetic")
 
 
-def go(mode: str, folder: Path, timeout: float = 30.0, **options):
+def go(mode: str, folder: Path, timeout: float = 300.0, **options):
     words = [sys.executable, "-m", "tests.children.worker", mode, str(folder)]
     return launch.run(resolve(SPEC), folder, timeout=timeout, argv=lambda port: words, **options)
 
 
 def test_a_good_run_keeps_the_workers_result_and_adds_the_launch(tmp_path):
     seen = []
-    row = go("good", tmp_path, on_status=seen.append)
+
+    def on_status(status):
+        seen.append(status)
+        if status["phase"] == "measure":
+            (tmp_path / "seen").touch()
+
+    row = go("good_once_seen", tmp_path, on_status=on_status)
     assert row.status is Status.OK and row.losses == [1.0]
     assert row.launch.exit_code == 0 and row.launch.tree_peak_bytes > 1 << 20
     assert row.command == launch.display(SPEC, tmp_path) and row.started
     assert load(tmp_path / "result.json") == row
-    assert {"phase": "measure", "step": 1, "of": 2}.items() <= seen[-1].items()
+    told = [(status["phase"], status["step"], status["of"]) for status in seen]
+    assert ("measure", 1, 2) in told
 
 
 def test_the_result_decides_and_the_exit_code_is_kept(tmp_path):
@@ -60,16 +67,16 @@ def test_a_run_that_did_not_finish_says_where_and_why(tmp_path, mode, status, ph
 
 def test_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
-    row = go("hang", tmp_path, timeout=1.0)
+    row = go("hang", tmp_path, timeout=4.0)
     assert row.status is Status.TIMEOUT and row.launch.killed
     assert "phase measure, step 4" in row.reason and "--timeout" in row.way_out
 
 
 def test_a_rank_that_failed_and_hangs_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
-    row = go("fail_and_hang", tmp_path, timeout=60)
+    row = go("fail_and_hang", tmp_path)
     assert row.status is Status.FAILED and "the loss is nan" in row.reason
-    assert row.launch.wall_seconds < 50, "ended before its deadline"
+    assert row.launch.wall_seconds < 300, "ended before its deadline"
 
 
 def quick() -> dict:
@@ -88,14 +95,16 @@ def test_what_an_earlier_try_left_is_removed(tmp_path):
     assert row.status is Status.FAILED and not (tmp_path / "nvme").exists()
 
 
-def test_an_interrupted_run_is_a_row_and_then_ends_the_suite(tmp_path):
+def test_an_interrupted_run_is_a_row_and_then_ends_the_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
+
     def interrupt(status: dict) -> None:
         if status["phase"] == "measure":
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        go("good_then_hang", tmp_path, on_status=interrupt)
-    assert load(tmp_path / "result.json").status in (Status.INTERRUPTED, Status.OK)
+        go("hang", tmp_path, on_status=interrupt)
+    assert load(tmp_path / "result.json").status is Status.INTERRUPTED
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path):

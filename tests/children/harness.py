@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from harness.process import Interrupted, run_child
+from tests.children.looks import Looks
 
 mode, folder = sys.argv[1], Path(sys.argv[2])
 argv = [sys.executable, "-m", "tests.children.worker", mode, str(folder)]
@@ -19,8 +20,9 @@ try:
         cwd=Path.cwd(),
         env=dict(os.environ),
         log=folder / "log.txt",
-        timeout=60,
+        timeout=300,
         grace=0.5,
+        on_tick=Looks(folder),
         scratch=(folder / "nvme",),
     )
 except Interrupted as error:

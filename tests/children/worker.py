@@ -31,12 +31,23 @@ def failure(kind: str, message: str, phase: str = "measure", step: int = 3) -> N
     write_json(RANKS / "rank0.failure.json", {**facts, "traceback": "", "peak_bytes": 7000})
 
 
+def until_there(name: str) -> None:
+    """Wait for a file of this folder: the tests' way to say go on, whatever the machine's load."""
+    while not (FOLDER / name).exists():
+        time.sleep(0.02)
+
+
 def good() -> None:
-    status("measure", 1, 2)
-    time.sleep(1.0)
     status("measure", 2, 2)
     Result(status=Status.OK, spec=Spec(recipe="single"), losses=[1.0]).write(FOLDER / "result.json")
     status("done")
+
+
+def good_once_seen() -> None:
+    """A good run whose first step lasts until somebody has seen it."""
+    status("measure", 1, 2)
+    until_there("seen")
+    good()
 
 
 def good_then_exit_1() -> None:
@@ -72,8 +83,7 @@ def daemon() -> None:
         "time.sleep(600)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(FOLDER / "daemon.pid")], check=True)
-    while not (FOLDER / "daemon.pid").exists():
-        time.sleep(0.02)
+    until_there("daemon.pid")
 
 
 def daemon_and_hang() -> None:
@@ -122,7 +132,7 @@ def port_taken() -> None:
 
 
 def shared_memory() -> None:
-    """Segments that stay: one held open, one named after the pid, and a swap folder."""
+    """Segments that stay: one held open till seen, one named after the pid, and a swap folder."""
     held = Path(f"/dev/shm/psm_headroom_{os.getpid()}")
     (FOLDER / "nvme").mkdir()
     (FOLDER / "nvme" / "swap").write_bytes(b"x")
@@ -130,7 +140,7 @@ def shared_memory() -> None:
         stream.write(b"x")
         Path(f"/dev/shm/torch_{os.getpid()}_1_2").write_bytes(b"x")
         (FOLDER / "ready").write_text(json.dumps([str(held), f"/dev/shm/torch_{os.getpid()}_1_2"]))
-        time.sleep(2.0)
+        until_there("seen")
 
 
 def shared_memory_and_hang() -> None:
@@ -139,10 +149,12 @@ def shared_memory_and_hang() -> None:
 
 
 def fat() -> None:
-    """64 MiB here, 64 MiB in a child."""
+    """64 MiB here, 64 MiB in a child, until that much is seen."""
     block = b"x" * (64 << 20)
-    code = "import time; block = b'x' * (64 << 20); time.sleep(1.2)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys; block = b'x' * (64 << 20); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    until_there("seen")
+    child.communicate()
     print(len(block))
 
 
