@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import kernel, log, outcome, process, result, tree
+from harness import kernel, log, outcome, process, recordings, result, tree
 from harness.command import command, display, environment, free_port, inherited
 from harness.resolve import Resolved, project_root
 from harness.result import LaunchRecord, Result
@@ -29,7 +29,7 @@ TRIES = 3  # the port can be taken between its choice and its use
 STATUS_SECONDS = 0.5
 LOG_BYTES = 1 << 20  # the end of the log is enough: tracebacks come last
 PROBE_BYTES = 1 << 20
-STALE = ("ranks", "nvme", "profile", "result.json", "log.txt")
+STALE = ("ranks", "nvme", recordings.PROFILE, "result.json", "log.txt")
 
 
 class LaunchError(OSError):
@@ -131,7 +131,7 @@ def _prepare(folder: Path) -> None:
     """An empty place for the run's files, on a disk that takes them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in STALE:
+        for name in (*STALE, *recordings.left_in(folder)):
             path = folder / name
             if path.is_dir():
                 shutil.rmtree(path)
@@ -203,6 +203,7 @@ def _row(resolved: Resolved, folder: Path, facts: outcome.Facts, started: str) -
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         log_tail=log.tail(facts.log),
+        recordings=recordings.left_in(folder),
     )
 
 

@@ -8,6 +8,7 @@ memory runs out.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
+from harness import recordings
+
 __all__ = ["allocator_history", "profiled_steps"]
 
 WAIT, WARMUP, ACTIVE = 1, 1, 3
 ENTRIES = 200_000
 """Allocations and frees that the history keeps, the newest: some tens of steps."""
 SHOWN = 30
-FOLDER = "profile"
 
 
 def profiled_steps(
@@ -42,7 +44,9 @@ def profiled_steps(
     with profile(
         activities=kinds,
         schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
-        on_trace_ready=tensorboard_trace_handler(str(folder / FOLDER), "rank0", use_gzip=True),
+        on_trace_ready=tensorboard_trace_handler(
+            str(folder / recordings.PROFILE), "rank0", use_gzip=True
+        ),
         profile_memory=True,
     ) as watching:
         for _ in range(WAIT + WARMUP + ACTIVE):
@@ -71,12 +75,16 @@ def _longest(averages: Any) -> list[dict[str, Any]]:
 def allocator_history(folder: Path, rank: int) -> Iterator[None]:
     """Record the CUDA allocator's history, written on the way out: also by an out-of-memory error.
 
-    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz.
+    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. One that cannot be written is
+    said in the log; the run's own result, or the error that ended it, matters more.
     """
     torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
     try:
         yield
     finally:
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(folder / f"snapshot.rank{rank}.pickle"))
-        torch.cuda.memory._record_memory_history(enabled=None)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(recordings.history_file(folder, rank)))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        except (OSError, RuntimeError) as error:  # a full disk, a device in an error state
+            print(f"no allocator history of rank {rank}: {error}", file=sys.stderr)

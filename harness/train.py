@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from harness import fit, measure, process, record
+from harness import fit, measure, process, record, recordings
 from harness.resolve import resolve
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.status import Reporter
@@ -45,12 +45,6 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
     """The allocator's history, where it was asked for."""
     return record.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
-
-
-def _recordings(folder: Path) -> list[str]:
-    """Files for other tools that this run left, relative to its folder."""
-    found = [*folder.glob(f"{record.FOLDER}/*.json*"), *folder.glob("snapshot.rank*.pickle")]
-    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reporter.failed(error)
         raise
     if result is not None:
-        result.recordings = _recordings(options.out)
+        result.recordings = recordings.left_in(options.out)
         result.command = os.environ.get("HEADROOM_COMMAND", "")
         result.write(options.out / "result.json")
         shutil.rmtree(options.out / "nvme", ignore_errors=True)

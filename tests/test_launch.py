@@ -65,6 +65,11 @@ def test_a_run_that_did_not_finish_says_where_and_why(tmp_path, mode, status, ph
     assert load(tmp_path / "result.json") == row
 
 
+def test_what_a_run_recorded_before_it_was_killed_is_named_and_then_replaced(tmp_path):
+    assert go("killed_while_recorded", tmp_path).recordings == ["snapshot.rank0.pickle"]
+    assert go("killed", tmp_path).recordings == []
+
+
 def test_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
     row = go("hang", tmp_path, timeout=4.0)

@@ -14,8 +14,8 @@ from test_report_data import cpu_set
 
 from harness import cli, matrix, record
 from harness.machine import recall
-from harness.report import grouping, write_report
-from harness.result import Status, load
+from harness.report import grouping, words, write_report
+from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.suite_run import plan
 
@@ -70,6 +70,18 @@ def test_a_recorded_run_is_shown_and_not_ranked(recorded, tmp_path):
             assert "not ranked" in text and "aten::addmm" in text and "profile/rank0." in text
         if path.suffix == ".csv":
             assert len(text.splitlines()) == 1
+
+
+def test_a_recorded_run_that_ran_out_of_memory_shows_its_history(tmp_path):
+    spec = Spec(recipe="ddp", global_batch=16, snapshot=True)
+    row = Result(
+        status=Status.GPU_OOM, spec=spec, reason="no", recordings=["snapshot.rank0.pickle"]
+    )
+    report = grouping.build([row], [])
+    assert [one.result for one in report.unfinished] == report.recorded == [row]
+    assert words.summary(report) == "No run finished: 1 gpu_oom (ddp)."
+    texts = {path.suffix: path.read_text() for path in write_report([row], [], tmp_path)}
+    assert all("snapshot.rank0.pickle" in texts[suffix] for suffix in (".html", ".md"))
 
 
 def test_one_flag_makes_every_row_a_recorded_one(capsys):

@@ -15,6 +15,7 @@ from harness.loop import Log, Run, optimizer_step
 from harness.meter import Meter
 from harness.portrait import Kept, OpCost, Portrait, Timeline
 from harness.resolve import Resolved
+from strategies.support import forward
 
 __all__ = ["take"]
 
@@ -113,6 +114,5 @@ def _costs(run: Run, log: Log, meter: Meter) -> list[OpCost]:
 
 
 def _dtype(run: Run) -> torch.dtype:
-    """The type in which the recipe's matrix products run."""
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return low.get(run.trained.accelerator.mixed_precision, torch.float32)
+    """The type in which the recipe's matrix products ran."""
+    return getattr(torch, forward.compute_dtype(run.trained))

@@ -54,7 +54,11 @@ def build(
     ]
     ranked = [result for result in done if not result.spec.recorded]
     groups = _groups(_rows(ranked, gone, predictions or {}), suite.reference)
-    recorded = [result for result in done if result.spec.recorded]
+    recorded = [
+        result
+        for result, status, _ in ended
+        if result.spec.recorded and (status is Status.OK or result.recordings)
+    ]
     return Report(
         suite=suite, groups=groups, unfinished=gone, recorded=recorded, skipped=list(skipped)
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.report import derive, surroundings, units
 from harness.report.rows import Group, Report, Row, label
+from harness.result import Status
 
 __all__ = ["Answer", "Fit", "answers", "fits", "stamp", "summary"]
 
@@ -252,12 +253,13 @@ def summary(report: Report) -> str:
     gone: dict[str, list[str]] = {}
     for one in report.unfinished:
         gone.setdefault(one.status.value, []).append(one.label)
-    if report.recorded:
-        gone["recorded"] = [label(result.spec) for result in report.recorded]
+    recorded = [label(result.spec) for result in report.recorded if result.status is Status.OK]
+    if recorded:
+        gone["recorded"] = recorded
     if not rows and not gone:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in gone.items()]
     text = ", ".join([f"{rows} measured", *counts])
-    if report.recorded and not rows:
+    if recorded and not rows:
         return f"Nothing to rank: {', '.join(counts)}."
     return f"{text}." if rows else f"No run finished: {', '.join(counts)}."

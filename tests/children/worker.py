@@ -114,6 +114,11 @@ def fail_and_hang() -> None:
     time.sleep(600)
 
 
+def killed_while_recorded() -> None:
+    (FOLDER / "snapshot.rank0.pickle").write_bytes(b"x")
+    killed()
+
+
 def killed() -> None:
     status("measure", 5, 9)
     os.kill(os.getpid(), signal.SIGKILL)
