@@ -1,4 +1,8 @@
-"""AdamW for weights that are bfloat16 and have no float32 copy."""
+"""AdamW for weights that are bfloat16 and have no float32 copy.
+
+Ours: torch's AdamW rounds to the nearest, and torchao's AdamW of whole moments, which can round by
+chance, is a private class of 0.18 that compiles its step; neither has a compensated sum.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +41,15 @@ def make(base: Any) -> Any:
     import torch
 
     class Bf16AdamW(base):
-        """AdamW, tensor by tensor in float32; ``rescued`` counts the elements of the first step
-        that plain rounding would have left where they were, and that moved or were carried.
-        Chance is drawn alike on all ranks, or replicas would drift apart."""
+        """AdamW, tensor by tensor in float32; ``rescued`` counts the elements of this process's
+        first step that plain rounding would have left where they were, and that moved or were
+        carried. Chance follows from the step and the tensor's place: alike on all ranks, or
+        replicas would drift apart, and after a resume."""
 
-        rescued, generator = 0, None
+        def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+            super().__init__(params, defaults)
+            self.rescued, self.generator = 0, None
+            self.places: dict[Any, int] = {}
 
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
@@ -56,6 +64,8 @@ def make(base: Any) -> Any:
                 names = ("exp_avg", "exp_avg_sq", "carried")
                 state.update({n: torch.zeros_like(p) for n in names[: 2 + group["kahan"]]})
             state["step"] += 1
+            first = p not in self.places
+            self._draw_anew(p, int(state["step"]))
             update, moments = _update(p, state, group)
             for name, moment in moments.items():
                 state[name].copy_(moment if group["kahan"] else self._by_chance(moment))
@@ -65,13 +75,16 @@ def make(base: Any) -> Any:
             else:
                 written = self._by_chance(p.float() + update)
                 moved = written != p
-            if state["step"] == 1:
+            if first:
                 stuck = (p.float() + update).to(p.dtype) == p
                 self.rescued += int((stuck & moved & (update != 0)).sum())
             p.copy_(written)
 
+        def _draw_anew(self, p: Any, step: int) -> None:
+            self.generator = self.generator or torch.Generator(p.device)
+            self.generator.manual_seed(step << 20 | self.places.setdefault(p, len(self.places)))
+
         def _by_chance(self, exact: Any) -> Any:
-            self.generator = self.generator or torch.Generator(exact.device).manual_seed(0)
             return rounded_by_chance(exact, self.generator)
 
     return Bf16AdamW

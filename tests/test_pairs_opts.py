@@ -219,6 +219,7 @@ def test_samples_are_drawn_from_an_edited_model(text, train_here, tmp_path):
 RESUMED = [
     "single+adam8bit+lora", "single+adam8bit:lib=torchao", "single+adam4bit", "single+adafactor",
     "single+muon+optimizer_in_backward", "single+sgd", "single+prune+ema", "single+qlora",
+    "single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan",
 ]  # fmt: skip
 
 
