@@ -182,7 +182,11 @@ def done(
     gpu = spec.device == "cuda"
     losses, norms = curves(shift)
     kind = "bfloat16" if "bf16" in recipe else "float32"
-    precise = {"compute_dtype": kind, **({} if kind == "bfloat16" else {"tf32": False})}
+    stored = kind if stage else "float32"
+    precise = {
+        **{"compute_dtype": kind, "parameters": stored, "master": "float32", "moments": "float32"},
+        **({} if kind == "bfloat16" else {"tf32": False}),
+    }
     engine = "DEEPSPEED" if stage else "MULTI_GPU" if gpu else "MULTI_CPU"
     sharding = recipe.partition("+")[0]
     return Result(

@@ -95,6 +95,8 @@ def test_rates_are_of_the_whole_job():
         ({"bf16": {"compute_dtype": "bfloat16"}}, "bfloat16"),
         ({"ddp": {"wrapper": "x"}, "fp32": {"compute_dtype": "float32", "tf32": True}}, "tf32"),
         ({"fp32": {"compute_dtype": "float32", "tf32": False}}, "float32"),
+        ({"fp8": {"compute_dtype": "bfloat16", "float8_products": 48}}, "float8"),
+        ({"fp8": {"compute_dtype": "bfloat16", "float8_products": 0}}, "bfloat16"),
         ({"ddp": {}}, None),
         ({}, None),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report import units
+from harness.report import derive, units
 from harness.report.rows import Row, Unfinished
 from harness.result import Categories
 
@@ -195,10 +195,22 @@ TIME = (
     Column("Repeats", _number("repeats"), "count"),
     Column("Between repeats %", _number("repeat_spread_fraction"), "percent"),
     Column("TFLOP/s a device", _number("flops_per_second_device"), "tera"),
-    Column("Computes in", _number("precision")),
     Column("Set-up s", _number("setup_seconds"), "seconds"),
     Column("Warm-up s", _number("warmup_seconds"), "seconds"),
     Column("Whole run s", _number("wall_seconds"), "seconds"),
+)
+
+
+def _type(key: str) -> Callable[[Row], Any]:
+    return lambda row: derive.types(row.first.evidence).get(key) or None
+
+
+TYPES = (
+    RECIPE,
+    Column("Products", _number("precision")),
+    Column("Weights in the model", _type("parameters")),
+    Column("Weights that are updated", _type("master")),
+    Column("Moments", _type("moments")),
 )
 
 

@@ -86,13 +86,19 @@ def flops_per_second(flops_per_step: float, median_seconds: float) -> float | No
     return flops_per_step / median_seconds if flops_per_step > 0 else None
 
 
+def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a precision strategy read back: the types of compute, parameters, master, moments."""
+    read = (facts for facts in evidence.values() if isinstance(facts, dict))
+    return next((facts for facts in read if facts.get("compute_dtype")), {})
+
+
 def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
-    """The type matrix products ran in, as a strategy read it back; "tf32" for rounded float32."""
-    for facts in evidence.values():
-        kind = facts.get("compute_dtype") if isinstance(facts, dict) else None
-        if kind:
-            return "tf32" if kind == "float32" and facts.get("tf32") else str(kind)
-    return None
+    """The type matrix products ran in; "tf32" for rounded float32, "float8" where blocks' do."""
+    facts = types(evidence)
+    kind = facts.get("compute_dtype")
+    if facts.get("float8_products"):
+        return "float8"
+    return "tf32" if kind == "float32" and facts.get("tf32") else kind
 
 
 def mfu(flops_device: float | None, device: str, kind: str | None) -> float | None:

@@ -95,7 +95,7 @@ def _group(group: Group, index: int, several: bool) -> str:
     reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
     parts.append(f"<h3>{reference}</h3>" + html_parts.grid(grids["ranking"]))
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("parity", "memory", "host", "predicted", "buckets"):
+    for key in ("types", "parity", "memory", "host", "predicted", "buckets"):
         if grids[key].lines:
             said = predicted.summary(group) if key == "predicted" else ""
             head = tag("h3", grids[key].title) + (tag("p", said) if said else "")

@@ -8,7 +8,18 @@ from harness.report.rows import Group, Report
 __all__ = ["grid_lines", "render", "render_story"]
 
 SHOWN = (
-    *("effects", "phases", "split", "memory", "host", "predicted", "time", "parity", "buckets"),
+    *(
+        "effects",
+        "phases",
+        "split",
+        "memory",
+        "host",
+        "types",
+        "predicted",
+        "time",
+        "parity",
+        "buckets",
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report import units
+from harness.report import derive, units
 from harness.report.columns import (
     BUCKETS,
     HOST_SPLIT,
@@ -24,6 +24,7 @@ from harness.report.columns import (
     SIMULATED,
     SPLIT,
     TIME,
+    TYPES,
     UNFINISHED,
     Column,
     fullest_host,
@@ -72,6 +73,8 @@ NOTES = {
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
     "own trace (rank 0). Run: the whole run, against Peak; without a GPU that is a process's "
     "resident high-water mark, which has libraries' scratch in it that no tensor holds.",
+    "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
+    "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did.",
 }
 
@@ -126,6 +129,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
         grid("host", "What the host holds", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
         grid("memory", "Memory, all counts", MEMORY, rows),
         grid("time", "Time", TIME, rows),
+        grid("types", "Precision", TYPES, [r for r in rows if derive.types(r.first.evidence)]),
         grid("parity", "Same computation?", PARITY, compared),
         grid("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
         grid("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
