@@ -2,8 +2,8 @@
 
 The VAE is diffusers' AutoencoderKL in the shape of the one that DiT trains with (stabilityai's
 sd-vae-ft: 8x downsampling, 4 channels), or a small one for machines without a GPU. Its weights
-are random: memory and speed are those of a trained one, the latents mean nothing. Only its
-encoder is built. Its work is not in the FLOPs of a row.
+are random: memory and speed are those of a trained one, the latents mean nothing. The decoder lies
+in memory too, unused, as it does for those trainers. Its work is not in the FLOPs of a row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["DOWNSAMPLING", "SCALE", "WIDTHS", "Images"]
 
 DOWNSAMPLING = 8
 WIDTHS = {"vae": (128, 256, 512, 512), "vae_small": (32, 32, 64, 64)}
-"""Channels of the encoder's four stages."""
+"""Channels of the four stages."""
 SCALE = 0.18215
 """What the public trainers multiply latents by, to unit variance."""
 SEED = 0
@@ -31,10 +31,10 @@ class Images:
     """Random images on the device; fetching encodes them, without gradients."""
 
     def __init__(self, kind: str, facts: DataFacts, device: torch.device | str):
-        from diffusers.models.autoencoders.vae import Encoder
+        from diffusers import AutoencoderKL
 
         # The library is loaded now, and its model built later: only the model is memory of a run.
-        self._make, self.kind = Encoder, kind
+        self._make, self.kind = AutoencoderKL, kind
         self.facts, self.device = facts, torch.device(device)
         rng, side = np.random.default_rng(SEED), facts.input_size * DOWNSAMPLING
         pixels = rng.integers(256, size=(facts.size, 3, side, side), dtype=np.uint8)
@@ -42,21 +42,19 @@ class Images:
         self.labels = torch.from_numpy(rng.integers(facts.classes, size=facts.size)).to(self.device)
 
     @functools.cached_property
-    def encoder(self) -> Any:
+    def vae(self) -> Any:
         """Built at the first fetch, so that a meter that began before it counts its bytes."""
         widths = WIDTHS[self.kind]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            encoder = self._make(
-                in_channels=3,
-                out_channels=self.facts.channels,
+            vae = self._make(
+                latent_channels=self.facts.channels,
                 down_block_types=("DownEncoderBlock2D",) * len(widths),
+                up_block_types=("UpDecoderBlock2D",) * len(widths),
                 block_out_channels=widths,
                 layers_per_block=2,
-                norm_num_groups=32,
-                double_z=True,
             )
-        return encoder.requires_grad_(False).eval().to(self.device)
+        return vae.requires_grad_(False).eval().to(self.device)
 
     @torch.no_grad()
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -64,8 +62,8 @@ class Images:
         so that equal samples give equal latents."""
         chosen = torch.from_numpy(np.array(indices)).to(self.device)
         images = self.pixels[chosen].float() / 127.5 - 1
-        moments = self.encoder(images)
-        return moments[:, : self.facts.channels] * SCALE, self.labels[chosen]
+        latents = self.vae.encode(images).latent_dist.mode()
+        return latents * SCALE, self.labels[chosen]
 
     def expect(self, indices: np.ndarray) -> None:
         """Nothing to read."""
