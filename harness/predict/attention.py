@@ -15,7 +15,7 @@ from typing import Any
 
 from strategies.base import BadInput
 
-__all__ = ["ORDERS", "USUAL", "NoKernel", "choose", "of_operations", "preferred", "taken"]
+__all__ = ["ORDERS", "USUAL", "WORDS", "NoKernel", "choose", "of_operations", "preferred", "taken"]
 
 ORDERS = {
     "efficient": ("efficient", "math"),
@@ -23,6 +23,13 @@ ORDERS = {
     "cudnn": ("cudnn", "flash", "efficient", "math"),
 }
 """The kernel that a kind of card prefers for 16 bits -> its kernels, in torch's order."""
+WORDS = {
+    "efficient": "memory-efficient (flash begins with compute capability 8.0)",
+    "flash": "flash for 16 bits, memory-efficient for float32",
+    "cudnn": "cuDNN's for 16 bits (flash, where cuDNN is older than that of torch's CUDA 13 "
+    "wheels), memory-efficient for float32",
+}
+"""Kind of card -> how it computes attention, in a sentence."""
 USUAL = "flash"
 """The kind of a card whose compute capability is not known."""
 HALF = ("float16", "bfloat16")
