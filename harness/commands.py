@@ -18,7 +18,7 @@ from harness.doctor import needed_ops, print_doctor
 from harness.machine import Machine, examine, recall
 from harness.options import add_settings, seconds
 from harness.plan_text import PlanProgress
-from harness.predict import pool
+from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
 from harness.progress import Progress, make_console
@@ -198,10 +198,12 @@ def _predict(results: Sequence[Result], out: Path, console: Console) -> None:
 
     After the runs, so that it disturbs no measurement; it never fails one.
     """
-    done = [resolve(r.spec) for r in results if r.status is Status.OK]
-    rows = [row for row in done if not load_prediction(_prediction_file(row, out))]
+    done = [r for r in results if r.status is Status.OK]
+    resolved = [resolve(r.spec) for r in done]
+    rows = [row for row in resolved if not load_prediction(_prediction_file(row, out))]
     if not rows:
         return
+    kind = attention.taken(done[0].environment)  # alike in all, by their identity
     progress = PlanProgress(console)
     progress.begin([str(row.recipe) for row in rows], pool.default_jobs())
 
@@ -211,7 +213,7 @@ def _predict(results: Sequence[Result], out: Path, console: Console) -> None:
         progress.done(index, found)
 
     with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
-        pool.predict_all(rows, out / "predictions", done=keep)
+        pool.predict_all(rows, out / "predictions", kind=kind, done=keep)
 
 
 def _prediction_file(row: Resolved, out: Path) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.capability import shortfall
 from harness.lint import lint_resolved
 from harness.linting import lint_spec, own_findings
 from harness.machine import Machine
@@ -18,7 +19,7 @@ from harness.spec import Spec
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
 
-__all__ = ["Lack", "lacks", "needed_ops", "notes", "obstacle", "print_doctor"]
+__all__ = ["Lack", "card_lacks", "lacks", "needed_ops", "notes", "obstacle", "print_doctor"]
 
 SWAP_BYTES = 16 * 1.2
 """NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
@@ -35,7 +36,7 @@ WAYS = {
     "cpu_adam": "install a compiler and ninja: apt-get install g++ ninja-build "
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
-    "bf16": "leave bf16 out; float32 runs everywhere",
+    "bf16": "leave bf16 out; float32 runs everywhere, fp16 on any NVIDIA GPU",
     "sparse24": "run it on an NVIDIA GPU since Ampere (--device cuda), or leave sparse24 out",
     "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
     "fp16": "use bf16, which needs no scaling of the loss",
@@ -92,7 +93,7 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need in ("cpu_adam", "async_io"):
         return _lacks_op(need, probe["ops"].get(need), machine)
     if need in NUMBERS and spec.device == "cpu":
-        return _lacks_ability(need, NUMBERS[need][1])
+        return _lacks_ability(need, NUMBERS[need])
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
 
 
@@ -110,12 +111,21 @@ def _lacks_ability(need: str, reason: str) -> Lack | None:
 
 
 def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Lack | None:
-    """2:4 sparse products are of NVIDIA GPUs from compute capability 8.0 on."""
+    """2:4 sparse products are of NVIDIA GPUs alone, and not of all."""
     if spec.device != "cuda":
         return Lack("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
     known = (machine.probe or {}).get("gpus", [])
-    old = [gpu["name"] for gpu in known if tuple(gpu["capability"]) < (8, 0)]
-    return Lack(f"{old[0]} has no sparse cores", WAYS["sparse24"]) if old else None
+    found = (card_lacks(["sparse24"], gpu["name"], tuple(gpu["capability"])) for gpu in known)
+    return next(filter(None, found), None)
+
+
+def card_lacks(needs: Iterable[str], card: str, capability: tuple[int, int] | None) -> Lack | None:
+    """The first of ``needs`` that ``card`` is too old for; None where its age is not known."""
+    for need in needs if capability else ():
+        reason = shortfall(need, capability, card)
+        if reason:
+            return Lack(reason, WAYS[need.partition("_")[0]])
+    return None
 
 
 def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | None:

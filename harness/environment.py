@@ -9,12 +9,13 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from harness import kernel
 from harness.identity import code
 from harness.resolve import project_root
 
-__all__ = ["describe"]
+__all__ = ["attention", "describe"]
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "numpy")
 
@@ -43,8 +44,19 @@ def describe(device: torch.device) -> dict[str, Any]:
             "cuda": torch.version.cuda,
             "driver": _driver(),
             "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"),
+            "attention": attention(device),
         }
     return facts
+
+
+def attention(device: torch.device) -> dict[str, str]:
+    """Type -> the backend that torch takes for attention on this device where none is forced."""
+    found = {}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        q_BNTK = torch.ones(1, 1, 128, 64, dtype=dtype, device=device, requires_grad=True)
+        chosen = SDPBackend(torch._fused_sdp_choice(q_BNTK, q_BNTK, q_BNTK))
+        found[str(dtype).removeprefix("torch.")] = chosen.name
+    return found
 
 
 def _version(name: str) -> str | None:

@@ -21,10 +21,10 @@ WATCHERS = {
     *("__main__.py", "cli.py", "commands.py", "training.py", "listing.py", "progress.py"),
     *("portraying.py", "portrait.py", "lint.py", "linting.py", "one_row.py", "options.py"),
     *("doctor.py", "machine.py", "gpus.py", "probe.py", "matrix.py", "suite_file.py", "report"),
-    "suite_run.py",
+    *("suite_run.py", "capability.py"),
 }
 """Parts of ``harness`` that plan, show and tell: a change there changes no measurement."""
-DECISIVE = ("PYTORCH_", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
+DECISIVE = ("PYTORCH_", "TORCH_CUDNN", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
 """Variables of the caller's that change what is measured."""
 DRIVER = Path("/proc/driver/nvidia/version")
 

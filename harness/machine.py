@@ -149,7 +149,7 @@ def _cache_path(machine: Machine) -> Path:
         [os.environ.get(n) for n in ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CFLAGS", "LDFLAGS")],
         machine.device_names,
         [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
-        _text(str(project_root() / "harness" / "probe.py")),
+        [_text(str(project_root() / "harness" / n)) for n in ("probe.py", "capability.py")],
     ]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"headroom-{os.getuid()}" / f"probe-{key}.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import matrix, presets, suite_file
 from harness.options import check_file
 from harness.plan_text import PlanProgress, print_plan
-from harness.predict import fit, gpus, pool
+from harness.predict import attention, fit, gpus, pool
 from harness.predict.fit import Fit
 from harness.predict.gpus import Gpu
 from harness.progress import make_console
@@ -81,16 +81,25 @@ def plan(options: argparse.Namespace) -> int:
         if options.json:
             write_json(options.json, largest_as_json(found, asked))
         return 0
-    progress = PlanProgress(console)
-    progress.begin([str(one.recipe) for one in asked.resolved], jobs)
-    predictions = pool.predict_all(asked.resolved, folder, jobs=jobs, done=progress.done)
-    progress.end()
-    pairs = zip(asked.resolved, predictions, strict=True)
-    fits = [fit.judge(resolved, prediction, asked.gpu) for resolved, prediction in pairs]
+    fits = fits_of(asked, folder, jobs, PlanProgress(console))
     print_plan(fits, asked.refused, console)
     if options.json:
         write_json(options.json, as_json(fits, asked))
     return 0
+
+
+def fits_of(asked: Asked, folder: Path, jobs: int, progress: PlanProgress) -> list[Fit]:
+    """Each recipe against the card; what the card cannot run is not predicted."""
+    gpu, lacks = asked.gpu, [fit.lack_of(one, asked.gpu) for one in asked.resolved]
+    able = [one for one, lack in zip(asked.resolved, lacks, strict=True) if not lack]
+    progress.begin([str(one.recipe) for one in able], jobs)
+    kind = attention.preferred(gpu.capability)
+    found = iter(pool.predict_all(able, folder, kind=kind, jobs=jobs, done=progress.done))
+    progress.end()
+    return [
+        fit.cannot(one, gpu, lack) if lack else fit.judge(one, next(found), gpu)
+        for one, lack in zip(asked.resolved, lacks, strict=True)
+    ]
 
 
 def largest_as_json(found: Sequence[Largest], asked: Asked) -> dict[str, object]:
@@ -105,7 +114,8 @@ def largest_as_json(found: Sequence[Largest], asked: Asked) -> dict[str, object]
 
     rows = [{**vars(one), "fits": side(one.fits), "over": side(one.over)} for one in found]
     refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
-    return {"gpu": dataclasses.asdict(asked.gpu), "rows": rows, "refused": refused}
+    given = {"gpu": dataclasses.asdict(asked.gpu), "assumed": fit.assumed(asked.gpu)}
+    return {**given, "rows": rows, "refused": refused}
 
 
 def as_json(fits: Sequence[Fit], asked: Asked) -> dict[str, object]:
@@ -113,11 +123,13 @@ def as_json(fits: Sequence[Fit], asked: Asked) -> dict[str, object]:
     best = fit.fastest(fits)
     return {
         "gpu": dataclasses.asdict(asked.gpu),
+        "assumed": fit.assumed(asked.gpu),
         "fastest": best.label if best else None,
         "rows": [
             {
                 "recipe": one.label,
                 "verdict": one.verdict,
+                "lack": one.lack,
                 "need_bytes": one.need_bytes,
                 "least_bytes": one.least_bytes,
                 "margin_bytes": one.margin_bytes,

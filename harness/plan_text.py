@@ -29,8 +29,9 @@ SHOWN = {
     "activ": ("activations", "recomputed", "autocast"),
     "other": ("temporaries",),
 }
-WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted"}
-LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim"}
+WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted",
+        "cannot": "cannot run"}  # fmt: skip
+LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim", "cannot": "dim"}
 
 
 class PlanProgress:
@@ -80,7 +81,7 @@ def print_plan(fits: Sequence[Fit], refused: Sequence[tuple[str, str]], console:
 
 
 def _order(one: Fit) -> tuple[int, float]:
-    rank = ["fits", "tight", "no", "unknown"].index(one.verdict)
+    rank = ["fits", "tight", "no", "unknown", "cannot"].index(one.verdict)
     speed = one.samples_per_second or 0.0
     return (rank, -speed if rank < 2 else float(one.need_bytes or 0))
 
@@ -124,8 +125,9 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
+    notes += [fit.assumed(fits[0].gpu), *fit.lacking(fits)]
     for one in fits:
-        if one.prediction.method != "trace":
+        if not one.lack and one.prediction.method != "trace":
             how = "closed form" if one.prediction.method == "closed form" else "not predicted"
             notes.append(f"* {one.label}: {how}: {one.prediction.reason}")
         notes += [f"{one.label}: {note}" for note in one.prediction.notes]

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
+from harness.capability import shortfall
 from harness.process import own_tools_first
 
 __all__ = ["NUMBERS", "OPS", "PACKAGES", "facts", "main"]
@@ -79,8 +80,7 @@ def _torch() -> dict[str, Any]:
     gpus = [_gpu(torch, i) for i in range(torch.cuda.device_count())] if cuda else []
     bf16 = {"cpu": reason_against(lambda: _bf16_product(torch))}
     if gpus:
-        slow = [g["name"] for g in gpus if not g["bf16"]]
-        bf16["cuda"] = f"{slow[0]} computes no bfloat16 of its own" if slow else ""
+        bf16["cuda"] = _too_old("bf16", gpus)
     build = {"version": torch.__version__, "cuda": torch.version.cuda}
     backends = [name for name, there in checks.items() if there]
     known = {"torch": build, "gpus": gpus, "backends": backends, "bf16": bf16}
@@ -89,33 +89,32 @@ def _torch() -> dict[str, Any]:
 
 def _gpu(torch: Any, index: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
-    capability = torch.cuda.get_device_capability(index)
     return {
         "name": properties.name,
         "total_bytes": properties.total_memory,
-        "capability": list(capability),
-        "bf16": capability >= (8, 0),
+        "capability": list(torch.cuda.get_device_capability(index)),
     }
 
 
+def _too_old(need: str, gpus: list[dict[str, Any]]) -> str:
+    """Why the first GPU that is too old for ``need`` is; empty where none is."""
+    reasons = (shortfall(need, tuple(g["capability"]), g["name"]) for g in gpus)
+    return next(filter(None, reasons), "")
+
+
 NUMBERS = {
-    "fp16": ((0, 0), "accelerate and DeepSpeed train in fp16 on GPUs only"),
-    "tf32": ((8, 0), "TF32 is a rounding of NVIDIA GPUs since compute capability 8.0"),
-    "fp8": (
-        (8, 9),
-        "NVIDIA GPUs multiply fp8 since compute capability 8.9; a CPU's kernel converts it first",
-    ),
+    "fp16": "accelerate and DeepSpeed train in fp16 on GPUs only",
+    "tf32": "TF32 is a rounding of NVIDIA GPUs",
+    "fp8": "NVIDIA GPUs multiply fp8; a CPU's kernel converts it first",
 }
-"""Number format -> the compute capability it begins with, and why a CPU has it not."""
+"""Number format -> why a CPU has it not; which GPUs have it says ``harness.capability``."""
 
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Ability -> device -> why the device lacks it, empty where it does not."""
     found: dict[str, dict[str, str]] = {}
-    for name, (least, reason) in NUMBERS.items() if gpus else ():
-        slow = [g for g in gpus if tuple(g["capability"]) < least]
-        cards = [f"{reason}; {g['name']} has {'.'.join(map(str, g['capability']))}" for g in slow]
-        found[name] = {"cuda": next(iter(cards), "")}
+    for name in NUMBERS if gpus else ():
+        found[name] = {"cuda": _too_old(name, gpus)}
     for kernel in ATTENTION:
         devices = ("cpu", "cuda") if gpus else ("cpu",)
         found[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import presets
-from harness.predict import fit, pool
+from harness.predict import attention, fit, pool
 from harness.predict.fit import Fit
 from harness.predict.gpus import Gpu
 from harness.resolve import Resolved, resolve
@@ -35,7 +35,8 @@ class Largest:
     """A recipe's answer. ``fits`` is the largest size predicted to fit (None: not even the
     smallest), ``over`` the smallest that was not (None: the last of the ladder fits).
 
-    ``exact``: no size lies between the two. ``stopped``: why the search could not go on.
+    ``exact``: no size lies between the two. ``stopped``: why the search could not go on,
+    or not begin.
     """
 
     recipe: str
@@ -127,13 +128,15 @@ def _search(
     asked: Sequence[Resolved], sizes: Ladder, gpu: Gpu, folder: Path, jobs: int, progress: Any
 ) -> list[Largest]:
     """Rounds of one prediction for each recipe whose bracket is open."""
-    states = [_State(-1, len(sizes.weights)) for _ in asked]
+    top = len(sizes.weights)
+    states = [_State(-1, top, stopped=fit.lack_of(one, gpu)) for one in asked]
+    kind = attention.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
         tries = [_next(states[i], sizes.weights) for i in active]
         rows = [sizes.at(asked[i], index) for i, index in zip(active, tries, strict=True)]
         progress.begin([f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs)
-        found = pool.predict_all(rows, folder, jobs=jobs, done=progress.done)
+        found = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
         progress.end()
         for i, index, row, prediction in zip(active, tries, rows, found, strict=True):
             _narrow(states[i], index, fit.judge(row, prediction, gpu), sizes.named(row))

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.plan_text import gib
+from harness.predict import fit
 from harness.predict.fit import Fit
 from harness.report.terminal import folded
 from harness.report.units import GIB
@@ -46,6 +47,7 @@ def print_largest(found: Sequence[Largest], what: str, asked: Asked, console: Co
             console.print(f"{escape(one.recipe)}: {escape(line)}", highlight=False)
     for recipe, reason in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
+    console.print(fit.assumed(asked.gpu), style="dim", highlight=False)
     text = "Every size in the table was predicted by itself, none by a line through others."
     console.print(text, style="dim", highlight=False)
 

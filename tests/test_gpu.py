@@ -7,8 +7,10 @@ import torch
 from conftest import launched
 
 from harness.doctor import obstacle
+from harness.environment import attention
 from harness.machine import examine
 from harness.meter import CudaMeter
+from harness.predict.attention import ORDERS, choose, preferred
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec
@@ -62,6 +64,14 @@ def test_the_meter_counts_tensors():
     meter.close()
     assert meter.phases["a"].allocated >= 64 * 2**20
     assert meter.phases["b"].allocated >= 64 * 2**20  # it was there when b began
+
+
+def test_torch_takes_the_kernels_of_attention_that_predictions_take():
+    kind = preferred(torch.cuda.get_device_capability())
+    if kind == "cudnn" and (torch.backends.cudnn.version() or 0) <= 91500:
+        kind = "flash"  # the wheels of CUDA 12: what a plan says of them
+    for dtype, backend in attention(torch.device("cuda", 0)).items():
+        assert backend.lower().startswith(choose(kind, dtype, 64, False, ORDERS[kind])), dtype
 
 
 def test_offloaded_activations_leave_the_device():

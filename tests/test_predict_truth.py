@@ -19,8 +19,10 @@ from harness.loop import Log, optimizer_step
 from harness.predict import pool
 from harness.predict.peak import peak
 from harness.predict.simulate import simulate, trace_training
+from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from strategies.attend import KERNELS
 
 BASE = Spec(recipe="single", model="DiT-T/2", data="synthetic", global_batch=8)
 LIMIT = 0.005
@@ -125,6 +127,48 @@ def test_a_gpu_s_autocast_keeps_what_cuda_s_keeps():
     assert not {op for op in ops if "bmm" in op or "softmax" in op}
 
 
+MODELLED = {
+    "naive": [],
+    "math": ["math"],
+    "efficient": ["efficient"],
+    "flash": ["flash"],
+    "cudnn": ["cudnn"],
+    "flex": None,  # compiled: not traced
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_forced_kernel_of_attention_is_the_one_that_is_modelled(kernel):
+    resolved = on_gpu(f"single+bf16+attend:kernel={kernel}", "DiT-T/4", 4)
+    found = predict(resolved)
+    if MODELLED[kernel] is None:
+        assert found.method == "none" and "compiled" in found.reason
+        return
+    assert found.method == "trace" and found.attention == MODELLED[kernel], found.reason
+    scores = [w for w in found.work if w.kind == "attention" and w.phase == "backward"]
+    assert bool(scores) == (kernel not in ("naive", "math"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "kernel"),
+    [
+        ("single+bf16", "cudnn", "cudnn"),
+        ("single+bf16", "flash", "flash"),
+        ("single", "cudnn", "efficient"),
+        ("single", "efficient", "efficient"),
+    ],
+)
+def test_the_kernel_of_attention_follows_from_the_card(recipe, kind, kernel):
+    assert simulate(on_gpu(recipe, "DiT-T/4", 4), kind).attention == [kernel]
+
+
+def test_attention_that_no_kernel_takes_is_not_predicted():
+    wide = "DiT-T/4:depth=2,hidden=512,heads=1"
+    found = predict(on_gpu("single+bf16+attend:kernel=flash", wide, 4))
+    said = "flash attention does not take bfloat16 heads of 512 on such a card; naive and math do"
+    assert (found.method, found.reason, found.bytes) == ("none", said, None)
+
+
 def test_replicas_hold_a_bucket_byte_for_every_byte_of_gradient():
     """Torch's own reducer, on one real rank, against the class that stands for it."""
     resolved = on_gpu("ddp", "DiT-T/2", 4, 2)
@@ -167,9 +211,8 @@ def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
 
 def test_what_cannot_be_traced_says_why_and_falls_back(monkeypatch):
     from harness.predict import simulate as module
-    from harness.predict.worker import predict
 
-    def stumble(resolved: Resolved) -> None:
+    def stumble(resolved: Resolved, kind: str) -> None:
         raise NotImplementedError("a kernel that knows no tensors without storage")
 
     monkeypatch.setattr(module, "simulate", stumble)

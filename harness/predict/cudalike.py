@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from harness.predict import attention
 from harness.predict.shortcuts import stays_in_backward
 from harness.predict.world import GPU
 
@@ -47,10 +48,11 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 class CudaLike(TorchFunctionMode):
-    """Active for the whole of a prediction for a GPU."""
+    """Active for the whole of a prediction for a GPU; ``kind`` is the card's (``attention``)."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
+        self.kind = kind
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +62,7 @@ class CudaLike(TorchFunctionMode):
         elif self._copies:
             self._copies.clear()
         if func is ATTENTION:
-            return attend(*args, **kwargs)
+            return self._attend(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _autocast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -88,6 +90,23 @@ class CudaLike(TorchFunctionMode):
             self._copies[id(leaf)] = (leaf, leaf.to(dtype))
         return self._copies[id(leaf)][1]
 
+    def _attend(
+        self, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *given: Any,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Attention by the kernel that torch would take on such a card, or its plain products."""
+        if q.device.type != GPU:
+            return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
+        dtype, masked = str(q.dtype).removeprefix("torch."), attn_mask is not None
+        kernel = attention.choose(self.kind, dtype, q.shape[-1], masked, _allowed())
+        if kernel == "math":
+            return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
+        fused = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+        # Flash takes no mask; the others' flag keeps the log-sum-exp, which backward needs.
+        between = () if kernel == "flash" else (attn_mask, True)
+        causal = bool(given[0] if given else more.get("is_causal", False))
+        return fused(q, k, v, *between, dropout_p, causal)[0]
+
     def forget(self) -> None:
         """The outermost autocast ends: its copies of weights live on in backward alone."""
         self._copies.clear()
@@ -99,36 +118,22 @@ def _eligible(leaf: Any) -> bool:
     return is_tensor and leaf.is_floating_point() and leaf.dtype is not torch.float64
 
 
-def attend(
-    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *given: Any, **more: Any
-) -> Any:
-    """Attention by the kernel that CUDA would take: flash for 16 bits, efficient for 32.
-
-    Honours ``torch.nn.attention.sdpa_kernel``; what neither takes falls to plain products.
-    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order of backends;
-    flash wants 16 bits, no mask and heads up to 256; efficient wants aligned heads).
-    """
-    if q.device.type != GPU:
-        return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
-    ops, switches = torch.ops.aten, torch.backends.cuda
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    causal = bool(given[0] if given else more.get("is_causal", False))
-    if half and attn_mask is None and q.shape[-1] <= 256 and switches.flash_sdp_enabled():
-        out = ops._scaled_dot_product_flash_attention(q, k, v, dropout_p, causal)
-    elif switches.mem_efficient_sdp_enabled():
-        # The last flag keeps the log-sum-exp, which backward needs.
-        out = ops._scaled_dot_product_efficient_attention(
-            q, k, v, attn_mask, True, dropout_p, causal
-        )
-    else:
-        return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
-    return out[0]
+def _allowed() -> set[str]:
+    """What ``torch.nn.attention.sdpa_kernel``, or a switch set by hand, leaves to choose among."""
+    switches = torch.backends.cuda
+    enabled = {
+        "flash": switches.flash_sdp_enabled(),
+        "efficient": switches.mem_efficient_sdp_enabled(),
+        "cudnn": switches.cudnn_sdp_enabled(),
+        "math": switches.math_sdp_enabled(),
+    }
+    return {name for name, there in enabled.items() if there}
 
 
 @contextlib.contextmanager
-def cuda_like() -> Iterator[CudaLike]:
-    """Make this process behave, for tensors on ``meta``, as one with a GPU."""
-    mode = CudaLike()
+def cuda_like(kind: str) -> Iterator[CudaLike]:
+    """Make this process behave, for tensors on ``meta``, as one with a GPU of that ``kind``."""
+    mode = CudaLike(kind)
     with contextlib.ExitStack() as stack:
         for target, name, stand_in in _patches(mode):
             stack.enter_context(mock.patch.object(target, name, stand_in))

@@ -1,17 +1,20 @@
-"""Does it fit this card, by how much, and how fast would it be? Pure functions. No torch."""
+"""Can this card run it, does it fit, and how fast would it be? Pure functions. No torch."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.doctor import card_lacks
+from harness.predict.attention import WORDS, preferred
 from harness.predict.gpus import Gpu
 from harness.predict.prediction import Prediction
 from harness.predict.roofline import NODE, Seconds, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
 
-__all__ = ["Fit", "fastest", "judge", "nearest"]
+__all__ = ["Fit", "assumed", "cannot", "fastest", "judge", "lack_of", "lacking", "nearest"]
 
 MARGIN = 1.05
 """What a closed form is held to be off by, at the most."""
@@ -22,7 +25,7 @@ class Fit:
     """A prediction against one card. Bytes of a GPU; ``host_bytes`` of a node of up to eight.
 
     ``verdict``: fits; tight (fits, but the allocator must give cache back to the device again and
-    again, which is slow); no; unknown.
+    again, which is slow); no; unknown; cannot (run there at all: ``lack`` says what is missing).
     """
 
     resolved: Resolved
@@ -33,6 +36,7 @@ class Fit:
     least_bytes: int | None
     host_bytes: int | None
     seconds: Seconds | None
+    lack: str = ""
 
     @property
     def label(self) -> str:
@@ -68,6 +72,39 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Fit:
         host_bytes=_host(resolved, prediction),
         seconds=_seconds(resolved, prediction, gpu),
     )
+
+
+def lack_of(resolved: Resolved, gpu: Gpu) -> str:
+    """What a recipe needs of a card and ``gpu`` is too old for, with the way out; or nothing."""
+    lack = card_lacks(resolved.needs, gpu.name, gpu.capability)
+    return f"{lack.reason} -> {lack.way_out}" if lack else ""
+
+
+def cannot(resolved: Resolved, gpu: Gpu, lack: str) -> Fit:
+    """A recipe that a card cannot run: nothing is predicted."""
+    nothing = Prediction(recipe=str(resolved.recipe), device="cuda", method="none", reason=lack)
+    return dataclasses.replace(judge(resolved, nothing, gpu), verdict="cannot", lack=lack)
+
+
+def assumed(gpu: Gpu) -> str:
+    """What a plan takes for granted of the card: its kernels of attention; or that it is taken for
+    one that can run everything."""
+    how = WORDS[preferred(gpu.capability)]
+    if gpu.capability is not None:
+        return f"Attention as torch 2.13 takes it on this card: {how}."
+    return (
+        "The compute capability of the card is not known: whether it can run bf16, tf32, fp8 or "
+        f"flash attention was not judged. Attention as from 8.0 on: {how}."
+    )
+
+
+def lacking(fits: Sequence[Fit]) -> list[str]:
+    """What the card lacks, each with the recipes that it keeps from running there."""
+    found: dict[str, list[str]] = {}
+    for one in fits:
+        if one.lack:
+            found.setdefault(one.lack, []).append(one.label)
+    return [f"Cannot run: {', '.join(labels)}: {lack}" for lack, labels in found.items()]
 
 
 def _needs(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> tuple[int | None, int | None]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from strategies.base import BadInput
 from strategies.recipe import nearest
@@ -31,6 +32,7 @@ class Gpu:
 
     ``memory_bytes``: what CUDA reports as the device's total. Bandwidths are of its memory, of
     the link between GPUs of one node, of the network between nodes, and of copies to host memory.
+    ``capability``: NVIDIA's compute capability; None where it is not known.
     ``peaks``: what its units reach in float16, bfloat16, float32 and tf32; None without the unit.
     ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
@@ -39,6 +41,7 @@ class Gpu:
     name: str
     pattern: str
     device: str
+    capability: tuple[int, int] | None
     memory_bytes: int
     bandwidth: float
     peaks: Mapping[str, float | None]
@@ -62,12 +65,13 @@ def table() -> dict[str, Gpu]:
             name=row["name"],
             pattern=row["pattern"],
             device=row["device"],
+            capability=_capability(row),
             memory_bytes=int(row["memory_gib"] * 2**30),
             bandwidth=row["bandwidth_gb_s"] * 1e9,
             peaks={kind: _flops(row[column]) for kind, column in COLUMNS.items()},
             link_bandwidth=row["link_gb_s"] * 1e9,
             network_bandwidth=row["network_gb_s"] * 1e9,
-            hopper=row["hopper"],
+            hopper=(_capability(row) or (0, 0))[0] in (9, 10),
             host_bandwidth=row["host_gb_s"] * 1e9,
         )
         for row in rows
@@ -105,10 +109,11 @@ def named(device: str) -> Gpu | None:
 
 
 def of_size(size: int) -> Gpu:
-    """A card known by its memory alone: the speed of the table's nearest in size."""
+    """A card known by its memory alone: the speed of the table's nearest in size, and nothing of
+    what that one can or cannot do."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
     name = f"{size / 2**30:.4g} GiB (speed of {like.name})"
-    return Gpu(**{**vars(like), "name": name, "memory_bytes": size})
+    return Gpu(**{**vars(like), "name": name, "memory_bytes": size, "capability": None})
 
 
 def parse_bytes(text: str) -> int:
@@ -123,6 +128,10 @@ def parse_bytes(text: str) -> int:
     if size <= 0:
         raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
     return size
+
+
+def _capability(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    return tuple(row["capability"]) if row["capability"] else None
 
 
 def _flops(tflops: float | None) -> float | None:

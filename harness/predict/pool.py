@@ -18,6 +18,7 @@ from pathlib import Path
 
 from harness import command, kernel
 from harness.predict import closed_form
+from harness.predict.attention import USUAL
 from harness.predict.prediction import Prediction, load
 from harness.resolve import Resolved, project_root
 
@@ -34,14 +35,16 @@ def default_folder() -> Path:
     return project_root() / "results" / "predictions"
 
 
-def path_of(resolved: Resolved, folder: Path) -> Path:
-    """The file of a prediction: named by the spec, the code and the versions that made it."""
-    return folder / f"{resolved.spec.key}-{_code()}.json"
+def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
+    """The file of a prediction: named by the spec, the kind of card (``attention``), the code and
+    the versions that made it."""
+    place = kind if resolved.spec.device == "cuda" else "cpu"
+    return folder / f"{resolved.spec.key}-{place}-{_code()}.json"
 
 
-def cached(resolved: Resolved, folder: Path) -> Prediction | None:
+def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
     """The prediction kept from before."""
-    return load(path_of(resolved, folder))
+    return load(path_of(resolved, folder, kind))
 
 
 @functools.cache
@@ -67,25 +70,27 @@ def predict_all(
     asked: Sequence[Resolved],
     folder: Path,
     *,
+    kind: str = USUAL,
     done: Callable[[int, Prediction], None] = lambda index, prediction: None,
     jobs: int | None = None,
     timeout: float = TIMEOUT,
 ) -> list[Prediction]:
-    """A prediction each, in order; ``done`` is told of each as it ends, by its index.
+    """A prediction each for a card of that ``kind``, in order; ``done`` is told of each as it
+    ends, by its index.
 
     Never raises for a recipe: what fails is a prediction that says why.
     """
     found: dict[int, Prediction] = {}
     missing = []
     for index, resolved in enumerate(asked):
-        kept = cached(resolved, folder)
+        kept = cached(resolved, folder, kind)
         if kept is None:
             missing.append(index)
         else:
             found[index] = kept
             done(index, kept)
     with ThreadPoolExecutor(jobs or default_jobs()) as pool:
-        waiting = {pool.submit(_one, asked[i], folder, timeout): i for i in missing}
+        waiting = {pool.submit(_one, asked[i], folder, kind, timeout): i for i in missing}
         try:
             for future in as_completed(waiting):
                 found[waiting[future]] = future.result()
@@ -103,7 +108,7 @@ def default_jobs() -> int:
     return max(1, min(kernel.cores(), pages // WORKER_BYTES))
 
 
-def _one(resolved: Resolved, folder: Path, timeout: float) -> Prediction:
+def _one(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Prediction:
     """One worker; its prediction is kept if it is a trace."""
     if resolved.refusal:
         return Prediction(
@@ -115,7 +120,7 @@ def _one(resolved: Resolved, folder: Path, timeout: float) -> Prediction:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         out = Path(scratch) / "prediction.json"
-        fault = _run(resolved, Path(scratch), out, timeout)
+        fault = _run(resolved, Path(scratch), out, kind, timeout)
         found = load(out)
     if found is None:
         return closed_form.fallback(resolved, fault or "the worker ended without a prediction")
@@ -123,15 +128,15 @@ def _one(resolved: Resolved, folder: Path, timeout: float) -> Prediction:
     if found.method == "trace":
         # A folder that cannot be written costs the next plan its time, no more.
         with contextlib.suppress(OSError):
-            found.write(path_of(resolved, folder))
+            found.write(path_of(resolved, folder, kind))
     return found
 
 
-def _run(resolved: Resolved, scratch: Path, out: Path, timeout: float) -> str:
+def _run(resolved: Resolved, scratch: Path, out: Path, kind: str, timeout: float) -> str:
     """Start the worker and wait; why there is no prediction, or nothing."""
     spec = scratch / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(resolved.spec)), encoding="utf-8")
-    words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out)]
+    words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out), kind]
     env = {**command.inherited(), "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
     try:
         ended = subprocess.run(

@@ -1,7 +1,8 @@
 """What is predicted for one recipe: plain data, kept as JSON. No torch.
 
-A prediction for a GPU does not depend on which GPU: what a card adds (workspaces, context) and
-how long it takes follow from ``harness.predict.workspace`` and ``roofline``.
+A prediction for a GPU depends on which GPU by its kind alone, the attention kernels that it has
+(``attention``): what a card adds (workspaces, context) and how long it takes follow from
+``harness.predict.workspace`` and ``roofline``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Prediction:
     ``steady`` of a later step; ``phases`` has the peak of each. ``host`` (of the
     whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is what is swapped.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
-    limit under which the same allocations still succeed; None without a GPU.
+    limit under which the same allocations still succeed; None without a GPU. ``attention`` names
+    the kernels of torch's attention that ran in a trace.
     """
 
     recipe: str
@@ -49,6 +51,7 @@ class Prediction:
     least: int | None = None
     closed_form: int | None = None
     work: list[Work] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds_taken: float = 0.0
     schema: int = SCHEMA

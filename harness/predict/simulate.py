@@ -17,6 +17,7 @@ from harness import anatomy, setup
 from harness.loop import Log, Run, optimizer_step
 from harness.predict import nvme, storageless, workspace, world
 from harness.predict.allocator import replay
+from harness.predict.attention import USUAL, of_operations
 from harness.predict.cudalike import cuda_like
 from harness.predict.peak import Record, peak, phase_peaks
 from harness.predict.prediction import Prediction
@@ -32,16 +33,18 @@ STEPS = 2
 """Optimizer steps traced: the first makes the optimizer's state, the second is every later one."""
 
 
-def simulate(resolved: Resolved) -> Prediction:
-    """Trace the training of rank 0 and say what it needs."""
+def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
+    """Trace the training of rank 0 on a card of that ``kind`` and say what it needs."""
     began = time.monotonic()
-    tracer, counter, steady_from = trace_training(resolved)
+    tracer, counter, steady_from = trace_training(resolved, kind=kind)
     return summary(
         resolved, tracer.record, counter, steady_from, seconds_taken=time.monotonic() - began
     )
 
 
-def trace_training(resolved: Resolved, steps: int = STEPS) -> tuple[Tracer, Counter, int]:
+def trace_training(
+    resolved: Resolved, steps: int = STEPS, kind: str = USUAL
+) -> tuple[Tracer, Counter, int]:
     """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
     on_gpu = resolved.spec.device == "cuda"
     device, host = (world.GPU, "cpu") if on_gpu else ("cpu", "cpu")
@@ -56,7 +59,7 @@ def trace_training(resolved: Resolved, steps: int = STEPS) -> tuple[Tracer, Coun
         for patch in _patches(resolved, tracer, counter):
             stack.enter_context(patch)
         if on_gpu:
-            stack.enter_context(cuda_like())
+            stack.enter_context(cuda_like(kind))
         stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
@@ -151,6 +154,7 @@ def summary(
         nvme=sum(b.size for b in record.blocks if b.pool == nvme.POOL and b.freed_in is None),
         phases=phase_peaks(record, "device"),
         work=counter.work(),
+        attention=of_operations(block.op for block in record.blocks) if on_gpu else [],
         **(_allocator(record) if on_gpu else {}),
         **more,
     )

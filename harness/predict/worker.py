@@ -1,4 +1,4 @@
-"""One prediction in a process of its own: ``python -m harness.predict.worker SPEC.json OUT.json``.
+"""One prediction in a process of its own: ``python -m harness.predict.worker SPEC OUT KIND``.
 
 The process group, the accelerator and the patches of a prediction are global to a process, so
 each recipe has one. Whatever fails becomes a prediction that says so.
@@ -16,23 +16,26 @@ import warnings
 from pathlib import Path
 
 from harness.predict import closed_form
+from harness.predict.attention import USUAL
 from harness.predict.prediction import Prediction
 from harness.process import die_with_parent
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from strategies.base import BadInput
 
 __all__ = ["main", "predict"]
 
 
-def predict(resolved: Resolved) -> Prediction:
-    """A prediction by trace; where that fails, by closed form with the reason."""
+def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
+    """A prediction for a card of that ``kind`` by trace; where that fails, by closed form with
+    the reason."""
     if "compiled" in resolved.launch.traits:
         # The compiler decides anew what is kept for backward and what is fused away.
         return closed_form.fallback(resolved, "compiled graphs keep other tensors than eager ones")
     try:
         from harness.predict.simulate import simulate
 
-        found = simulate(resolved)
+        found = simulate(resolved, kind)
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
         return closed_form.fallback(resolved, _reason(error))
@@ -40,12 +43,14 @@ def predict(resolved: Resolved) -> Prediction:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, BadInput):
+        return str(error)
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"{type(error).__name__}: {first}"[:200]
 
 
 def main(argv: list[str]) -> int:
-    """Read a spec, predict, write."""
+    """Read a spec, predict for a kind of card, write."""
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -57,7 +62,7 @@ def main(argv: list[str]) -> int:
     import torch
 
     torch.set_num_threads(1)
-    predict(resolve(spec)).write(Path(argv[1]))
+    predict(resolve(spec), argv[2]).write(Path(argv[1]))
     return 0
 
 

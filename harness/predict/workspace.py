@@ -23,11 +23,17 @@ def scratch(op: str, shapes: Sequence[Sequence[int]]) -> int:
 
     Flash attention's backward sums dQ in float32, padded to its tiles, with one number a row.
     Source: torch 2.13, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd).
+    cuDNN's does the same unpadded; its library may take more, of which nothing is published.
+    Source: cudnn-frontend 1.23, node/scaled_dot_product_flash_attention.h (dQ_accum, softmax_sum);
+    torch gives both out of the caching allocator (aten/src/ATen/native/cudnn/MHA.cpp).
     """
     if op == "aten._scaled_dot_product_flash_attention_backward.default":
         batch, heads, tokens, width = shapes[1]
         rows = batch * heads * _up(tokens, 128)
         return FLOAT * rows * (_up(width, 32) + 1)
+    if op == "aten._scaled_dot_product_cudnn_attention_backward.default":
+        batch, heads, tokens, width = shapes[1]
+        return FLOAT * batch * heads * tokens * (width + 1)
     if op == "aten._scaled_dot_product_efficient_attention_backward.default":
         batch, heads, tokens, _ = shapes[1]
         return FLOAT * batch * heads * _up(tokens, 32)

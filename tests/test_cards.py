@@ -1,0 +1,197 @@
+"""What follows from a card's compute capability: kernels of attention, and what cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from test_matrix import machine
+from test_predict import GIB, asked, prediction
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness import capability, cli, doctor, environment, probe
+from harness.predict import attention, fit, gpus, pool, workspace
+from harness.predict.attention import NoKernel, choose, preferred
+
+EVERY = {"flash", "efficient", "math", "cudnn"}
+
+
+@pytest.mark.parametrize(
+    ("card", "kind"),
+    [
+        ("V100-16GB", "efficient"),
+        ("T4", "efficient"),
+        ("A100-40GB", "flash"),
+        ("RTX-3090", "flash"),
+        ("L40S", "flash"),
+        ("RTX-5090", "flash"),
+        ("H100-80GB", "cudnn"),
+        ("GH200", "cudnn"),
+        ("B200", "cudnn"),
+        ("MI300X", "flash"),
+    ],
+)
+def test_a_card_s_attention(card, kind):
+    assert preferred(gpus.find(card).capability) == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "kernel"),
+    [
+        ("efficient", "float16", "efficient"),
+        ("efficient", "bfloat16", "math"),
+        ("efficient", "float32", "efficient"),
+        ("flash", "bfloat16", "flash"),
+        ("flash", "float32", "efficient"),
+        ("cudnn", "float16", "cudnn"),
+        ("cudnn", "float32", "efficient"),
+        ("cudnn", "float64", "math"),
+    ],
+)
+def test_a_type_s_kernel(kind, dtype, kernel):
+    assert choose(kind, dtype, 72, False, EVERY) == kernel
+
+
+def test_what_a_kernel_does_not_take_falls_to_the_next_that_is_allowed():
+    assert choose("cudnn", "bfloat16", 256, False, EVERY) == "flash"
+    assert choose("cudnn", "bfloat16", 320, False, EVERY) == "efficient"
+    assert choose("flash", "bfloat16", 64, True, EVERY) == "efficient"
+    assert choose("flash", "float32", 6, False, EVERY) == "math"
+    assert choose("flash", "bfloat16", 64, False, {"cudnn"}) == "cudnn"
+    assert choose("flash", "bfloat16", 64, False, EVERY - {"flash"}) == "efficient"
+    for kind, only in (("efficient", "flash"), ("efficient", "cudnn")):
+        with pytest.raises(NoKernel, match=f"{only} attention does not take float16 heads of 64"):
+            choose(kind, "float16", 64, False, {only})
+    with pytest.raises(NoKernel, match="no attention"):
+        choose("flash", "float16", 64, False, set())
+
+
+def test_cards_share_predictions_with_their_kind_alone(monkeypatch, tmp_path):
+    row = asked("ddp+bf16")
+    old, usual, new = (pool.path_of(row, tmp_path, kind) for kind in attention.ORDERS)
+    assert len({old, usual, new}) == 3
+    prediction(3).write(usual)
+    monkeypatch.setattr(pool, "_run", lambda *given: "asked anew")
+    assert pool.predict_all([row], tmp_path, kind="flash")[0].method == "trace"
+    assert "asked anew" in pool.predict_all([row], tmp_path, kind="cudnn")[0].reason
+    here = dataclasses.replace(row, spec=dataclasses.replace(row.spec, device="cpu"))
+    assert len({pool.path_of(here, tmp_path, kind) for kind in attention.ORDERS}) == 1
+
+
+def test_cudnn_s_backward_holds_the_sum_of_dq():
+    shapes = [[2, 16, 256, 72]] * 4
+    op = "aten._scaled_dot_product_cudnn_attention_backward.default"
+    assert workspace.scratch(op, shapes) == 4 * 2 * 16 * 256 * (72 + 1)
+    assert workspace.scratch(op.replace("_backward", ""), shapes) == 0
+
+
+def test_larger_workspaces_of_cublas_follow_from_the_capability():
+    large = {name for name, card in gpus.table().items() if card.hopper}
+    new = "H100-PCIe", "H100-NVL", "H100-80GB", "GH200-96GB", "H200-141GB", "B200-180GB"
+    assert large == set(new)
+
+
+# ---- what a card cannot run ----
+
+
+@pytest.mark.parametrize(
+    ("card", "recipe", "said"),
+    [
+        ("V100-16GB", "ddp+bf16", "bf16 needs compute capability 8.0; V100-16GB has 7.0 -> leave"),
+        ("V100-16GB", "ddp+fp8", "bf16 needs compute capability 8.0"),
+        ("T4-16GB", "ddp+tf32", "tf32 needs compute capability 8.0; T4-16GB has 7.5"),
+        ("T4-16GB", "zero2+fp16+attend:kernel=flash", "flash attention needs compute capability"),
+        ("T4-16GB", "zero2+fp16+attend:kernel=cudnn", "take another kernel"),
+        ("A100-40GB", "ddp+fp8", "fp8 needs compute capability 8.9; A100-40GB has 8.0 -> use bf16"),
+        ("A100-40GB", "ddp+fp8:emulate=on", ""),
+        ("L40S", "ddp+fp8", ""),
+        ("V100-16GB", "zero2+fp16", ""),
+        ("V100-16GB", "ddp+attend:kernel=efficient", ""),
+        ("H100-80GB", "ddp+bf16+attend:kernel=cudnn", ""),
+    ],
+)
+def test_what_a_card_is_too_old_for(card, recipe, said):
+    found = fit.lack_of(asked(recipe), gpus.find(card))
+    assert (said in found) if said else not found
+
+
+def test_every_capability_begins_where_the_probe_and_doctor_say(tmp_path):
+    """One table: the machine's own verdict on a card is the plan's."""
+    old = {"name": "Tesla T4", "capability": [7, 5]}
+    for need in ("tf32", "fp8", "bf16"):
+        reason = probe._too_old(need, [{"name": "new", "capability": [12, 0]}, old])
+        assert reason == capability.shortfall(need, (7, 5), "Tesla T4") != ""
+        assert probe._too_old(need, []) == ""
+    here = machine(tmp_path)
+    here.probe["gpus"] = [old]
+    lack = doctor.lacks("sparse24", here, asked("ddp").spec)
+    assert lack == doctor.card_lacks(["sparse24"], "Tesla T4", (7, 5))
+
+
+def test_a_card_known_by_its_memory_alone_is_not_judged():
+    for card in (gpus.of_size(16 * GIB), gpus.find("MI300X")):
+        assert card.capability is None and fit.lack_of(asked("ddp+fp8"), card) == ""
+        assert "not known: whether it can run bf16" in fit.assumed(card)
+        assert "flash for 16 bits" in fit.assumed(card)
+
+
+def planned(monkeypatch, capsys, *words: str) -> tuple[str, list[str], list[str]]:
+    """What a plan says, the recipes that were predicted, and the kinds of card for it."""
+    tried, kinds = [], []
+
+    def predict_all(rows, folder, *, kind, **more):
+        tried.extend(str(row.recipe) for row in rows)
+        kinds.append(kind)
+        return [prediction(5) for _ in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    assert cli.main(["plan", *words]) == 0
+    return " ".join(capsys.readouterr().out.split()), tried, kinds
+
+
+def test_what_cannot_run_is_a_row_and_no_answer(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "plan.json"
+    words = ["--gpu", "V100-16GB", "--recipes", "ddp+bf16", "zero2", "zero2+bf16", "zero3"]
+    text, tried, kinds = planned(monkeypatch, capsys, *words, "--json", str(file))
+    assert (tried, kinds) == (["zero2", "zero3"], ["efficient"])
+    assert "ddp+bf16 cannot run" in text and "Fastest predicted to fit: zero2," in text
+    said = "Cannot run: ddp+bf16, zero2+bf16: bf16 needs compute capability 8.0; V100-16GB has 7.0"
+    assert said in text and "fp16 on any NVIDIA GPU" in text
+    assert "this card: memory-efficient" in text and "not predicted" not in text
+    found = {row["recipe"]: row for row in json.loads(file.read_text())["rows"]}
+    assert found["ddp+bf16"]["verdict"] == "cannot" and found["ddp+bf16"]["need_bytes"] is None
+    assert found["zero2"]["verdict"] == "fits" and found["zero2"]["lack"] == ""
+
+
+def test_a_plan_is_for_the_kind_of_its_card(capsys, monkeypatch):
+    for card, kind, word in (("H200", "cudnn", "cuDNN's"), ("A100-80GB", "flash", "flash for 16")):
+        text, tried, kinds = planned(monkeypatch, capsys, "--gpu", card, "--recipes", "ddp+bf16")
+        assert (tried, kinds) == (["ddp+bf16"], [kind]) and f"on this card: {word}" in text
+
+
+def test_the_largest_batch_of_what_cannot_run_is_not_sought(capsys, monkeypatch):
+    words = ["--gpu", "V100-16GB", "--recipes", "zero2+bf16", "--largest", "batch"]
+    text, tried, _ = planned(monkeypatch, capsys, *words)
+    assert not tried and "zero2+bf16: bf16 needs compute capability 8.0" in text
+
+
+def test_what_torch_takes_here_is_a_fact_of_the_environment():
+    here = environment.attention(torch.device("cpu"))
+    assert here == dict.fromkeys(("float32", "float16", "bfloat16"), "FLASH_ATTENTION")
+    with sdpa_kernel(SDPBackend.MATH):
+        assert set(environment.attention(torch.device("cpu")).values()) == {"MATH"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("CUDNN_ATTENTION", "cudnn"),
+        ("FLASH_ATTENTION", "flash"),
+        ("EFFICIENT_ATTENTION", "efficient"),
+    ],
+)
+def test_a_measured_row_is_predicted_by_what_torch_took_there(backend, kind):
+    assert attention.taken({"attention": {"float16": backend}}) == kind
+    assert attention.taken({}) == "flash"
