@@ -110,6 +110,7 @@ class Prune(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         masks = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "no masks are kept")
+        zero.settle(trained)
         pruned, total, wrong = masks.counted()
         share = pruned / total
         demand(abs(share - self.fraction) < 0.01, f"{share:.3f} of the weights are masked")

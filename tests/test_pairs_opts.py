@@ -11,6 +11,7 @@ import dataclasses
 import pytest
 import torch
 from conftest import TINY, launched
+from safetensors.torch import load_file
 
 from harness import checkpoint, setup
 from harness.anatomy import optimizer_tensors, trace_step
@@ -246,6 +247,7 @@ def test_a_training_goes_on_as_if_never_interrupted(text, train_here, tmp_path):
 # A learning rate at which an adapter of zeros soon matters: at the usual one the losses of a
 # model whose adapters never moved would agree too.
 ADAPTING = 2e-2
+TRAINED = "adapters.safetensors"
 TWO = dataclasses.replace(TINY, processes=2, global_batch=8, steps=4)
 
 
@@ -255,9 +257,11 @@ def launched_once(tmp_path_factory):
 
     def get(recipe):
         if recipe not in done:
-            rate = ADAPTING if "lora" in recipe else TINY.learning_rate
+            folder, adapts = tmp_path_factory.mktemp("run"), "lora" in recipe or "dora" in recipe
+            rate = ADAPTING if adapts else TINY.learning_rate
             spec = dataclasses.replace(TWO, recipe=recipe, learning_rate=rate)
-            done[recipe] = launched(spec, tmp_path_factory.mktemp("run"))
+            more = ["--trained", str(folder / TRAINED)] if adapts else []
+            done[recipe] = launched(spec, folder, *more), folder
         return done[recipe]
 
     return get
@@ -274,15 +278,22 @@ def launched_once(tmp_path_factory):
     ],
 )
 def test_it_runs_on_two_processes_with_evidence(text, launched_once):
-    row = launched_once(text)
+    row, _ = launched_once(text)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
 
 
-def test_lora_under_zero3_computes_what_it_does_under_ddp(launched_once):
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+def test_an_adapter_under_zero3_learns_what_it_does_under_ddp(adapter, launched_once):
     """Wrong results have been reported of this pair: peft 2500, DeepSpeed 5109."""
-    reference, row = launched_once("ddp+lora"), launched_once("zero3+lora")
+    (reference, there), (row, here) = (
+        launched_once(f"{sharding}+{adapter}") for sharding in ("ddp", "zero3")
+    )
     for result in (reference, row):
         assert result.status is Status.OK, f"{result.reason}\n{result.log_tail}"
     assert row.losses == pytest.approx(reference.losses, rel=1e-5)
     assert row.grad_norms == pytest.approx(reference.grad_norms, rel=1e-3)
     assert reference.grad_norms[-1] > 2 * reference.grad_norms[0], "the adapters act by then"
+    learnt, wanted = load_file(here / TRAINED), load_file(there / TRAINED)
+    assert learnt.keys() == wanted.keys() and learnt
+    for name, value in wanted.items():
+        torch.testing.assert_close(learnt[name], value, rtol=1e-3, atol=1e-5)

@@ -16,6 +16,7 @@ def save(trained: Trained, path: Path) -> None:
     from safetensors.torch import save_file
 
     state = {}
+    zero.settle(trained)
     for name, p in trained.module.named_parameters():
         if p.requires_grad:
             with zero.whole([p]):

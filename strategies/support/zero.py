@@ -129,6 +129,13 @@ def whole(parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
     return GatheredParameters(parameters)
 
 
+def settle(trained: Trained) -> None:
+    """End the gathers that ZeRO-3 began ahead of a forward pass that did not come: a parameter in
+    flight cannot be made whole (``whole``) and split again. All ranks call it."""
+    if trained.launch.zero_stage == 3:
+        trained.engine.empty_partition_cache()
+
+
 def swap_files(engine: Any) -> Iterator[tuple[Path, int]]:
     """This rank's NVMe swap files and their bytes, empty where nothing is swapped."""
     swapper = getattr(engine.optimizer, "optimizer_swapper", None)
