@@ -25,6 +25,7 @@ from harness.progress import Progress, make_console
 from harness.report import compare as compare_folders
 from harness.report import derive, print_report, read_suite, write_report
 from harness.report.predicted import FILE
+from harness.report.verdicts import OUT_OF_MEMORY
 from harness.resolve import Resolved, project_root, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
@@ -196,9 +197,10 @@ def short(path: Path) -> Path:
 def _predict(results: Sequence[Result], out: Path, console: Console) -> None:
     """What each measured row would have been predicted to need, kept beside its result.
 
-    After the runs, so that it disturbs no measurement; it never fails one.
+    And rows that ran out of memory: were they predicted to? After the runs, so that it disturbs
+    no measurement; it never fails one.
     """
-    done = [resolve(r.spec) for r in results if r.status is Status.OK]
+    done = [resolve(r.spec) for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     rows = [row for row in done if not load_prediction(_prediction_file(row, out))]
     if not rows:
         return
