@@ -188,6 +188,15 @@ def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
     ]
 
 
+def test_a_closed_form_is_a_verdict_with_its_margin():
+    rows = gpu_set()
+    lost, ddp = rows["single"], rows["ddp"]
+    lost.environment = {}
+    formula = foretold(ddp, method="closed form", peak=None, steady=None, closed_form=80 * GIB)
+    found = report_on([lost, ddp], formula).unfinished[0].fit
+    assert found.need_bytes == 84 * GIB + (64 + 450) * MIB and not found.fits
+
+
 def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
     row, ddp = gpu_set()["ddp"], cpu_set()["ddp"]
     row.status, ddp.status = Status.HOST_OOM, Status.HOST_OOM

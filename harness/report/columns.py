@@ -286,7 +286,7 @@ UNFINISHED = (
     Column("In", _phase),
     Column("Peak so far GiB", lambda u: u.peak_bytes, "gib"),
     Column("Predicted need GiB", lambda u: u.fit and u.fit.need_bytes, "gib"),
-    Column("Of memory GiB", lambda u: u.fit and u.fit.have_bytes, "gib"),
+    Column("Memory GiB", lambda u: u.fit and u.fit.have_bytes, "gib"),
     Column("Predicted to fit", lambda u: u.fit and ("yes" if u.fit.fits else "no")),
     Column("Why", lambda u: u.reason),
     Column("Way out", lambda u: u.result.way_out),

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.predict import gpus, workspace
-from harness.predict.fit import MARGIN
-from harness.predict.prediction import Prediction
+from harness.predict.prediction import MARGIN, Prediction
 from harness.result import Result, Status
 
 if TYPE_CHECKING:
