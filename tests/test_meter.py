@@ -15,6 +15,7 @@ from conftest import TINY
 from harness import anatomy, environment
 from harness.loop import Log, optimizer_step
 from harness.meter import ALLOCATOR_SETTINGS
+from harness.predict import trace
 from harness.resolve import project_root
 
 MIB = 2**20
@@ -70,6 +71,18 @@ def test_the_allocator_s_settings_are_found_under_either_name(monkeypatch, given
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert environment.allocator() == settings
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("harness/loop.py", "harness/loop.py:7"),
+        (".venv/lib/python3/site-packages/deepspeed/runtime/a.py", "deepspeed/runtime/a.py:7"),
+        (".venv/lib/python3/site-packages/torch/_dynamo/eval_frame.py", ""),
+    ],
+)
+def test_a_predicted_tensor_s_line_is_ours_or_a_training_library_s(file, place):
+    assert trace._place(f"{project_root()}/{file}", 7) == place
 
 
 def traced(train_here, recipe: str, **more):
