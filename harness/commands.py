@@ -25,6 +25,7 @@ from harness.progress import Progress, make_console
 from harness.report import compare as compare_folders
 from harness.report import derive, print_report, read_suite, write_report
 from harness.report.predicted import FILE
+from harness.report.verdicts import OUT_OF_MEMORY
 from harness.resolve import Resolved, project_root, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
@@ -196,14 +197,17 @@ def short(path: Path) -> Path:
 def _predict(results: Sequence[Result], out: Path, console: Console) -> None:
     """What each measured row would have been predicted to need, kept beside its result.
 
-    After the runs, so that it disturbs no measurement; it never fails one.
+    And rows that ran out of memory: were they predicted to? After the runs, so that it disturbs
+    no measurement; it never fails one.
     """
-    done = [r for r in results if r.status is Status.OK]
+    done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     resolved = [resolve(r.spec) for r in done]
     rows = [row for row in resolved if not load_prediction(_prediction_file(row, out))]
     if not rows:
         return
-    kind = attention.taken(done[0].environment)  # alike in all, by their identity
+    # Alike in all that tell, by their identity; a row that died early tells nothing.
+    told = next((r.environment for r in done if "attention" in r.environment), {})
+    kind = attention.taken(told)
     progress = PlanProgress(console)
     progress.begin([str(row.recipe) for row in rows], pool.default_jobs())
 

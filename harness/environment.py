@@ -15,7 +15,7 @@ from harness import kernel
 from harness.identity import code
 from harness.resolve import project_root
 
-__all__ = ["attention", "describe"]
+__all__ = ["allocator", "attention", "describe"]
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "numpy")
 
@@ -43,10 +43,17 @@ def describe(device: torch.device) -> dict[str, Any]:
             "capability": list(torch.cuda.get_device_capability(device)),
             "cuda": torch.version.cuda,
             "driver": _driver(),
-            "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"),
+            "allocator": allocator(),
             "attention": attention(device),
         }
     return facts
+
+
+def allocator() -> str:
+    """The caching allocator's settings; torch takes the first variable that is set
+    (torch 2.13, c10/cuda/CUDAAllocatorConfig.h)."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return next((os.environ[name] for name in names if name in os.environ), "default")
 
 
 def attention(device: torch.device) -> dict[str, str]:

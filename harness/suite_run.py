@@ -21,7 +21,15 @@ from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec
 from harness.suite_file import Suite
 
-__all__ = ["Interrupted", "OutputError", "Planned", "check_out", "plan", "run_suite"]
+__all__ = [
+    "Interrupted",
+    "OutputError",
+    "Planned",
+    "check_out",
+    "plan",
+    "run_suite",
+    "seen",
+]
 
 FREE_BYTES = 64 * 2**20
 """Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
@@ -134,6 +142,8 @@ def _one(
         progress.begin_run(str(row.resolved.recipe), timeout)
         result = start(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
+        # A worker that died has not told what it ran on.
+        result.environment = result.environment or seen(row.resolved.spec.device, machine)
         progress.end_run(result)
     result.identity = mark
     _write(result, row.folder)
@@ -188,8 +198,24 @@ def _not_run(row: Planned, machine: Machine) -> Result:
         parameters=resolved.parameters,
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
-        environment={"versions": machine.versions, "cores": machine.cores},
+        environment=seen(resolved.spec.device, machine),
     )
+
+
+def seen(device: str, machine: Machine) -> dict[str, Any]:
+    """What is known of the machine without asking a worker."""
+    facts: dict[str, Any] = {
+        "versions": machine.versions,
+        "cores": machine.cores,
+        "memory_bytes": machine.memory_bytes,
+        "device": device,
+    }
+    if machine.container_bytes:
+        facts["container_bytes"] = machine.container_bytes
+    if device == "cuda" and machine.gpus:
+        least = min(machine.gpus, key=lambda gpu: gpu.total_bytes)
+        facts |= {"device": least.name, "device_bytes": least.total_bytes}
+    return facts
 
 
 # ---- the results folder ----

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import re
 import subprocess
 import sys
@@ -82,6 +83,27 @@ def test_6nd_overstates_a_dit_by_a_third_to_six_tenths():
         asked = 6 * presets.trainable_count(shape) * tokens
         errors.append(asked / presets.train_flops(shape) - 1)
     assert (round(min(errors), 2), round(max(errors), 2)) == (0.33, 0.61)
+
+
+def test_readme_s_errors_of_predictions_are_the_report_s():
+    with (ROOT / "docs/results/cpu-2-cores/report.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    worst = max(abs(float(row["predicted_worst_category_error_fraction"])) for row in rows)
+    text = README.read_text()
+    assert f"within {100 * worst:.2f} % on the {len(rows)} rows of `docs/results/cpu-2-" in text
+    zero = [row for row in rows if row["recipe"].startswith("zero")]
+    rest = [row for row in rows if row not in zero]
+    over, shares = above(zero)
+    assert f"the {len(zero)} ZeRO rows lies {over} above the prediction, {shares} of runs" in text
+    assert f"of the {len(rest)} other rows {', '.join(above(rest))};" in text
+
+
+def above(rows: list[dict[str, str]]) -> tuple[str, str]:
+    """How far the resident peak lies above its prediction: in MiB, and as a share of it."""
+    parts = [-float(row["predicted_peak_error_fraction"]) for row in rows]
+    more = [(int(row["peak_bytes"]) - int(row["predicted_peak_bytes"])) / 2**20 for row in rows]
+    shares = f"{100 * min(parts):.1f} % to {100 * max(parts):.1f} %"
+    return f"{min(more):.0f} to {max(more):.0f} MiB", shares
 
 
 if __name__ == "__main__":

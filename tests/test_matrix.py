@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness import matrix, suite_run
+from harness.gpus import Gpu
 from harness.identity import identity
 from harness.machine import Machine
 from harness.matrix import specs
@@ -210,6 +211,17 @@ def test_rows_that_cannot_run_are_results_too(tmp_path: Path) -> None:
     assert all(r.reason and r.way_out and r.command for r in found[1:])
     written = json.loads(next(tmp_path.glob("runs/zero3_nvme*/result.json")).read_text())
     assert written["status"] == "unsupported"
+
+
+def test_a_row_whose_worker_died_says_what_it_ran_on(tmp_path: Path) -> None:
+    here = machine(tmp_path, container_bytes=1 << 30)
+    found = go(tmp_path, FakeLaunch(ddp=Status.HOST_OOM), ["ddp"], machine=here)
+    facts = found[0].environment
+    assert (facts["memory_bytes"], facts["container_bytes"]) == (8 << 30, 1 << 30)
+    card = Gpu(index=0, name="NVIDIA L4", total_bytes=23 << 30)
+    more = [dataclasses.replace(card, index=1, total_bytes=22 << 30)]
+    facts = suite_run.seen("cuda", machine(tmp_path, gpus=(card, *more)))
+    assert (facts["device"], facts["device_bytes"]) == ("NVIDIA L4", 22 << 30)
 
 
 def test_bad_input_in_the_last_row_starts_nothing(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from conftest import TINY
 
-from harness import anatomy
+from harness import anatomy, environment
 from harness.loop import Log, optimizer_step
 from harness.meter import ALLOCATOR_SETTINGS
+from harness.predict import trace
 from harness.resolve import project_root
 
 MIB = 2**20
@@ -54,6 +55,34 @@ def test_peaks_are_those_of_the_tensors_and_freed_memory_is_not_counted():
 def test_a_process_that_keeps_freed_memory_says_so():
     _, notes = measured({})
     assert len(notes) == 1 and "MALLOC_TRIM_THRESHOLD_=131072" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        ({}, "default"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2"}, "b:2"),
+    ],
+)
+def test_the_allocator_s_settings_are_found_under_either_name(monkeypatch, given, settings):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert environment.allocator() == settings
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("harness/loop.py", "harness/loop.py:7"),
+        (".venv/lib/python3/site-packages/deepspeed/runtime/a.py", "deepspeed/runtime/a.py:7"),
+        (".venv/lib/python3/site-packages/torch/_dynamo/eval_frame.py", ""),
+    ],
+)
+def test_a_predicted_tensor_s_line_is_ours_or_a_training_library_s(file, place):
+    assert trace._place(f"{project_root()}/{file}", 7) == place
 
 
 def traced(train_here, recipe: str, **more):

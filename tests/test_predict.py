@@ -109,10 +109,19 @@ def test_the_peak_names_its_instant_and_what_lived():
     assert (found.bytes, found.phase, found.op, found.site) == (220, "forward", "c", "x:3")
     assert found.categories["parameters"] == 100 and found.categories["activations"] == 50
     assert found.categories["temporaries"] == 70 and set(found.categories) == set(CATEGORIES)
-    assert as_measured(found).total == 220 and as_measured(found).workspace == 70
+    assert as_measured(found, deepspeed=False).total == 220
+    assert as_measured(found, deepspeed=False).workspace == 70
     assert phase_peaks(record(), "device") == {"prepare": 100, "forward": 220, "backward": 100}
     assert peak(record(), "host").bytes == 999
     assert peak(record(), "nowhere").bytes == 0
+
+
+@pytest.mark.parametrize(("deepspeed", "gradients", "workspace"), [(True, 8, 1), (False, 3, 6)])
+def test_buckets_are_what_a_run_s_own_trace_calls_them(deepspeed, gradients, workspace):
+    sums = {**dict.fromkeys(CATEGORIES, 0), "gradients": 3, "buckets": 5, "temporaries": 1}
+    instant = Instant(bytes=9, phase="backward", op="", site="", categories=sums, held=[])
+    found = as_measured(instant, deepspeed=deepspeed)
+    assert (found.gradients, found.workspace, found.total) == (gradients, workspace, 9)
 
 
 # ---- cards, time and fits ----

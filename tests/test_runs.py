@@ -20,6 +20,7 @@ from conftest import launched
 from harness import data, diffusion, model, presets, probe
 from harness.predict import pool
 from harness.predict.peak import as_measured
+from harness.report.predicted import parts
 from harness.resolve import project_root, resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
@@ -333,14 +334,17 @@ def test_accumulation_that_the_launch_file_takes_back_is_void(tmp_path):
 # -- prediction -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", [name for name in SHARDED if name != "zero3_nvme"])
+@pytest.mark.parametrize("recipe", ["ddp", *SHARDED])
 def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, tmp_path):
     """The same recipe on tensors without storage, in a process group that moves nothing: the
-    peak of a step is what rank 0 of the real run traced, within half a percent."""
+    peak of a step is what rank 0 of the real run traced, within half a percent, and its
+    categories within two."""
     row, _ = runs(recipe)
     predicted = pool.predict_all([resolve(row.spec)], tmp_path)[0]
     assert predicted.method == "trace", predicted.reason
-    found, true = as_measured(predicted.steady), row.ranks[0].categories
+    true = row.ranks[0].categories
+    found = as_measured(predicted.steady, deepspeed=recipe.startswith("zero"))
     assert found.total == pytest.approx(true.total, rel=0.005)
-    for part in ("parameters", "optimizer_state", "ema"):
-        assert getattr(found, part) == pytest.approx(getattr(true, part), rel=0.005)
+    compared = parts(found, true)
+    assert len(compared) >= 4
+    assert {p.name: p for p in compared if abs(p.error) > 0.02} == {}

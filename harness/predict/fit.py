@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from harness.doctor import card_lacks
 from harness.predict.attention import WORDS, preferred
 from harness.predict.gpus import Gpu
-from harness.predict.prediction import Prediction
+from harness.predict.prediction import MARGIN, Prediction
 from harness.predict.roofline import NODE, Seconds, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
 
 __all__ = ["Fit", "assumed", "cannot", "fastest", "judge", "lack_of", "lacking", "nearest"]
-
-MARGIN = 1.05
-"""What a closed form is held to be off by, at the most."""
 
 
 @dataclass(frozen=True, kw_only=True)

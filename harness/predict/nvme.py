@@ -47,7 +47,7 @@ class Swapped:
         tracer.tag("optimizer_state", [m.grad for m in masters if m.grad is not None])
         count = resolved.file.zero.get("offload_optimizer", {}).get("buffer_count", BUFFERS)
         largest = max(master.numel() for master in masters)
-        tracer.hold(self.host, count * largest * 4, "swap buffers", "buckets")
+        tracer.hold(self.host, count * largest * 4, "swap buffers", "temporaries")
 
     def finish(self, counter: Any) -> None:
         """Move the optimizer's state to the drive, and count a step's reading and writing."""

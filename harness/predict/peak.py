@@ -26,7 +26,7 @@ CATEGORIES = {
 
 MEASURED = {
     "parameters": ("parameters", "gathered"),
-    "gradients": ("gradients", "buckets"),
+    "gradients": ("gradients",),
     "optimizer_state": ("optimizer_state",),
     "ema": ("ema",),
     "activations": ("activations", "autocast"),
@@ -153,7 +153,12 @@ def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
     )
 
 
-def as_measured(instant: Instant) -> Categories:
-    """The same instant in the words of a measured run's anatomy."""
+def as_measured(instant: Instant, *, deepspeed: bool) -> Categories:
+    """The same instant in the words of a measured run's anatomy.
+
+    DeepSpeed's buckets hold gradients on their way to their owners, and are counted as gradients
+    there; DDP's are a second copy beside the gradients, and are workspace.
+    """
     sums = {k: sum(instant.categories.get(n, 0) for n in names) for k, names in MEASURED.items()}
+    sums["gradients" if deepspeed else "workspace"] += instant.categories.get("buckets", 0)
     return Categories(**sums, phase=instant.phase, where=instant.op)

@@ -17,9 +17,11 @@ from harness.predict.peak import Held, Instant
 from harness.predict.roofline import Work
 from harness.result import write_json
 
-__all__ = ["SCHEMA", "Prediction", "load"]
+__all__ = ["MARGIN", "SCHEMA", "Prediction", "load"]
 
 SCHEMA = 1
+MARGIN = 1.05
+"""What a closed form is held to be off by, at the most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,8 @@ def _bookkeeping(func: Any, kwargs: dict[str, Any]) -> bool:
 
 def _place(file: str, line: int) -> str:
     """``file:line`` as a reader finds it; empty for files that explain nothing."""
-    if file.startswith(ROOT):
+    # The environment that run.sh makes lies below the root too, and is not ours.
+    if file.startswith(ROOT) and "/site-packages/" not in file:
         return f"{file[len(ROOT) :]}:{line}"
     for library in LIBRARIES:
         if library in file:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.predict.gpus import Gpu
 
-__all__ = ["Standing", "scratch", "standing"]
+__all__ = ["Standing", "libraries", "scratch", "standing"]
 
 MIB = 2**20
 FLOAT = 4
@@ -58,14 +58,19 @@ class Standing:
         return self.libraries + self.context + self.communication
 
 
-def standing(gpu: Gpu, processes: int) -> Standing:
-    """What stands beside a training of ``processes`` ranks.
+def libraries(gpu: Gpu | None) -> int:
+    """What libraries take out of the caching allocator; None is a card that is not in the table.
 
     cuBLAS: one workspace a handle, and the forward and the autograd thread have one each
     (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from Hopper on).
     """
+    return int(2 * (32 if gpu and gpu.hopper else 8.125) * MIB)
+
+
+def standing(gpu: Gpu | None, processes: int) -> Standing:
+    """What stands beside a training of ``processes`` ranks."""
     return Standing(
-        libraries=int(2 * (32 if gpu.hopper else 8.125) * MIB),
+        libraries=libraries(gpu),
         context=450 * MIB,
         communication=0 if processes == 1 else 300 * MIB,
     )

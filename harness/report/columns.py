@@ -15,6 +15,7 @@ __all__ = [
     "HOST_SPLIT",
     "MEMORY",
     "PARITY",
+    "PARTS",
     "PHASES",
     "PREDICTED",
     "RANKING",
@@ -218,12 +219,18 @@ def _predicted(name: str) -> Callable[[Row], Any]:
     return lambda row: getattr(row.predicted, name)
 
 
+def _worst(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.predicted.worst, name, None)
+
+
 PREDICTED = (
     RECIPE,
     Column("By", _predicted("method")),
     Column("Step, predicted GiB", _predicted("step_predicted"), "gib"),
     Column("Step, traced GiB", _predicted("step_measured"), "gib"),
     Column("Step error %", _predicted("step_error"), "error"),
+    Column("Worst category", _worst("title")),
+    Column("Its error %", _worst("error"), "error"),
     Column("Run, predicted GiB", _predicted("peak_predicted"), "gib"),
     Column("Run, measured GiB", _predicted("peak_measured"), "gib"),
     Column("Run error %", _predicted("peak_error"), "error"),
@@ -231,6 +238,13 @@ PREDICTED = (
     Column("Reserved, measured GiB", _predicted("reserved_measured"), "gib"),
     Column("Reserved error %", _predicted("reserved_error"), "error"),
     Column("Why no trace", _predicted("reason")),
+)
+PARTS = (
+    Column("Recipe", lambda pair: pair[0].label),
+    Column("Category", lambda pair: pair[1].title),
+    Column("Predicted GiB", lambda pair: pair[1].predicted, "gib"),
+    Column("Traced GiB", lambda pair: pair[1].measured, "gib"),
+    Column("Error %", lambda pair: pair[1].error, "error"),
 )
 PARITY = (
     RECIPE,
@@ -283,6 +297,9 @@ UNFINISHED = (
     Column("Status", lambda u: u.status.value),
     Column("In", _phase),
     Column("Peak so far GiB", lambda u: u.peak_bytes, "gib"),
+    Column("Predicted need GiB", lambda u: u.fit and u.fit.need_bytes, "gib"),
+    Column("Memory GiB", lambda u: u.fit and u.fit.have_bytes, "gib"),
+    Column("Predicted to fit", lambda u: u.fit and ("yes" if u.fit.fits else "no")),
     Column("Why", lambda u: u.reason),
     Column("Way out", lambda u: u.result.way_out),
 )

@@ -14,6 +14,7 @@ from harness.report import derive, words
 from harness.report.numbers import Numbers
 from harness.report.predicted import Compared
 from harness.report.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.verdicts import Verdict
 
 __all__ = ["csv_text", "json_text"]
 
@@ -34,10 +35,16 @@ PREDICTED: dict[str, Callable[[Compared], Any]] = {
     "predicted_step_bytes": lambda c: c.step_predicted,
     "traced_step_bytes": lambda c: c.step_measured,
     "predicted_step_error_fraction": lambda c: c.step_error,
+    "predicted_worst_category": lambda c: c.worst and c.worst.name,
+    "predicted_worst_category_error_fraction": lambda c: c.worst and c.worst.error,
     "predicted_peak_bytes": lambda c: c.peak_predicted,
     "predicted_peak_error_fraction": lambda c: c.peak_error,
     "predicted_reserved_bytes": lambda c: c.reserved_predicted,
     "predicted_reserved_error_fraction": lambda c: c.reserved_error,
+}
+FIT: dict[str, Callable[[Verdict], Any]] = {
+    "predicted_least_bytes": lambda v: v.need_bytes,
+    "available_bytes": lambda v: v.have_bytes,
 }
 AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
 
@@ -46,7 +53,8 @@ def csv_text(report: Report) -> str:
     """One line a row, unfinished rows last; an empty cell is a value that is not defined."""
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
-    more = PREDICTED if any(row.predicted for row in rows) else ()
+    more = [*PREDICTED] if any(row.predicted for row in rows) else []
+    more += FIT if any(one.fit for one in (*rows, *report.unfinished)) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
     names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
@@ -78,7 +86,13 @@ def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
 def _predicted(row: Row) -> dict[str, Any]:
     """What was predicted and how far off it was, with unit or kind in each name."""
     found = row.predicted
-    return {name: take(found) for name, take in PREDICTED.items()} if found else {}
+    told = {name: take(found) for name, take in PREDICTED.items()} if found else {}
+    return {**told, **_fit(row)}
+
+
+def _fit(one: Row | Unfinished) -> dict[str, Any]:
+    """The least it was predicted to need, and what there was."""
+    return {name: take(one.fit) for name, take in FIT.items()} if one.fit else {}
 
 
 def _gone(one: Unfinished) -> dict[str, Any]:
@@ -95,6 +109,7 @@ def _gone(one: Unfinished) -> dict[str, Any]:
         "reason": one.reason,
         "way_out": one.result.way_out,
         "command": one.result.command,
+        **_fit(one),
     }
     return {k: "" if v is None else v for k, v in facts.items()}
 
@@ -152,8 +167,21 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
-        **({"predicted": _predicted(row)} if row.predicted else {}),
+        **({"predicted": {**_predicted(row), "parts": _parts(row)}} if row.predicted else {}),
     }
+
+
+def _parts(row: Row) -> list[dict[str, Any]]:
+    """The categories of a step, above 5 % of its peak."""
+    return [
+        {
+            "category": part.name,
+            "predicted_bytes": part.predicted,
+            "traced_bytes": part.measured,
+            "error_fraction": part.error,
+        }
+        for part in row.predicted.parts
+    ]
 
 
 def _finite(value: Any) -> Any:

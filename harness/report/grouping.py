@@ -25,6 +25,7 @@ from harness.report.rows import (
     label,
     same_work,
 )
+from harness.report.verdicts import OUT_OF_MEMORY, judge
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -38,7 +39,7 @@ def build(
     predictions: Mapping[str, Prediction] | None = None,
 ) -> Report:
     """Group, derive, compare and rank. ``predictions``: spec key -> what was predicted."""
-    suite = suite or Suite()
+    suite, predictions = suite or Suite(), predictions or {}
     ended = [(result, *derive.effective_status(result)) for result in results]
     done = [result for result, status, _ in ended if status is Status.OK]
     gone = [
@@ -48,12 +49,15 @@ def build(
             reason=reason,
             peak_bytes=result.peak_so_far_bytes or derive.peak_of(result.ranks),
             result=result,
+            fit=judge(result, status, predictions.get(result.spec.key), results)
+            if status in OUT_OF_MEMORY
+            else None,
         )
         for result, status, reason in ended
         if status is not Status.OK
     ]
     ranked = [result for result in done if not result.spec.recorded]
-    groups = _groups(_rows(ranked, gone, predictions or {}), suite.reference)
+    groups = _groups(_rows(ranked, gone, predictions), suite.reference)
     recorded = [
         result
         for result, status, _ in ended
@@ -81,6 +85,7 @@ def _rows(
             results=tuple(results),
             numbers=numbers(results),
             predicted=compare(results, predictions),
+            fit=judge(results[0], Status.OK, predictions.get(results[0].spec.key), done),
             notes=tuple(f"a repetition ended as {word}" for word in lost.get(spec, [])),
         )
         for (spec, _), results in found.items()

@@ -14,6 +14,7 @@ from harness.report import (
     stories,
     table,
     units,
+    verdicts,
     words,
 )
 from harness.report.html_parts import section, tag
@@ -76,7 +77,9 @@ def _under_title(report: Report) -> str:
     more = ""
     if report.unfinished:
         more = ' <a href="#unfinished">What did not finish, and why.</a>'
-    return f'<p class="sub">{escape(words.summary(report))}{started}{more}</p>'
+    verdict = verdicts.summary(report)
+    said = f"<br>{escape(verdict)}" if verdict else ""
+    return f'<p class="sub">{escape(words.summary(report))}{started}{more}{said}</p>'
 
 
 def _story(report: Report) -> str:
@@ -95,12 +98,18 @@ def _group(group: Group, index: int, several: bool) -> str:
     reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
     parts.append(f"<h3>{reference}</h3>" + html_parts.grid(grids["ranking"]))
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("types", "parity", "memory", "host", "predicted", "buckets"):
+    for key in ("types", "parity", "memory", "host", "predicted", "parts", "buckets"):
         if grids[key].lines:
-            said = predicted.summary(group) if key == "predicted" else ""
-            head = tag("h3", grids[key].title) + (tag("p", said) if said else "")
-            parts.append(head + html_parts.grid(grids[key]))
+            parts.append(_table(grids[key], predicted.summary(group) if key == "predicted" else ""))
     return "\n".join([*parts, html_parts.evidence(group)])
+
+
+def _table(grid: Grid, said: str) -> str:
+    if grid.folded:
+        title = f"{escape(grid.title)}<small>{len(grid.lines)} values</small>"
+        return f"<details><summary>{title}</summary>{html_parts.grid(grid)}</details>"
+    head = tag("h3", grid.title) + (tag("p", said) if said else "")
+    return head + html_parts.grid(grid)
 
 
 def _head(group: Group, index: int, several: bool) -> str:

@@ -37,6 +37,8 @@ READ = (
     ("Process", "The device's own count for the process: reserved, plus context, communication "
      "and library workspaces. nvidia-smi shows this one. Without a GPU, the plain resident mark."),
     ("Needs", "What must fit: on a GPU the largest of peak, reserved and process; else the peak."),
+    ("Predicted need", "The least that the row was predicted to run in, with the CUDA context, "
+     "libraries and communication; of the host, the tensors of all processes."),
     ("Baseline", "What the process held before the model was built, subtracted without a GPU."),
     ("Host", "Resident high-water mark of one rank, and of all processes of the run together; "
      "offloaded optimizer state is here."),

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from harness.report import predicted, recorded, stories, surroundings, table, units, words
+from harness.report import predicted, recorded, stories, surroundings, table, units, verdicts, words
 from harness.report.rows import Group, Report
 
 __all__ = ["grid_lines", "render", "render_story"]
 
 SHOWN = (
-    *(
-        "effects",
-        "phases",
-        "split",
-        "memory",
-        "host",
-        "types",
-        "predicted",
-        "time",
-        "parity",
-        "buckets",
-    ),
+    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "time"),
+    *("parity", "buckets"),
 )
 
 
@@ -27,6 +17,8 @@ def render(report: Report) -> str:
     """The whole report."""
     title = f"# Headroom: {report.suite.name or 'report'}"
     lines = [title, "", words.summary(report), ""]
+    verdict = verdicts.summary(report)
+    lines += [verdict, ""] if verdict else []
     for grid in stories.told(report):
         lines += _grid(grid)
     for group in report.groups:
@@ -88,6 +80,9 @@ def _fits(group: Group) -> list[str]:
 
 def _grid(grid: table.Grid, head: str = "##") -> list[str]:
     note = [grid.note, ""] if grid.note else []
+    if grid.folded:
+        fold = f"<details><summary>{grid.title}</summary>"
+        return [fold, "", *grid_lines(grid), "", *note, "</details>", ""]
     return [f"{head} {grid.title}", "", *grid_lines(grid), "", *note]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.report.numbers import Numbers
 from harness.report.predicted import Compared
+from harness.report.verdicts import Verdict
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -47,13 +48,15 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One spec that ran: its ok results (one a repetition) and what was derived from them."""
+    """One spec that ran: its ok results (one a repetition) and what was derived from them.
+    ``fit`` is whether it was predicted to, in the memory that there was."""
 
     label: str
     results: tuple[Result, ...]
     numbers: Numbers
     versus: Versus | None = None
     predicted: Compared | None = None
+    fit: Verdict | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -75,6 +78,7 @@ class Unfinished:
     reason: str | None
     peak_bytes: int | None
     result: Result
+    fit: Verdict | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

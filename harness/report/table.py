@@ -17,6 +17,7 @@ from harness.report.columns import (
     HOST_SPLIT,
     MEMORY,
     PARITY,
+    PARTS,
     PHASES,
     PREDICTED,
     RANKING,
@@ -32,6 +33,7 @@ from harness.report.columns import (
     zero_block,
 )
 from harness.report.effects import EFFECTS, effects
+from harness.report.predicted import Part
 from harness.report.rows import Group, Row, Unfinished
 
 __all__ = ["Grid", "grid", "group_grids", "ranking", "short_ranking", "unfinished_grid"]
@@ -49,6 +51,11 @@ class Grid:
     lines: list[list[str]]
     marks: list[tuple[str, ...]] = field(default_factory=list)
     note: str = ""
+
+    @property
+    def folded(self) -> bool:
+        """Whether it is shown only when asked for: details of the table before it."""
+        return self.key == "parts"
 
 
 NOTES = {
@@ -71,8 +78,11 @@ NOTES = {
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
-    "own trace (rank 0). Run: the whole run, against Peak; without a GPU that is a process's "
-    "resident high-water mark, which has libraries' scratch in it that no tensor holds.",
+    "own trace (rank 0). Worst category: of those above 5 % of that peak, the one with the largest "
+    "error. Run: the whole run, against Peak; on a GPU both hold cuBLAS's workspaces; without one "
+    "Peak is a process's resident high-water mark, which has libraries' scratch in it that no "
+    "tensor holds. Reserved, on a GPU: in the allocator's mode that ran (expandable segments or "
+    "not).",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did.",
@@ -132,9 +142,14 @@ def group_grids(group: Group) -> dict[str, Grid]:
         grid("types", "Precision", TYPES, [r for r in rows if derive.types(r.first.evidence)]),
         grid("parity", "Same computation?", PARITY, compared),
         grid("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
+        grid("parts", "Predicted and traced, by category", PARTS, _parts(rows)),
         grid("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]
     return {g.key: g for g in grids}
+
+
+def _parts(rows: list[Row]) -> list[tuple[Row, Part]]:
+    return [(row, part) for row in rows if row.predicted for part in row.predicted.parts]
 
 
 def _split_rows(rows: list[Row]) -> list[Row]:

@@ -1,0 +1,238 @@
+"""Predicted beside measured: categories, libraries, the allocator's mode, and verdicts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from test_report_data import GPU, MACHINE, MIB, cpu_set, gone, gpu_set
+
+from harness.predict import pool
+from harness.predict.peak import CATEGORIES, Instant
+from harness.predict.prediction import Prediction
+from harness.report import build, export, html, markdown, predicted, table, verdicts
+from harness.result import Result, Status
+from harness.spec import Spec
+
+GIB = 2**30
+
+
+def foretold(result: Result, **more) -> Prediction:
+    """A trace that saw in a step exactly what this run's own trace saw."""
+    traced = result.ranks[0].categories
+    sums = {name: getattr(traced, name, 0) for name in CATEGORIES}
+    sums["temporaries"] = traced.workspace
+    instant = Instant(
+        bytes=traced.total, phase="backward", op="", site="", categories=sums, held=[]
+    )
+    spec = result.spec
+    given = {"method": "trace", "peak": instant, "steady": instant}
+    return Prediction(recipe=spec.recipe, device=spec.device, **{**given, **more})
+
+
+def moved(prediction: Prediction, size: int, source: str, to: str) -> Prediction:
+    """``size`` bytes of one category called another: the sum stays what it was."""
+    sums = prediction.steady.categories
+    sums[source] -= size
+    sums[to] += size
+    return prediction
+
+
+def report_on(results: list[Result], *predictions: Prediction | None):
+    found = zip(results, predictions, strict=False)
+    return build(results, [], predictions={r.spec.key: p for r, p in found if p})
+
+
+def compared(result: Result, prediction: Prediction) -> predicted.Compared:
+    return predicted.compare([result], {result.spec.key: prediction})
+
+
+# ---- categories ----
+
+
+def test_a_category_that_is_wrong_shows_where_the_sum_does_not():
+    ddp, zero2 = (cpu_set()[name] for name in ("ddp", "zero2-r0"))
+    wrong = moved(foretold(ddp), 63 * MIB, "gradients", "activations")
+    report = report_on([ddp, zero2], wrong, foretold(zero2))
+    row = next(row for row in report.groups[0].rows if row.label == "ddp")
+    assert row.predicted.step_error == 0
+    assert row.predicted.worst.name == "activations"
+    assert row.predicted.worst.error == pytest.approx(63 / 96)
+    said = predicted.summary(report.groups[0])
+    assert "above 5 % of the peak: median error 0.00 %, largest 65.62 % (activations of ddp" in said
+    grids = table.group_grids(report.groups[0])
+    cells = dict(zip(grids["predicted"].heads, grids["predicted"].lines[0], strict=True))
+    assert (cells["Worst category"], cells["Its error %"]) == ("activations", "+65.62")
+    assert ["ddp", "gradients", "0.062", "0.123", "-50.00"] in grids["parts"].lines
+    for text in (markdown.render(report), html.render(report)):
+        assert "<details><summary>Predicted and traced, by category" in text and "+65.62" in text
+    line = next(csv.DictReader(io.StringIO(export.csv_text(report))))
+    assert line["predicted_worst_category"] == "activations"
+    data = json.loads(export.json_text(report))["groups"][0]["rows"][0]["predicted"]
+    assert [p["error_fraction"] for p in data["parts"] if p["category"] == "gradients"] == [-0.5]
+
+
+def test_what_is_below_5_percent_on_both_sides_is_not_compared():
+    ddp = cpu_set()["ddp"]
+    small = {part.name for part in compared(ddp, foretold(ddp)).parts}
+    assert small == {
+        "parameters",
+        "gradients",
+        "optimizer_state",
+        "ema",
+        "activations",
+        "workspace",
+    }
+    ddp.ranks[0].categories.workspace = 4 * MIB
+    right = foretold(ddp)
+    assert "workspace" not in {part.name for part in compared(ddp, right).parts}
+    grown = compared(ddp, moved(right, 60 * MIB, "activations", "temporaries"))
+    assert grown.worst.name == "workspace" and grown.worst.error == 15
+
+
+def test_a_category_that_the_run_did_not_have_is_infinitely_wrong_and_is_shown():
+    ddp, other = (cpu_set()[name] for name in ("ddp", "zero3"))
+    ddp.ranks[0].categories.workspace = 0
+    wrong = moved(foretold(ddp), 60 * MIB, "activations", "temporaries")
+    assert compared(ddp, wrong).worst.error == math.inf
+    report = report_on([ddp, other], wrong, foretold(other))
+    assert "largest inf % (workspace of ddp" in markdown.render(report)
+    assert json.loads(export.json_text(report), parse_constant=pytest.fail)
+
+
+def test_without_a_trace_no_category_is_guessed():
+    ddp = cpu_set()["ddp"]
+    formula = foretold(ddp, method="closed form", peak=None, steady=None, closed_form=GIB)
+    report = report_on([ddp], formula)
+    grids = table.group_grids(report.groups[0])
+    assert compared(ddp, formula).parts == () == tuple(grids["parts"].lines)
+    assert "Worst category" not in grids["predicted"].heads
+    assert "categories above" not in predicted.summary(report.groups[0])
+
+
+# ---- a GPU's allocator ----
+
+
+@pytest.mark.parametrize(
+    ("device", "mib"), [("NVIDIA H100 80GB HBM3", 64), ("Abacus 3", 16.25), ("", 16.25)]
+)
+def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
+    row = gpu_set()["ddp"]
+    row.environment = {**row.environment, "device": device}
+    found = compared(row, foretold(row, allocated=30 * GIB, reserved=31 * GIB))
+    assert found.peak_predicted == 30 * GIB + mib * MIB
+    assert found.reserved_predicted == 31 * GIB + mib * MIB
+    assert found.step_predicted == row.ranks[0].categories.total  # no tensor of the step
+    formula = foretold(row, method="closed form", peak=None, steady=None, closed_form=GIB)
+    assert compared(row, formula).peak_predicted == GIB + mib * MIB
+
+
+def test_without_a_gpu_there_are_none():
+    row = cpu_set()["ddp"]
+    found = compared(row, foretold(row))
+    assert found.peak_predicted == row.ranks[0].categories.total
+    assert found.reserved_predicted is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [
+        ("default", 31),
+        ("max_split_size_mb:128", 31),
+        ("expandable_segments:True", 30),
+        ("max_split_size_mb:128, expandable_segments: True", 30),
+        ("expandable_segments:True,expandable_segments:False", 31),
+        ("backend:cudaMallocAsync", None),
+    ],
+)
+def test_what_is_reserved_is_predicted_for_the_mode_that_ran(settings, gib):
+    row = gpu_set()["ddp"]
+    row.environment = {**row.environment, "allocator": settings}
+    prediction = foretold(row, reserved=31 * GIB, reserved_expandable=30 * GIB)
+    found = compared(row, prediction).reserved_predicted
+    assert found == (None if gib is None else gib * GIB + 64 * MIB)
+
+
+# ---- fits or not ----
+
+
+def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
+    rows = gpu_set()
+    lost, ddp, zero2 = rows["single"], rows["ddp"], rows["zero2-bf16"]
+    died = gone("zero2", Status.GPU_OOM, "out of memory", None, **{**GPU, "processes": 2})
+    lost.environment = died.environment = {}
+    report = report_on(
+        [lost, died, ddp, zero2],
+        foretold(ddp, least=80 * GIB),
+        foretold(ddp, least=20 * GIB),
+        foretold(ddp, least=37 * GIB),
+        foretold(ddp, least=90 * GIB),
+    )
+    said = (
+        "Predicted not to fit: 1 of 2 rows that ran out of memory (predicted to fit: zero2), "
+        "1 of 2 rows that finished (zero2+bf16)."
+    )
+    assert verdicts.summary(report) == said
+    for text in (markdown.render(report), html.render(report)):
+        assert said in text and "Predicted need GiB" in text
+    fit = next(one for one in report.unfinished if one.label == "single").fit
+    # Beside what the allocator holds: libraries and context, and no communication.
+    assert fit.need_bytes == 80 * GIB + (64 + 450) * MIB
+    assert fit.have_bytes == ddp.environment["device_bytes"]
+    lines = list(csv.DictReader(io.StringIO(export.csv_text(report))))
+    assert [line["predicted_least_bytes"] for line in lines if line["recipe"] == "single"] == [
+        str(fit.need_bytes)
+    ]
+
+
+def test_a_closed_form_is_a_verdict_with_its_margin():
+    rows = gpu_set()
+    lost, ddp = rows["single"], rows["ddp"]
+    lost.environment = {}
+    formula = foretold(ddp, method="closed form", peak=None, steady=None, closed_form=80 * GIB)
+    found = report_on([lost, ddp], formula).unfinished[0].fit
+    assert found.need_bytes == 84 * GIB + (64 + 450) * MIB and not found.fits
+
+
+def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
+    row, ddp = gpu_set()["ddp"], cpu_set()["ddp"]
+    row.status, ddp.status = Status.HOST_OOM, Status.HOST_OOM
+    ddp.environment = {**MACHINE, "container_bytes": GIB}
+    held = Instant(bytes=20 * GIB, phase="", op="", site="", categories={}, held=[])
+    report = report_on([row, ddp], foretold(row, host=held, least=GIB), foretold(ddp))
+    on_gpu, on_cpu = (one.fit for one in report.unfinished)
+    assert (on_gpu.need_bytes, on_gpu.have_bytes) == (40 * GIB, MACHINE["memory_bytes"])
+    assert (on_cpu.need_bytes, on_cpu.have_bytes) == (2 * ddp.ranks[0].categories.total, GIB)
+    assert verdicts.summary(report).startswith("Predicted not to fit: 2 of 2 rows")
+
+
+def test_what_was_not_predicted_is_no_verdict():
+    rows = gpu_set()
+    lost, ddp = rows["single"], rows["ddp"]
+    assert verdicts.summary(report_on([lost, ddp], None, foretold(ddp, least=GIB))) == ""
+    other = gone("zero1", Status.GPU_OOM, "out of memory", None, **{**GPU, "processes": 2})
+    report = report_on([other, ddp, lost], foretold(ddp, least=99 * GIB), None, None)
+    assert verdicts.summary(report) == (
+        "Predicted not to fit: 1 of 2 rows that ran out of memory (not predicted: single), "
+        "0 of 0 rows that finished."
+    )
+
+
+def test_rows_that_ran_out_of_memory_are_predicted_too(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    from harness import commands
+
+    asked = []
+    monkeypatch.setattr(pool, "predict_all", lambda rows, folder, **more: asked.extend(rows))
+    ends = (Status.OK, Status.GPU_OOM, Status.HOST_OOM, Status.FAILED, Status.REFUSED)
+    recipes = ("ddp", "single", "zero1", "zero2", "zero3")
+    results = [
+        Result(status=end, spec=Spec(recipe=recipe, data="synthetic"))
+        for end, recipe in zip(ends, recipes, strict=True)
+    ]
+    commands._predict(results, tmp_path, Console(quiet=True))
+    assert [row.spec.recipe for row in asked] == ["ddp", "single", "zero1"]
