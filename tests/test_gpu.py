@@ -22,7 +22,7 @@ pytestmark = [
 # DiT-S: the moments of a smaller model are not large enough to be paged.
 RECIPES = [
     "single", "single+bf16", "single+tf32", "single+checkpoint", "ddp", "zero2", "zero3",
-    "zero3_offload", "single+adam8bit", "single+adam8bit:lib=torchao", "single+adam4bit",
+    "zero2_offload", "single+adam8bit", "single+adam8bit:lib=torchao", "single+adam4bit",
     "single+paged_adam8bit", "single+offload_adamw", "single+adafactor", "single+muon+bf16",
     "single+optimizer_in_backward+adam8bit", "single+lora+adam8bit+checkpoint", "single+dora",
     "single+qlora+bf16", "single+difffit", "single+controlnet", "single+prune+bf16",
@@ -32,9 +32,13 @@ RECIPES = [
     "zero3_offload", "single+fp16", "zero2+fp16", "single+bf16_pure+adamw_bf16", "zero2+bf16_pure",
     "single+fp8", "single+attend", "single+attend:kernel=efficient",
     "single+bf16+attend:kernel=flash", "single+bf16+attend:kernel=cudnn",
-    "single+bf16+attend:kernel=flex", "single+checkpoint:keep=products",
+    "single+bf16+attend:kernel=flex", "single+attend:kernel=math",
+    "single+checkpoint:keep=products",
+    "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
+    "single+bf16_pure+adamw_bf16:write=kahan", "ddp+compress:kind=bf16",
     "single+offload_activations", "single+checkpoint+offload_activations:what=checkpoints",
-    "single+compile", "single+compile+checkpoint+bf16", "zero2+compile+bf16",
+    "single+compile", "single+compile:scope=model", "single+compile:budget=0.5",
+    "single+compile+checkpoint+bf16", "zero2+compile+bf16",
 ]  # fmt: skip
 
 

@@ -10,7 +10,10 @@ from conftest import TINY, launched
 from test_report_data import cpu_set
 
 from harness import cli, matrix, suite_file
+from harness.predict import pool
+from harness.predict.peak import as_measured
 from harness.report import grouping, table, words, write_report
+from harness.report.predicted import parts
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec, SpecError
@@ -67,6 +70,15 @@ def test_rank_0_of_sixteen_is_audited(wide):
     assert "losses finite" not in checks and "data order" in checks
     assert wide.evidence["zero3"]["parameter_share"] == pytest.approx(1 / 16, abs=0.02)
     assert len(wide.ranks) == 1 and wide.losses == [] and wide.grad_norms == []
+
+
+def test_the_prediction_is_what_the_simulated_rank_of_sixteen_holds(wide, tmp_path):
+    predicted = pool.predict_all([resolve(wide.spec)], tmp_path)[0]
+    assert predicted.method == "trace", predicted.reason
+    true = wide.ranks[0].categories
+    found = as_measured(predicted.steady, deepspeed=True)
+    assert found.total == pytest.approx(true.total, rel=SLACK)
+    assert {p.name: p for p in parts(found, true) if abs(p.error) > 0.02} == {}
 
 
 def shown(results):
