@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
+from conftest import predictions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.predict.shortcuts import Shortcuts
 from harness.predict.trace import Tracer
-from harness.resolve import project_root
 from harness.spec import Spec
 
 # Twelve ranks: most sizes of a DiT are no multiple, so that pieces are short, empty and padded.
@@ -26,16 +22,6 @@ SPEC = Spec(
     device="cuda",
 )
 RECIPES = ["zero3+bf16+checkpoint", "zero3_offload+bf16"]
-
-
-def predictions(cases: list[dict], folder: Path) -> list[dict]:
-    """Predictions of DeepSpeed recipes: in processes of their own, its groups being global."""
-    asked, out = folder / "cases.json", folder / "out.json"
-    asked.write_text(json.dumps(cases))
-    words = [sys.executable, "-m", "tests.children.predictions", str(asked), str(out)]
-    ended = subprocess.run(words, cwd=project_root(), capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(out.read_text())
 
 
 def test_a_prediction_is_the_same_to_the_byte_without_shortcuts(tmp_path):
