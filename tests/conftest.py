@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import command, launch
-from harness.resolve import resolve
+from harness.resolve import project_root, resolve
 from harness.result import Result
 from harness.spec import Spec
 from strategies import parse
@@ -34,6 +37,16 @@ def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file
         return [*line, *extra]
 
     return launch.run(resolve(spec), folder, timeout=300, argv=words)
+
+
+def predictions(cases: list[dict], folder: Path) -> list[dict]:
+    """Predictions, each in a process of its own: process groups and patches are global to one."""
+    asked, out = folder / "cases.json", folder / "out.json"
+    asked.write_text(json.dumps(cases))
+    words = [sys.executable, "-m", "tests.children.predictions", str(asked), str(out)]
+    ended = subprocess.run(words, cwd=project_root(), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads(out.read_text())
 
 
 def part_named(text: str, name: str) -> Strategy:

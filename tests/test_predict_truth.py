@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from conftest import predictions
 from torch.profiler import ProfilerActivity, profile
 
 from harness import setup
 from harness.loop import Log, optimizer_step
 from harness.predict import pool
 from harness.predict.peak import peak
-from harness.predict.simulate import simulate, trace_training
+from harness.predict.simulate import kernel_scratch, simulate, trace_training
 from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
@@ -227,6 +228,59 @@ def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
     assert found.allocated <= found.least <= found.reserved
     kinds = {work.kind for work in found.work}
     assert {"product", "attention", "memory", "collective", "transfer", "host"} <= kinds
+
+
+# ---- float16 ----
+
+SCALER = 4 * 512
+"""A scale, its growth, and two scalars of a step: 512 bytes each of CUDA's allocator."""
+
+
+@pytest.mark.parametrize("parts", ["", "+adamw:impl=plain", "+checkpoint+accumulate:steps=2"])
+def test_float16_takes_what_bfloat16_takes_and_a_loss_scaler(parts, fresh):
+    low, half = (on_gpu(f"single+{kind}{parts}", "DiT-T/8", 8) for kind in ("bf16", "fp16"))
+    one = simulate(low)
+    fresh()
+    other = simulate(half)
+    assert 0 <= other.allocated - one.allocated <= SCALER
+    for name, size in one.steady.categories.items():
+        assert abs(other.steady.categories[name] - size) <= SCALER, name
+    moments = other.steady.categories["optimizer_state"]
+    assert moments == pytest.approx(8 * half.parameters, rel=0.01)
+
+
+def test_float16_under_zero_takes_what_bfloat16_takes(tmp_path):
+    """ZeRO-3 asks float16 gradients for overflow; in stages 1 and 2 both kinds are asked."""
+    recipes = [f"{stage}+{kind}" for stage in ("zero2", "zero3") for kind in ("bf16", "fp16")]
+    specs = [dataclasses.asdict(on_gpu(recipe, "DiT-T/8", 8, 4).spec) for recipe in recipes]
+    low2, half2, low3, half3 = predictions(specs, tmp_path)
+    assert half2["method"] == half3["method"] == "trace", (half2["reason"], half3["reason"])
+    for name in ("allocated", "reserved", "phases", "host"):
+        assert half2[name] == low2[name]
+    assert half2["steady"]["categories"] == low2["steady"]["categories"]
+    assert half3["allocated"] == low3["allocated"]
+    later, before = half3["phases"].pop("optimizer"), low3["phases"].pop("optimizer")
+    assert half3["phases"] == low3["phases"] and later >= before
+
+
+def test_overflow_is_looked_for_in_a_copy_of_the_gradients():
+    gradients = torch.zeros(10_000, dtype=torch.float16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        torch.isinf(gradients)
+    events = [e.nbytes() for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    asked = torch.ops.aten.isinf.default, (gradients.to("meta"),)
+    assert kernel_scratch(*asked, None) == events[0] == 20_000
+
+
+def test_a_trace_without_an_optimizer_s_step_is_none(monkeypatch):
+    from harness.predict import storageless
+
+    monkeypatch.setattr(storageless, "step_always", lambda *given, **more: None)
+    found = predict(on_gpu("single+fp16+adamw:impl=plain", "DiT-T/8", 8))
+    assert found.method != "trace" and "no optimizer stepped" in found.reason
+
+
+# ---- what has no trace ----
 
 
 def test_what_cannot_be_traced_says_why_and_falls_back(monkeypatch):

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from harness.free_ops import is_free
 from harness.portrait import OpCost
 
 __all__ = ["Costs", "bandwidth", "peak_flops"]
@@ -18,10 +19,6 @@ __all__ = ["Costs", "bandwidth", "peak_flops"]
 SIZE = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
 TRIES = 5
-# Views and bookkeeping: no bytes move.
-FREE = ("view", "detach", "alias", "t", "transpose", "permute", "unsqueeze", "split", "unbind",
-        "slice", "expand", "as_strided", "select", "_unsafe_view", "empty")  # fmt: skip
-
 
 aten = torch.ops.aten
 # The CPU's attention kernel is left out of torch's table (2.13); it takes the same operands.
@@ -59,8 +56,8 @@ class Costs(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.synchronize()
         seconds = time.perf_counter() - start
-        name = func._schema.name.partition("::")[2]
-        if func.namespace == "aten" and name not in FREE:
+        if func.namespace == "aten" and not is_free(func):
+            name = func._schema.name.partition("::")[2]
             self._book(name, func, args, kwargs, out, seconds)
         return out
 

@@ -33,6 +33,12 @@ class MetaAccelerator(CPU_Accelerator):
     def current_device_name(self) -> str:
         return GPU
 
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.float, torch.half, torch.bfloat16]
+
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == GPU
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from harness import anatomy, setup
@@ -113,7 +115,7 @@ def _step(run: Run, step: int, tracer: Tracer, counter: Counter) -> int:
             tracer.tag_gradients(run.trained)
 
     handles = [p.register_hook(arrived) for p in parameters]
-    with anatomy.phase_marks(run.trained, enter):
+    with anatomy.phase_marks(run.trained, enter), must_step():
         optimizer_step(run, step, Log())
     for handle in handles:
         handle.remove()
@@ -121,9 +123,27 @@ def _step(run: Run, step: int, tracer: Tracer, counter: Counter) -> int:
     return first
 
 
+@contextlib.contextmanager
+def must_step() -> Iterator[None]:
+    """Refuse a trace in which no optimizer steps, as where a loss scale is taken to overflow: it
+    would lack the optimizer's state and its work."""
+    stepped: list[Any] = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not stepped:
+        raise RuntimeError("no optimizer stepped, so that its state is not in the trace")
+
+
 def kernel_scratch(func: Any, args: Any, out: Any) -> int:
     """Bytes that a CUDA kernel of this op holds while it runs."""
     name = str(func)
+    if func is torch.ops.aten.isinf.default and args[0].device.type == world.GPU:
+        # abs() and a comparison: DeepSpeed asks this of all float16 gradients that ZeRO-3 keeps.
+        # Source: torch 2.13, aten/src/ATen/native/TensorCompare.cpp.
+        return args[0].nbytes
     if "attention" not in name:
         return 0
     return workspace.scratch(name, [a.shape for a in args if isinstance(a, torch.Tensor)])

@@ -37,6 +37,8 @@ def _patches(deepspeed: bool, stepped: Callable[[int], None]) -> list[tuple[Any,
         (setup, "weights_digest", lambda module: "not computed"),
         (torch.nn.Module, "_apply", apply_in_place),
         (torch, "Generator", HostGenerator),
+        # It asks a value that is not there whether gradients overflowed.
+        (torch.amp.GradScaler, "_maybe_opt_step", step_always),
     ]
     return found + (_deepspeed_patches(stepped) if deepspeed else [])
 
@@ -75,6 +77,11 @@ class HostGenerator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> HostGenerator:
         return super().__new__(cls, "cpu")
+
+
+def step_always(self: Any, optimizer: Any, optimizer_state: Any, *given: Any, **more: Any) -> Any:
+    """``GradScaler._maybe_opt_step`` where no gradient overflowed."""
+    return optimizer.step(*given, **more)
 
 
 class NoKernel:

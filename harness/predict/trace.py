@@ -30,7 +30,8 @@ RECOMPUTING = "/torch/utils/checkpoint.py"
 OURSELVES = "/harness/predict/"
 MARKS = "/harness/anatomy.py"
 DEPTH = 40
-# What a value that is not there is answered with: no overflow, a norm of one, nothing skipped.
+# What a value that is not there is answered with: no overflow, a norm of one. torch's own scaler
+# keeps its overflow in float32, where one would skip the step: it is not asked (storageless).
 ANSWERS = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0}
 
 Temporary = Callable[[Any, Any, Any], int]

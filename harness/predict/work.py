@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from harness.free_ops import is_free
 from harness.predict.roofline import Work
 
 __all__ = ["Counter"]
@@ -37,9 +38,9 @@ class Counter:
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
             self.add(phase, "collective", "", 0, size)
             return
-        if not outs or getattr(func, "is_view", False):
-            return
-        self.add(phase, *self._kind(func, args, ins, outs, out))
+        outs = outs or _written(func, args)
+        if outs and not is_free(func):
+            self.add(phase, *self._kind(func, args, ins, outs, out))
 
     def add(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
         """Count work that no op shows (a C++ reducer, a left-out kernel)."""
@@ -67,6 +68,13 @@ class Counter:
         flops = int(formula(*args, out_val=out))
         kind = "attention" if "attention" in func._schema.name else "product"
         return kind, dtype, flops, size
+
+
+def _written(func: Any, args: Any) -> list[Any]:
+    """Tensors that an op without output changes (fused and foreach optimizers)."""
+    named = zip(func._schema.arguments, args, strict=False)
+    changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
+    return [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor)]
 
 
 def _bytes(tensors: list[Any]) -> int:

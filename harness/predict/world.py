@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 from harness import command
@@ -79,10 +80,21 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
         others = asked.get("kwargs_handlers", [])
         others = [h for h in others if not isinstance(h, InitProcessGroupKwargs)]
         asked["kwargs_handlers"] = [*others, InitProcessGroupKwargs(backend="fake")]
-    accelerator = Accelerator(**asked)
+    with _taken_for_cuda(resolved.spec.device):
+        accelerator = Accelerator(**asked)
     nvme.stay_in_memory(accelerator)
     if resolved.launch.engine == "MULTI_GPU":
         # Without a GPU accelerate knows no kind of several ranks but MULTI_CPU.
         for state in (PartialState, AcceleratorState):
             state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     return accelerator
+
+
+@contextlib.contextmanager
+def _taken_for_cuda(device: str) -> Iterator[None]:
+    """accelerate scales losses only on devices that it knows by name, and asks while it is made."""
+    if device != "cuda":
+        yield
+        return
+    with mock.patch.object(Accelerator, "device", torch.device("cuda")):
+        yield

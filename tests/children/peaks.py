@@ -11,7 +11,9 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
@@ -39,21 +41,29 @@ def traced(spec: Spec) -> int:
     return peak(tracer.record, "device", first).bytes
 
 
-def main(specs: Path, out: Path) -> None:
+def in_forks(function: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
+    """What ``function`` makes of each case, as JSON has it; None where a fork failed."""
     torch.set_num_threads(1)
     for name in LIBRARIES:
         importlib.import_module(name)
     found = []
-    for fields in json.loads(specs.read_text()):
+    for one in cases:
         into, child = os.pipe(), os.fork()
         if child == 0:
-            os.write(into[1], str(traced(Spec(**fields))).encode())
+            with os.fdopen(into[1], "w") as pipe:
+                json.dump(function(one), pipe)
             os._exit(0)
         os.close(into[1])
         with os.fdopen(into[0]) as pipe:
-            found.append(int(pipe.read() or 0))
+            text = pipe.read()
         os.waitpid(child, 0)
-    out.write_text(json.dumps(found))
+        found.append(json.loads(text) if text else None)
+    return found
+
+
+def main(specs: Path, out: Path) -> None:
+    found = in_forks(lambda fields: traced(Spec(**fields)), json.loads(specs.read_text()))
+    out.write_text(json.dumps([size or 0 for size in found]))
 
 
 if __name__ == "__main__":

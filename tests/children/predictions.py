@@ -1,0 +1,37 @@
+"""Whole predictions: ``python -m tests.children.predictions CASES.json OUT.json``.
+
+CASES: a list of Spec's fields, with ``shortcuts: false`` for the long way through large worlds.
+OUT: what each prediction says, in the same order, but for the seconds that it took.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kernels away
+
+from torch.overrides import BaseTorchFunctionMode
+
+from harness.predict import simulate
+from harness.predict.worker import predict
+from harness.resolve import resolve
+from harness.spec import Spec
+
+
+def predicted(fields: dict[str, Any]) -> dict[str, Any]:
+    """The prediction of one case."""
+    short = fields.pop("shortcuts", True)
+    mode = simulate.Shortcuts if short else BaseTorchFunctionMode
+    with mock.patch.object(simulate, "Shortcuts", mode):
+        found = predict(resolve(Spec(**fields)))
+    return dataclasses.asdict(dataclasses.replace(found, seconds_taken=0))
+
+
+if __name__ == "__main__":
+    cases, out = map(Path, sys.argv[1:])
+    out.write_text(json.dumps(in_forks(predicted, json.loads(cases.read_text()))))
