@@ -195,7 +195,7 @@ def model_name(text: str) -> str:
     """A size alone, as ``CUSTOM``, as a model's name; what it leaves out is DiT-XL/2's."""
     if "=" not in text or ":" in text:
         return text
-    return "DiT-XL/2:" + text.replace("width=", "hidden=")
+    return f"DiT-XL/2:{text}"
 
 
 def _recipes(options: argparse.Namespace) -> list[str]:
