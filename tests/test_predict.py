@@ -10,13 +10,14 @@ import pytest
 
 from harness import cli
 from harness.plan_text import answer, ways_out
-from harness.predict import closed_form, fit, gpus, pool, roofline, workspace
+from harness.predict import closed_form, fit, gpus, limits, pool, roofline, workspace
 from harness.predict.allocator import Allocator, replay
 from harness.predict.peak import CATEGORIES, Block, Instant, Record, as_measured, peak, phase_peaks
 from harness.predict.prediction import Prediction, load
 from harness.predict.roofline import Work
 from harness.resolve import resolve
 from harness.spec import Spec
+from strategies import CATALOG, parse
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 XL = Spec(
@@ -258,10 +259,11 @@ def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
 
 
 def test_a_worker_that_fails_is_a_closed_form_with_the_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr(pool, "_run", lambda *given: "the worker exited 1: boom")
+    monkeypatch.setattr(pool, "_run", lambda *given: ("its worker ended with exit code 1", "boom"))
     row = asked("ddp")
     found = pool.predict_all([row], tmp_path)[0]
-    assert found.method == "closed form" and "boom" in found.reason
+    assert (found.method, found.fault) == ("closed form", "boom")
+    assert found.reason == "its worker ended with exit code 1"
     assert found.closed_form == closed_form.peak_bytes(row) > 10 * GIB
     assert list(tmp_path.iterdir()) == []  # a failure is not kept
 
@@ -275,6 +277,14 @@ def test_a_kept_prediction_starts_no_process(monkeypatch, tmp_path):
     assert told == [0]
 
 
+@pytest.mark.parametrize("text", limits.LIMITS)
+def test_a_limit_is_of_a_part_that_recipes_can_have(text):
+    kind = CATALOG[text.partition(":")[0]]
+    part = parse(f"ddp+{text}").in_slot(kind.slot)
+    assert str(part) == text
+    assert limits.why([part], "Error") == f"{part.name} is not traced: {limits.LIMITS[text]}"
+
+
 # ---- the command line ----
 
 BAD = {
@@ -285,7 +295,8 @@ BAD = {
     "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
     "size": (["--gpu", "L4", "--model", "depth=0"], "depth is '0'; a whole number from 1"),
     "size key": (["--gpu", "L4", "--model", "dept=2"], "no size 'dept'; did you mean 'depth'"),
-    "heads": (["--gpu", "L4", "--model", "depth=2,width=100,heads=3,patch=2"], "num_heads (3)"),
+    "heads": (["--gpu", "L4", "--model", "width=1153"], "width is 1153; it must divide by heads"),
+    "width": (["--gpu", "L4", "--model", "widht=1152"], "no size 'widht'; did you mean 'width'"),
     "gpus": (["--gpu", "L4", "--gpus", "0"], "give --gpus at least 1"),
     "batch": (["--gpu", "L4", "--gpus", "8", "--global-batch", "12"], "use 8 or 16"),
     "resolution": (["--gpu", "L4", "--resolution", "250"], "multiples of 16"),

@@ -16,11 +16,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness import setup
 from harness.loop import Log, optimizer_step
-from harness.predict import pool
+from harness.predict import limits, pool
 from harness.predict.peak import peak
 from harness.predict.simulate import simulate, trace_training
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from strategies.base import BadInput
 
 BASE = Spec(recipe="single", model="DiT-T/2", data="synthetic", global_batch=8)
 LIMIT = 0.005
@@ -165,7 +166,15 @@ def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
     assert {"product", "attention", "memory", "collective", "transfer", "host"} <= kinds
 
 
-def test_what_cannot_be_traced_says_why_and_falls_back(monkeypatch):
+RAISED = {
+    "single": "a library failed on tensors without storage (NotImplementedError)",
+    "ddp+compress": f"compress is not traced: {limits.LIMITS['compress']}",
+    "ddp+adam8bit:lib=torchao": f"adam8bit is not traced: {limits.LIMITS['adam4bit']}",
+}
+
+
+@pytest.mark.parametrize("recipe", RAISED)
+def test_what_cannot_be_traced_says_why_and_falls_back(recipe, monkeypatch):
     from harness.predict import simulate as module
     from harness.predict.worker import predict
 
@@ -173,7 +182,19 @@ def test_what_cannot_be_traced_says_why_and_falls_back(monkeypatch):
         raise NotImplementedError("a kernel that knows no tensors without storage")
 
     monkeypatch.setattr(module, "simulate", stumble)
-    resolved = on_gpu("single", "DiT-T/2", 8)
-    found = predict(resolved)
-    assert found.method == "closed form" and found.closed_form > 0
-    assert found.reason == "NotImplementedError: a kernel that knows no tensors without storage"
+    found = predict(on_gpu(recipe, "DiT-T/2", 8))
+    assert found.method == ("closed form" if recipe == "single" else "none")
+    assert bool(found.closed_form) is (recipe == "single")
+    assert found.reason == RAISED[recipe]
+    assert found.fault == "NotImplementedError: a kernel that knows no tensors without storage"
+
+
+def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
+    from harness.predict import simulate as module
+    from harness.predict.worker import predict
+
+    def refuse(resolved: Resolved) -> None:
+        raise BadInput("attend: no such kernel; take another")
+
+    monkeypatch.setattr(module, "simulate", refuse)
+    assert predict(on_gpu("single", "DiT-T/2", 8)).reason == "attend: no such kernel; take another"
