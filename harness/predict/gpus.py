@@ -34,6 +34,7 @@ class Gpu:
     ``peaks``: what its units reach in float16, bfloat16, float32 and tf32; None without the unit.
     ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
+    ``like``: the card whose speed is assumed, where only a memory size was asked for.
     """
 
     name: str
@@ -46,6 +47,13 @@ class Gpu:
     network_bandwidth: float
     hopper: bool
     host_bandwidth: float
+    like: str = ""
+
+    @property
+    def words(self) -> str:
+        """Name and memory, as a sentence has them."""
+        size = f"{self.memory_bytes / 2**30:.1f} GiB"
+        return f"{size} (speed assumed: {self.like})" if self.like else f"{self.name} ({size})"
 
     def flops(self, dtype: str, tf32: bool = False) -> float:
         """Peak FLOP/s of matrix products in ``dtype``; float32's where there is no such unit."""
@@ -107,8 +115,8 @@ def named(device: str) -> Gpu | None:
 def of_size(size: int) -> Gpu:
     """A card known by its memory alone: the speed of the table's nearest in size."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
-    name = f"{size / 2**30:.4g} GiB (speed of {like.name})"
-    return Gpu(**{**vars(like), "name": name, "memory_bytes": size})
+    name = f"{size / 2**30:.4g} GiB"
+    return Gpu(**{**vars(like), "name": name, "memory_bytes": size, "like": like.name})
 
 
 def parse_bytes(text: str) -> int:
