@@ -35,7 +35,7 @@ SHARDINGS = {
 """Sharding -> what holds less on a GPU, the faster first."""
 ALONE = ("zero2_offload", "zero3_offload")
 """The same for one GPU, which has nobody to share with."""
-PRECISIONS = {"fp32": "bf16", "tf32": "bf16", "bf16": "bf16_pure", "bf16_master": "bf16_pure"}
+EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
 RECOMPUTED = ("activations", "autocast", "temporaries")
 GROWING = ("activations", "recomputed", "temporaries")
 """Categories that grow with the micro batch."""
@@ -119,8 +119,7 @@ def _edits(close: Fit, processes: int) -> Iterator[Edit]:
     """Changes of one part; none whose bytes at the peak are fewer than what is missing."""
     row = close.resolved
     yield from _shardings(row, processes)
-    if row.recipe.in_slot(Slot.PRECISION).name in PRECISIONS:
-        yield {Slot.PRECISION: PRECISIONS[row.recipe.in_slot(Slot.PRECISION).name]}
+    yield _in_bf16(row) or _in_bf16_alone(row)
     if _holds_enough(close, RECOMPUTED):
         yield _recomputing(row)
     if _holds_enough(close, ("activations",)):
@@ -156,8 +155,16 @@ def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
 
 
 def _in_bf16(row: Resolved) -> Edit:
-    exact = row.recipe.in_slot(Slot.PRECISION).name in ("fp32", "tf32")
+    exact = row.recipe.in_slot(Slot.PRECISION).name in EXACT
     return {Slot.PRECISION: "bf16"} if exact else {}
+
+
+def _in_bf16_alone(row: Resolved) -> Edit:
+    """No float32 copy: with the optimizer that does not lose what 8 bits round away."""
+    mixed = row.recipe.in_slot(Slot.PRECISION).name in MIXED
+    if not mixed or not _plain(row, Slot.OPTIMIZE, "adamw"):
+        return {}
+    return {Slot.PRECISION: "bf16_pure", Slot.OPTIMIZE: "adamw_bf16"}
 
 
 def _average_on_host(row: Resolved) -> Edit:

@@ -13,6 +13,8 @@ from harness.plan_text import answer, explained
 from harness.predict import fit, gpus
 from harness.predict.fit import Fit
 from harness.predict.peak import Held
+from harness.predict.prediction import Prediction
+from harness.predict.roofline import Seconds, Work, seconds
 from harness.resolve import Resolved, resolve
 from strategies.base import Slot
 
@@ -117,7 +119,7 @@ def test_only_what_was_predicted_to_fit_is_named_the_fastest_first():
     ways, _ = seek("ddp", need)
     work = ways.tried[0].prediction.work[0]
     tried = [
-        dataclasses.replace(one, seconds=roofline_seconds(work, rates.get(one.label, 9)))
+        dataclasses.replace(one, seconds=step_seconds(work, rates.get(one.label, 9)))
         for one in ways.tried
     ]
     text = answer([failed("ddp")], dataclasses.replace(ways, tried=tried))
@@ -126,9 +128,7 @@ def test_only_what_was_predicted_to_fit_is_named_the_fastest_first():
     assert not any("checkpoint" in line for line in text)
 
 
-def roofline_seconds(work, times: int):
-    from harness.predict.roofline import seconds
-
+def step_seconds(work: Work, times: int) -> Seconds:
     return seconds([dataclasses.replace(work, count=times)], CARD, 8)
 
 
@@ -172,7 +172,22 @@ def test_nothing_is_asked_where_something_fits_or_nothing_is_known():
     assert seek("ddp", **unknown) == (None, [])
 
 
+def test_weights_without_a_master_come_with_an_optimizer_made_for_them():
+    _, told = seek("ddp+bf16")
+    assert [name for name in names(told) if "pure" in name] == ["ddp+bf16_pure+adamw_bf16"]
+    _, told = seek("ddp+bf16+adafactor")
+    assert not any("pure" in name for name in names(told))
+
+
 # ---- words ----
+
+
+def test_what_fits_by_formula_alone_is_no_failure():
+    found = Prediction(
+        recipe="ddp", device="cuda", method="closed form", closed_form=9 * GIB, reason="a limit"
+    )
+    one = fit.judge(asked("ddp"), found, CARD)
+    assert answer([one]) == ["Predicted to fit, at a speed that is not: ddp, 10.2 GiB"]
 
 
 def test_a_peak_s_small_parts_are_left_out_and_each_part_has_its_unit():
