@@ -12,14 +12,16 @@ from rich.table import Table
 
 from harness.predict import fit
 from harness.predict.fit import Fit
+from harness.predict.peak import Instant
 from harness.predict.prediction import Prediction
 from harness.report.terminal import folded
 from harness.report.units import GIB
+from harness.ways_out import Ways
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlanProgress", "answer", "gib", "print_plan"]
+__all__ = ["PlanProgress", "answer", "gib", "print_explained", "print_plan"]
 
 SHOWN = {
     "params": ("parameters", "gathered"),
@@ -31,6 +33,10 @@ SHOWN = {
 }
 WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted",
         "cannot": "cannot run"}  # fmt: skip
+SMALL = GIB // 20
+"""Bytes below which a category is not worth a word: they round to 0.0 GiB."""
+FINE = GIB // 200
+"""The same where hundredths are shown."""
 LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim", "cannot": "dim"}
 
 
@@ -40,11 +46,11 @@ class PlanProgress:
     def __init__(self, console: Console) -> None:
         self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
 
-    def begin(self, names: Sequence[str], jobs: int) -> None:
-        """So many predictions begin."""
+    def begin(self, names: Sequence[str], jobs: int, why: str = "") -> None:
+        """So many predictions begin; ``why`` leads in."""
         self.names, self.ended = list(names), 0
         some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
-        self.console.print(f"{some}, {jobs} at a time", highlight=False)
+        self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
 
     def done(self, index: int, found: Prediction) -> None:
         """One of them ended."""
@@ -59,7 +65,9 @@ class PlanProgress:
         self.console.print()
 
 
-def print_plan(fits: Sequence[Fit], refused: Sequence[tuple[str, str]], console: Console) -> None:
+def print_plan(
+    fits: Sequence[Fit], refused: Sequence[tuple[str, str]], ways: Ways | None, console: Console
+) -> None:
     """The table, fastest first among those that fit, and the answer."""
     console.print(_setting(fits), highlight=False)
     ordered = sorted(fits, key=_order)
@@ -76,7 +84,7 @@ def print_plan(fits: Sequence[Fit], refused: Sequence[tuple[str, str]], console:
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
-    for line in answer(fits):
+    for line in answer(fits, ways):
         console.print(escape(line), highlight=False)
 
 
@@ -91,7 +99,7 @@ def _setting(fits: Sequence[Fit]) -> str:
     pixels = 8 * fits[0].resolved.facts.input_size
     return (
         f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
-        f"{spec.processes} x {card.name} ({gib(card.memory_bytes)} GiB)"
+        f"{spec.processes} x {card.words}"
     )
 
 
@@ -137,11 +145,11 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
 # ---- words ----
 
 
-def answer(fits: Sequence[Fit]) -> list[str]:
-    """The fastest recipe predicted to fit; if none fits, the nearest and what would help."""
+def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
+    """The fastest recipe predicted to fit; if none fits, the nearest and what was tried then."""
     best = fit.fastest(fits)
     if best is None:
-        return _none_fits(fits)
+        return _none_fits(fits) + _found(ways)
     lines = [
         f"Fastest predicted to fit: {best.label}, {best.samples_per_second:.0f} images/s, "
         f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
@@ -171,46 +179,99 @@ def _explained(one: Fit) -> str:
     if instant is None:
         return "not traced"
     largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{gib(size)} {name.replace('_', ' ')}" for name, size in largest if size]
-    where = f", {instant.site}" if instant.site else ""
-    return f"in {instant.phase} at {instant.op}{where}: {', '.join(parts)} GiB"
+    parts = [f"{gib(size)} GiB {name.replace('_', ' ')}" for name, size in largest if size >= SMALL]
+    return f"{_where(instant)}: {', '.join(parts) or 'nothing that is large'}"
+
+
+def _where(instant: Instant) -> str:
+    """Phase, op and source line of a peak."""
+    return f"in {instant.phase} at {', '.join(filter(None, (instant.op, instant.site)))}"
 
 
 def _none_fits(fits: Sequence[Fit]) -> list[str]:
     close = fit.nearest(fits)
+    if all(one.lack for one in fits):
+        return ["None of these can run on this card; the notes above say what can."]
     if close is None:
         return ["Nothing could be predicted; the notes above say why."]
-    lines = [
-        f"None is predicted to fit. Nearest: {close.label} needs {gib(close.need_bytes)} GiB, "
-        f"{gib(-close.margin_bytes)} GiB more than a {close.gpu.name} has.",
+    if close.fits:  # by closed form, which knows no time
+        return [f"Predicted to fit, at a speed that is not: {close.label}, {_need(close)}"]
+    return [
+        f"None is predicted to fit. Nearest: {close.label} needs {_need(close)}, "
+        f"{gib(-close.margin_bytes)} GiB more than a GPU has",
         f"  its peak: {_explained(close)}",
     ]
-    return lines + [f"  {way}" for way in ways_out(close)]
 
 
-def ways_out(close: Fit) -> list[str]:
-    """What would make a recipe fit, by what its peak is made of."""
-    resolved, instant = close.resolved, close.prediction.peak
-    ways = [f"a card of {gib(close.need_bytes)} GiB would do"]
+def _need(one: Fit) -> str:
+    return f"{gib(one.need_bytes)} GiB"
+
+
+def _found(ways: Ways | None) -> list[str]:
+    """What was tried beyond the plan: what fits, or that nothing does, and on how many GPUs."""
+    if ways is None:
+        return []
+    if ways.able:
+        lines = [f"  {_offer(one)}" for one in ways.able]
+        return [f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:", *lines]
+    least = fit.nearest(ways.tried)
+    said = f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"
+    lines = [said] if ways.tried else []
+    if least:
+        lines.append(f"The least of these: {least.label}, {_need(least)}")
+    return lines + _on_more_gpus(ways.wider)
+
+
+def _offer(one: Fit) -> str:
+    speed = f", {one.samples_per_second:.0f} images/s" if one.seconds else ""
+    formula = " (closed form)" if one.prediction.method == "closed form" else ""
+    tight = " (tight)" if one.verdict == "tight" else ""
+    return f"{one.label}: {_need(one)}{speed}{tight}{formula}"
+
+
+def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
+    """The fewest of the GPUs tried that would do."""
+    if not wider:
+        return []
+    first = next((one for one in wider if one.fits), None)
+    if first is None:
+        tried = ", ".join(str(one.resolved.spec.processes) for one in wider)
+        return [f"Nor does {wider[0].label} on {tried} GPUs"]
+    spec = first.resolved.spec
+    return [f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(first)}"]
+
+
+# ---- each row's peak ----
+
+
+def print_explained(fits: Sequence[Fit], console: Console) -> None:
+    """Of each row when its peak was, at which op and line, and what lived then."""
+    for one in sorted(fits, key=_order):
+        console.print()
+        for line in explained(one.label, one.prediction):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def explained(label: str, found: Prediction) -> list[str]:
+    """The peak of one prediction: its place, the largest tensors and the highest of each phase."""
+    instant = found.peak
     if instant is None:
-        return ways
-    batch = resolved.micro_batch
-    growing = sum(instant.categories[n] for n in ("activations", "recomputed", "temporaries"))
-    saved = growing * (1 - 1 / batch)
-    if saved > -close.margin_bytes:
-        left = growing + close.margin_bytes
-        size = max(1, int(batch * left / growing))
-        parts = -(-batch // size)
-        ways.append(
-            f"a micro batch of about {size} instead of {batch}: add accumulate:steps={parts}"
-        )
-    elif batch > 1:
-        ways.append("a smaller micro batch alone would not be enough")
-    names = {part.name for part in resolved.recipe.strategies}
-    if "checkpoint" not in names:
-        ways.append("recomputing activations: add checkpoint")
-    if "bf16" not in names:
-        ways.append("16-bit weights and activations: add bf16")
-    if resolved.launch.offload_optimizer == "none":
-        ways.append("host memory: take zero3_offload as sharding")
-    return ways
+        return [f"{label}: {found.reason}"]
+    lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, {_where(instant)}"]
+    shown = [held for held in instant.held if 100 * held.bytes >= instant.bytes]
+    for held in shown:
+        maker = ", ".join(filter(None, (held.op, held.site)))
+        kind = held.category.replace("_", " ")
+        lines.append(f"  {fine(held.bytes):>7}  {kind}: {held.count} x {maker} ({held.phase})")
+    rest = instant.bytes - sum(held.bytes for held in shown)
+    if 100 * rest >= instant.bytes:
+        lines.append(f"  {fine(rest):>7}  the rest")
+    phases = ", ".join(
+        f"{phase} {fine(size)}" for phase, size in found.phases.items() if size >= FINE
+    )
+    return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def fine(size: int) -> str:
+    """Bytes as GiB, to a hundredth: the parts of a peak are smaller than a card."""
+    return f"{size / GIB:.2f}"

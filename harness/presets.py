@@ -43,7 +43,7 @@ class Shape:
         if self.hidden_size % self.num_heads or self.hidden_size % 4:
             raise ValueError(
                 f"hidden_size is {self.hidden_size}; it must divide by num_heads "
-                f"({self.num_heads}) and by 4 (sine and cosine, height and width)"
+                f"({self.num_heads}) and by 4 (sine and cosine of rows and columns)"
             )
 
     @property
@@ -80,12 +80,18 @@ PRESETS: dict[str, Shape] = {
     for patch in (2, 4, 8)
 }
 """Name -> shape: DiT-{T,S,B,L,XL}/{2,4,8}."""
-SIZES = {"depth": "depth", "hidden": "hidden_size", "heads": "num_heads", "patch": "patch_size"}
-"""Size in a model's name -> field of Shape."""
+SIZES = {
+    "depth": "depth",
+    "width": "hidden_size",
+    "hidden": "hidden_size",
+    "heads": "num_heads",
+    "patch": "patch_size",
+}
+"""Size in a model's name -> field of Shape; the width has two names."""
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a preset, or of one with other sizes: ``DiT-S/4:depth=24,hidden=512,heads=8``.
+    """The shape of a preset, or of one with other sizes: ``DiT-S/4:depth=24,width=512,heads=8``.
 
     Raises:
         BadInput: an unknown preset or size, with the nearest known one, or sizes that cannot be.
@@ -93,18 +99,23 @@ def shape_of(name: str) -> Shape:
     preset, _, sizes = name.partition(":")
     if preset not in PRESETS:
         raise BadInput(f"unknown model {preset!r}; {_nearest(preset, PRESETS)}")
-    changes = {}
+    changes, typed = {}, {"hidden_size": "width", "num_heads": "heads"}
     for pair in filter(None, sizes.split(",")):
         key, _, value = pair.partition("=")
         if key not in SIZES:
             raise BadInput(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")
         if not value.isdecimal() or not int(value):
             raise BadInput(f"model {name!r}: {key} is {value!r}; a whole number from 1")
-        changes[SIZES[key]] = int(value)
+        if SIZES[key] in changes:
+            raise BadInput(f"model {name!r} has its {key} twice; give it once")
+        changes[SIZES[key]], typed[SIZES[key]] = int(value), key
     try:
         return dataclasses.replace(PRESETS[preset], **changes)
     except ValueError as error:
-        raise BadInput(f"model {name!r}: {error}") from None
+        said = str(error)
+        for field, key in typed.items():
+            said = said.replace(field, key)
+        raise BadInput(f"model {name!r}: {said}") from None
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

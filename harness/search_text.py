@@ -9,7 +9,6 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from harness.plan_text import gib
 from harness.predict import fit
 from harness.predict.fit import Fit
 from harness.report.terminal import folded
@@ -68,9 +67,7 @@ def _head(what: str, asked: Asked) -> str:
     pixels = 8 * row.facts.input_size
     fixed = row.spec.model if what == "batch" else f"global batch {row.spec.global_batch}"
     sought = "micro batch" if what == "batch" else "DiT (M: million parameters)"
-    memory = "" if "GiB" in card.name else f" ({gib(card.memory_bytes)} GiB)"
-    cards = f"{row.spec.processes} x {card.name}{memory}"
-    return f"Largest {sought}: {fixed} at {pixels}x{pixels}, {cards}"
+    return f"Largest {sought}: {fixed} at {pixels}x{pixels}, {row.spec.processes} x {card.words}"
 
 
 def _remarks(one: Largest, name: Callable[[Resolved], str]) -> list[str]:

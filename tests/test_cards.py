@@ -73,7 +73,7 @@ def test_cards_share_predictions_with_their_kind_alone(monkeypatch, tmp_path):
     old, usual, new = (pool.path_of(row, tmp_path, kind) for kind in attention.ORDERS)
     assert len({old, usual, new}) == 3
     prediction(3).write(usual)
-    monkeypatch.setattr(pool, "_run", lambda *given: "asked anew")
+    monkeypatch.setattr(pool, "_run", lambda *given: ("asked anew", ""))
     assert pool.predict_all([row], tmp_path, kind="flash")[0].method == "trace"
     assert "asked anew" in pool.predict_all([row], tmp_path, kind="cudnn")[0].reason
     here = dataclasses.replace(row, spec=dataclasses.replace(row.spec, device="cpu"))
@@ -163,6 +163,8 @@ def test_what_cannot_run_is_a_row_and_no_answer(capsys, monkeypatch, tmp_path):
     found = {row["recipe"]: row for row in json.loads(file.read_text())["rows"]}
     assert found["ddp+bf16"]["verdict"] == "cannot" and found["ddp+bf16"]["need_bytes"] is None
     assert found["zero2"]["verdict"] == "fits" and found["zero2"]["lack"] == ""
+    text, tried, _ = planned(monkeypatch, capsys, "--gpu", "V100-16GB", "--recipes", "ddp+bf16")
+    assert "None of these can run on this card" in text and not tried
 
 
 def test_a_plan_is_for_the_kind_of_its_card(capsys, monkeypatch):

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.plan_text import answer, ways_out
-from harness.predict import closed_form, fit, gpus, pool, roofline, workspace
+from harness.plan_text import answer
+from harness.predict import closed_form, fit, gpus, limits, pool, roofline, workspace
 from harness.predict.allocator import Allocator, replay
 from harness.predict.peak import CATEGORIES, Block, Instant, Record, as_measured, peak, phase_peaks
 from harness.predict.prediction import Prediction, load
 from harness.predict.roofline import Work
 from harness.resolve import resolve
 from harness.spec import Spec
+from strategies import CATALOG, parse
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 XL = Spec(
@@ -241,19 +242,6 @@ def test_the_answer_is_the_fastest_that_fits():
     assert "Fastest predicted to fit: zero2" in text and "Least memory: zero3" in text
 
 
-def test_if_none_fits_the_nearest_and_the_way_out_are_named():
-    card = gpus.of_size(8 * GIB)
-    rows = [
-        fit.judge(asked("ddp"), prediction(40), card),
-        fit.judge(asked("zero2"), prediction(12), card),
-    ]
-    assert fit.fastest(rows) is None
-    text = "\n".join(answer(rows))
-    assert "None is predicted to fit. Nearest: zero2" in text
-    assert "add accumulate:steps=" in text and "add bf16" in text and "add checkpoint" in text
-    assert any("zero3_offload" in way for way in ways_out(rows[1]))
-
-
 # ---- keeping and failing ----
 
 
@@ -267,10 +255,11 @@ def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
 
 
 def test_a_worker_that_fails_is_a_closed_form_with_the_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr(pool, "_run", lambda *given: "the worker exited 1: boom")
+    monkeypatch.setattr(pool, "_run", lambda *given: ("its worker ended with exit code 1", "boom"))
     row = asked("ddp")
     found = pool.predict_all([row], tmp_path)[0]
-    assert found.method == "closed form" and "boom" in found.reason
+    assert (found.method, found.fault) == ("closed form", "boom")
+    assert found.reason == "its worker ended with exit code 1"
     assert found.closed_form == closed_form.peak_bytes(row) > 10 * GIB
     assert list(tmp_path.iterdir()) == []  # a failure is not kept
 
@@ -284,6 +273,14 @@ def test_a_kept_prediction_starts_no_process(monkeypatch, tmp_path):
     assert told == [0]
 
 
+@pytest.mark.parametrize("text", limits.LIMITS)
+def test_a_limit_is_of_a_part_that_recipes_can_have(text):
+    kind = CATALOG[text.partition(":")[0]]
+    part = parse(f"ddp+{text}").in_slot(kind.slot)
+    assert str(part) == text
+    assert part.name in limits.why([part], "Error") and "Error" not in limits.why([part], "Error")
+
+
 # ---- the command line ----
 
 BAD = {
@@ -294,7 +291,8 @@ BAD = {
     "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
     "size": (["--gpu", "L4", "--model", "depth=0"], "depth is '0'; a whole number from 1"),
     "size key": (["--gpu", "L4", "--model", "dept=2"], "no size 'dept'; did you mean 'depth'"),
-    "heads": (["--gpu", "L4", "--model", "depth=2,width=100,heads=3,patch=2"], "num_heads (3)"),
+    "heads": (["--gpu", "L4", "--model", "width=1153"], "width is 1153; it must divide by heads"),
+    "width": (["--gpu", "L4", "--model", "widht=1152"], "no size 'widht'; did you mean 'width'"),
     "gpus": (["--gpu", "L4", "--gpus", "0"], "give --gpus at least 1"),
     "batch": (["--gpu", "L4", "--gpus", "8", "--global-batch", "12"], "use 8 or 16"),
     "resolution": (["--gpu", "L4", "--resolution", "250"], "multiples of 16"),
@@ -304,6 +302,7 @@ BAD = {
         "an offloaded optimizer is DeepSpeed's fused CPU Adam",
     ),
     "suite": (["--gpu", "L4", "--suite", "defalt"], "did you mean 'default'"),
+    "explain": (["--gpu", "L4", "--explain", "--largest", "batch"], "leave one out"),
     "both": (["--gpu", "L4", "--gpu-memory", "24GiB"], "not allowed with argument"),
 }
 
@@ -332,9 +331,27 @@ def test_a_plan_end_to_end(capsys, monkeypatch, tmp_path):
     words = ["--gpus", "8", "--gpu-memory", "12GiB", "--recipes", "ddp", "zero2", "zero3+bf16"]
     assert cli.main(["plan", *words, "--json", str(file)]) == 0
     text = capsys.readouterr().out
-    assert "Fastest predicted to fit: ddp" in text and "8 x 12 GiB" in text
+    assert "Fastest predicted to fit: ddp" in text and "8 x 12.0 GiB (speed assumed:" in text
     rows = json.loads(file.read_text())["rows"]
     assert [row["verdict"] for row in rows] == ["fits", "fits", "no"]
+
+
+def test_a_plan_that_fits_nothing_predicts_what_else_would(capsys, monkeypatch, tmp_path):
+    def predict_all(rows, folder, **more):
+        return [prediction(5 if row.launch.zero_stage else 20) for row in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    file = tmp_path / "plan.json"
+    words = ["--gpus", "8", "--gpu-memory", "12GiB", "--recipes", "ddp", "ddp+bf16", "--explain"]
+    assert cli.main(["plan", *words, "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "None fits; what else might: " in text
+    assert "fits instead" not in text and "Predicted to fit instead, of " in text
+    assert "ddp+bf16: 20.00 GiB of tensors, in forward at op" in text
+    found = json.loads(file.read_text())
+    assert {row["processes"] for row in found["tried"]} == {8}
+    able = [row["recipe"] for row in found["tried"] if row["verdict"] == "fits"]
+    assert able == ["zero1", "zero2", "zero3"] and found["tried_on_more_gpus"] == []
 
 
 def test_a_suite_s_impossible_rows_are_lines_of_the_plan(capsys, monkeypatch):

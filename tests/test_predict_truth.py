@@ -24,6 +24,7 @@ from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies.attend import KERNELS
+from strategies.base import BadInput
 
 BASE = Spec(recipe="single", model="DiT-T/2", data="synthetic", global_batch=8)
 LIMIT = 0.005
@@ -283,14 +284,36 @@ def test_a_trace_without_an_optimizer_s_step_is_none(monkeypatch):
 # ---- what has no trace ----
 
 
-def test_what_cannot_be_traced_says_why_and_falls_back(monkeypatch):
+RAISED = {
+    "single": "a library failed on tensors without storage (NotImplementedError)",
+    "ddp+compress": "compress hooks into DDP's reducer, which is C++ and wants real bytes",
+    "ddp+adam8bit:lib=torchao": (
+        "torchao compiles the step of adam8bit, which torch cannot do without storage"
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RAISED)
+def test_what_cannot_be_traced_says_why_and_falls_back(recipe, monkeypatch):
     from harness.predict import simulate as module
 
     def stumble(resolved: Resolved, kind: str) -> None:
         raise NotImplementedError("a kernel that knows no tensors without storage")
 
     monkeypatch.setattr(module, "simulate", stumble)
-    resolved = on_gpu("single", "DiT-T/2", 8)
-    found = predict(resolved)
-    assert found.method == "closed form" and found.closed_form > 0
-    assert found.reason == "NotImplementedError: a kernel that knows no tensors without storage"
+    found = predict(on_gpu(recipe, "DiT-T/2", 8))
+    assert found.method == ("closed form" if recipe == "single" else "none")
+    assert bool(found.closed_form) is (recipe == "single")
+    assert found.reason == RAISED[recipe]
+    assert found.fault == "NotImplementedError: a kernel that knows no tensors without storage"
+
+
+def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
+    from harness.predict import simulate as module
+    from harness.predict.worker import predict
+
+    def refuse(resolved: Resolved) -> None:
+        raise BadInput("attend: no such kernel; take another")
+
+    monkeypatch.setattr(module, "simulate", refuse)
+    assert predict(on_gpu("single", "DiT-T/2", 8)).reason == "attend: no such kernel; take another"

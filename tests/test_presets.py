@@ -1,6 +1,7 @@
 """Counts and FLOPs in closed form against the built model, torch's counter and the paper."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,7 @@ def test_imports_no_torch():
 
 def test_a_preset_with_other_sizes():
     assert shape_of("DiT-S/4:depth=24,hidden=512,heads=8") == Shape(24, 512, 8, 4)
+    assert shape_of("DiT-S/4:depth=24,width=512,heads=8") == Shape(24, 512, 8, 4)
     assert shape_of("DiT-XL/2:patch=8") == PRESETS["DiT-XL/8"]
 
 
@@ -159,9 +161,13 @@ def test_a_preset_with_other_sizes():
         ("DiT-S/4:dept=3", "no size 'dept'; did you mean 'depth'"),
         ("DiT-S/4:depth=0", "depth is '0'; a whole number from 1"),
         ("DiT-S/4:depth", "depth is ''"),
-        ("DiT-S/4:hidden=100", "hidden_size is 100; it must divide"),
+        ("DiT-S/4:hidden=100", "hidden is 100; it must divide by heads (6)"),
+        ("DiT-S/4:width=100", "width is 100; it must divide by heads (6)"),
+        ("DiT-S/4:heads=5", "width is 384; it must divide by heads (5)"),
+        ("DiT-S/4:depth=28,widht=1152", "no size 'widht'; did you mean 'width'"),
+        ("DiT-S/4:width=512,hidden=512", "has its hidden twice; give it once"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_by_name(name, words):
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(words)):
         shape_of(name)

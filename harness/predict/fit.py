@@ -40,6 +40,11 @@ class Fit:
         return str(self.resolved.recipe)
 
     @property
+    def fits(self) -> bool:
+        """Whether it would train, if need be with an allocator that is short of room."""
+        return self.verdict in ("fits", "tight")
+
+    @property
     def margin_bytes(self) -> int | None:
         """What is left of the card; negative where it does not fit."""
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.need_bytes

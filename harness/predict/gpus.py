@@ -36,6 +36,7 @@ class Gpu:
     ``peaks``: what its units reach in float16, bfloat16, float32 and tf32; None without the unit.
     ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
+    ``like``: the card whose speed is assumed, where only a memory size was asked for.
     """
 
     name: str
@@ -49,6 +50,13 @@ class Gpu:
     network_bandwidth: float
     hopper: bool
     host_bandwidth: float
+    like: str = ""
+
+    @property
+    def words(self) -> str:
+        """Name and memory, as a sentence has them."""
+        size = f"{self.memory_bytes / 2**30:.1f} GiB"
+        return f"{size} (speed assumed: {self.like})" if self.like else f"{self.name} ({size})"
 
     def flops(self, dtype: str, tf32: bool = False) -> float:
         """Peak FLOP/s of matrix products in ``dtype``; float32's where there is no such unit."""
@@ -112,8 +120,8 @@ def of_size(size: int) -> Gpu:
     """A card known by its memory alone: the speed of the table's nearest in size, and nothing of
     what that one can or cannot do."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
-    name = f"{size / 2**30:.4g} GiB (speed of {like.name})"
-    return Gpu(**{**vars(like), "name": name, "memory_bytes": size, "capability": None})
+    size_only = {"memory_bytes": size, "like": like.name, "capability": None}
+    return Gpu(**{**vars(like), "name": f"{size / 2**30:.4g} GiB", **size_only})
 
 
 def parse_bytes(text: str) -> int:

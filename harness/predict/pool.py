@@ -120,10 +120,10 @@ def _one(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Predict
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         out = Path(scratch) / "prediction.json"
-        fault = _run(resolved, Path(scratch), out, kind, timeout)
+        reason, fault = _run(resolved, Path(scratch), out, kind, timeout)
         found = load(out)
     if found is None:
-        return closed_form.fallback(resolved, fault or "the worker ended without a prediction")
+        return closed_form.fallback(resolved, reason, fault)
     found = dataclasses.replace(found, seconds_taken=time.monotonic() - began)
     if found.method == "trace":
         # A folder that cannot be written costs the next plan its time, no more.
@@ -132,8 +132,10 @@ def _one(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Predict
     return found
 
 
-def _run(resolved: Resolved, scratch: Path, out: Path, kind: str, timeout: float) -> str:
-    """Start the worker and wait; why there is no prediction, or nothing."""
+def _run(
+    resolved: Resolved, scratch: Path, out: Path, kind: str, timeout: float
+) -> tuple[str, str]:
+    """Start the worker and wait; if there is no prediction, why, and what was raised or printed."""
     spec = scratch / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(resolved.spec)), encoding="utf-8")
     words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out), kind]
@@ -143,11 +145,11 @@ def _run(resolved: Resolved, scratch: Path, out: Path, kind: str, timeout: float
             words, cwd=project_root(), env=env, timeout=timeout, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired:
-        return f"not done after {timeout:.0f} s"
+        return f"not done after {timeout:.0f} s", ""
     except OSError as error:
-        return f"cannot start: {error}"
+        return "its worker could not be started", str(error)
     last = next(iter(_lines(ended.stderr)), "")
-    return "" if ended.returncode == 0 else f"the worker exited {ended.returncode}: {last}"[:200]
+    return f"its worker ended with exit code {ended.returncode}", last[:200]
 
 
 def _python_path() -> str:

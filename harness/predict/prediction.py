@@ -29,9 +29,10 @@ class Prediction:
     """Bytes of one rank.
 
     ``method``: "trace" (the real step, on tensors without storage), "closed form" (formulas; the
-    trace failed for ``reason``) or "none". ``peak`` is of the whole training, set-up included,
-    ``steady`` of a later step; ``phases`` has the peak of each. ``host`` (of the
-    whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is what is swapped.
+    trace failed for ``reason``; ``fault`` is what a library raised or printed) or "none".
+    ``peak`` is of the whole training, set-up included, ``steady`` of a later step; ``phases`` has
+    the peak of each. ``host`` (of the whole training) and ``host_steady`` are of host memory, for
+    a GPU; ``nvme`` is what is swapped.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
     limit under which the same allocations still succeed; None without a GPU. ``attention`` names
     the kernels of torch's attention that ran in a trace.
@@ -41,6 +42,7 @@ class Prediction:
     device: str
     method: str
     reason: str = ""
+    fault: str = ""
     peak: Instant | None = None
     steady: Instant | None = None
     host: Instant | None = None

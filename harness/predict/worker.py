@@ -13,15 +13,16 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
-from harness.predict import closed_form
+from harness.predict import closed_form, limits
 from harness.predict.attention import USUAL
 from harness.predict.prediction import Prediction
 from harness.process import die_with_parent
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from strategies.base import BadInput
+from strategies.base import BadInput, Strategy
 
 __all__ = ["main", "predict"]
 
@@ -38,13 +39,20 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
         found = simulate(resolved, kind)
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
-        return closed_form.fallback(resolved, _reason(error))
+        reason = _reason(resolved.recipe.strategies, error)
+        return closed_form.fallback(resolved, reason, _fault(error))
     return dataclasses.replace(found, closed_form=closed_form.peak_bytes(resolved))
 
 
-def _reason(error: Exception) -> str:
+def _reason(parts: Sequence[Strategy], error: Exception) -> str:
+    """Why there is no trace, for a person: bad input says it itself."""
     if isinstance(error, BadInput):
         return str(error)
+    return limits.why(parts, type(error).__name__)
+
+
+def _fault(error: Exception) -> str:
+    """What was raised, in a library's words."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"{type(error).__name__}: {first}"[:200]
 

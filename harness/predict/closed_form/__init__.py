@@ -59,8 +59,11 @@ def _differs(part: Strategy) -> bool:
     return getattr(part, "keep", "segments") != "segments"
 
 
-def fallback(resolved: Resolved, reason: str) -> Prediction:
-    """A prediction by formula where the trace failed, or none at all; says why."""
+def fallback(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
+    """A prediction by formula where the trace failed, or none at all; says why.
+
+    ``reason`` is for a person, ``fault`` what was raised or printed.
+    """
     size, lost = peak_bytes(resolved), unknown_parts(resolved)
     notes = [f"no formula for {', '.join(lost)}"] if size is None else []
     return Prediction(
@@ -68,6 +71,7 @@ def fallback(resolved: Resolved, reason: str) -> Prediction:
         device=resolved.spec.device,
         method="none" if size is None else "closed form",
         reason=reason,
+        fault=fault,
         closed_form=size,
         notes=notes,
     )

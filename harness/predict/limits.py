@@ -1,0 +1,35 @@
+"""What no trace can follow, and why: a sentence for each part of a recipe at which one stops.
+
+Looked up only after a trace has failed: where a library learns to do without storage, the trace
+succeeds and its sentence here is never said. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from strategies.base import Strategy
+
+__all__ = ["LIMITS", "why"]
+
+HOOK = "{name} hooks into DDP's reducer, which is C++ and wants real bytes"
+COMPILED = "torchao compiles the step of {name}, which torch cannot do without storage"
+
+LIMITS = {
+    "adam4bit": COMPILED,
+    "adam8bit:lib=torchao": COMPILED,
+    "compress": HOOK,
+    "onebit_adam": HOOK,
+    "topk": HOOK,
+    "offload_adamw": "torchao takes {name} from a CUDA device alone, and a prediction has none",
+    "paged_adam8bit": "{name} takes pages from the CUDA driver, and a prediction has none",
+    "qlora": "bitsandbytes packs the weights of {name} into a tensor class that wants storage",
+}
+"""A part, by its name or its text -> why a training with ``{name}`` is not traced."""
+
+
+def why(parts: Iterable[Strategy], raised: str) -> str:
+    """The limits that ``parts`` meet, in a sentence; if none is known, the kind of exception."""
+    met = [(part.name, LIMITS.get(str(part)) or LIMITS.get(part.name)) for part in parts]
+    known = [limit.format(name=name) for name, limit in met if limit]
+    return "; ".join(known) or f"a library failed on tensors without storage ({raised})"

@@ -1,0 +1,226 @@
+"""What a plan says when nothing fits: recipes that can be, predicted, and only those that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from test_predict import GIB, asked, prediction
+
+from harness import ways_out
+from harness.plan_text import answer, explained
+from harness.predict import fit, gpus
+from harness.predict.fit import Fit
+from harness.predict.peak import Held
+from harness.predict.prediction import Prediction
+from harness.predict.roofline import Seconds, Work, seconds
+from harness.resolve import Resolved, resolve
+from strategies.base import Slot
+
+CARD = gpus.of_size(24 * GIB)
+LARGE = 40
+"""GiB of which half are activations: a smaller micro batch alone would do."""
+
+# What is nearest, on so many GPUs, with this global batch.
+NEAREST = {
+    "plain": ("ddp", 8, 256),
+    "a micro batch of 33": ("ddp+bf16", 8, 264),
+    "accumulation in use": ("ddp+accumulate:steps=4", 8, 256),
+    "another precision in use": ("ddp+bf16_pure", 8, 256),
+    "adapters and tf32": ("ddp+lora+tf32", 8, 256),
+    "other checkpoints in use": ("zero2+bf16+checkpoint:every=sqrt", 8, 256),
+    "the optimizer's place taken": ("ddp+adafactor", 8, 256),
+    "an optimizer that refuses DeepSpeed": ("single+offload_adamw", 1, 32),
+    "hooks on the all-reduce": ("ddp+topk", 8, 256),
+    "offload in use": ("zero3_offload+bf16+checkpoint", 8, 256),
+    "swapped": ("zero3_nvme+bf16", 8, 256),
+    "one process among eight": ("single", 1, 256),
+    "a micro batch of 1": ("zero3+bf16", 8, 8),
+    "no average": ("ddp+ema:place=none", 8, 256),
+}
+
+
+def seek(
+    recipe: str,
+    need: Callable[[Resolved], float] = lambda row: LARGE,
+    processes: int = 8,
+    batch: int = 256,
+    first: float = LARGE,
+    **more: object,
+) -> tuple[ways_out.Ways | None, list[Fit]]:
+    """The ways out where ``recipe`` needs ``first`` GiB and what is asked for then ``need(row)``,
+    and what was asked."""
+    told: list[Fit] = []
+
+    def ask(rows: list[Resolved], why: str) -> list[Fit]:
+        found = [fit.judge(row, prediction(need(row)), CARD) for row in rows]
+        told.extend(found)
+        return found
+
+    row = asked(recipe, processes=processes, global_batch=batch)
+    fits = [fit.judge(row, prediction(first, **more), CARD)]
+    return ways_out.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
+
+
+def names(told: list[Fit]) -> list[str]:
+    return [one.label for one in told]
+
+
+@pytest.mark.parametrize("case", NEAREST)
+def test_whatever_is_asked_for_can_be_and_trains_the_same_batch(case):
+    recipe, processes, batch = NEAREST[case]
+    ways, told = seek(recipe, processes=processes, batch=batch)
+    assert told and len(told) <= 20 and len(set(names(ways.tried))) == len(ways.tried)
+    for one in told:
+        row = resolve(one.resolved.spec)
+        assert row.refusal is None
+        whole = row.micro_batch * row.spec.processes * row.recipe.accumulation
+        assert whole == row.spec.global_batch
+    assert {one.resolved.spec.global_batch for one in ways.tried} <= {batch}
+    assert recipe not in names(ways.tried)
+
+
+def test_accumulation_multiplies_what_is_there_and_divides_the_micro_batch():
+    _, told = seek("ddp+accumulate:steps=4")
+    steps = {one.resolved.recipe.accumulation for one in told}
+    assert 4 in steps and steps - {4} <= {8, 16, 32} and steps - {4}
+    _, told = seek("ddp+bf16", batch=264)
+    assert {one.resolved.micro_batch for one in told} <= {33, 11, 3, 1}
+
+
+def test_a_part_in_use_gives_way_and_is_not_doubled():
+    _, told = seek("ddp+lora+tf32")
+    kinds = {one.resolved.recipe.in_slot(Slot.PRECISION).name for one in told}
+    assert kinds == {"tf32", "bf16"} and all("lora" in name for name in names(told))
+    _, told = seek("ddp+bf16_pure")
+    assert {one.resolved.recipe.in_slot(Slot.PRECISION).name for one in told} == {"bf16_pure"}
+
+
+def test_no_average_is_added_where_none_is_kept():
+    _, told = seek("ddp+ema:place=none")
+    assert told and all("ema:place=none" in name for name in names(told))
+
+
+def test_no_recomputation_is_tried_where_the_peak_has_nothing_to_recompute():
+    empty = prediction(LARGE).peak
+    sums = {**empty.categories, "activations": 0, "parameters": LARGE * GIB}
+    instant = dataclasses.replace(empty, categories=sums)
+    ways, _ = seek("ddp", lambda row: 12 if row.launch.zero_stage else LARGE, peak=instant)
+    assert names(ways.tried) == ["zero1", "zero2", "zero3", "ddp+bf16"]
+
+
+def test_only_what_was_predicted_to_fit_is_named_the_fastest_first():
+    rates = {"zero2": 3, "zero3": 2, "ddp+bf16": 1}
+
+    def need(row: Resolved) -> float:
+        return 12 if str(row.recipe) in rates else LARGE
+
+    ways, _ = seek("ddp", need)
+    work = ways.tried[0].prediction.work[0]
+    tried = [
+        dataclasses.replace(one, seconds=step_seconds(work, rates.get(one.label, 9)))
+        for one in ways.tried
+    ]
+    text = answer([failed("ddp")], dataclasses.replace(ways, tried=tried))
+    assert text[2].startswith("Predicted to fit instead, of ")
+    assert [line.split(":")[0].strip() for line in text[3:]] == ["ddp+bf16", "zero3", "zero2"]
+    assert not any("checkpoint" in line for line in text)
+
+
+def step_seconds(work: Work, times: int) -> Seconds:
+    return seconds([dataclasses.replace(work, count=times)], CARD, 8)
+
+
+def failed(recipe: str) -> Fit:
+    return fit.judge(asked(recipe), prediction(LARGE), CARD)
+
+
+def test_several_parts_are_changed_at_once_where_one_is_not_enough():
+    def need(row: Resolved) -> float:
+        return 10 if row.launch.offload_optimizer == "cpu" and row.micro_batch == 8 else LARGE
+
+    ways, _ = seek("zero3+bf16", need)
+    assert names(ways.able) == [
+        "zero3_offload+bf16+checkpoint+accumulate:steps=4+ema:place=cpu",
+    ]
+    assert not ways.wider
+
+
+def test_more_gpus_are_the_last_resort_and_the_fewest_that_do_are_named():
+    def need(row: Resolved) -> float:
+        return 20 if row.spec.processes >= 32 else 30 if row.launch.zero_stage == 3 else LARGE
+
+    ways, _ = seek("ddp", need)
+    assert [one.resolved.spec.processes for one in ways.wider] == [16, 32, 64]
+    text = "\n".join(answer([failed("ddp")], ways))
+    assert f"None of {len(ways.tried)} changes tried fits: zero1, zero2, " in text
+    assert "The least of these: zero3, 30.7 GiB" in text
+    assert "On 32 GPUs, global batch 256: zero3: 20.7 GiB" in text and "On 64" not in text
+
+
+def test_a_world_too_large_for_the_batch_takes_a_larger_one():
+    ways, _ = seek("zero3+bf16", batch=8)
+    sizes = [(one.resolved.spec.processes, one.resolved.spec.global_batch) for one in ways.wider]
+    assert sizes == [(16, 16), (32, 32), (64, 64)]
+    assert "on 16, 32, 64 GPUs" in answer([failed("ddp")], ways)[-1]
+
+
+def test_nothing_is_asked_where_something_fits_or_nothing_is_known():
+    assert seek("ddp", first=12) == (None, [])
+    unknown = {"allocated": None, "reserved": None, "least": None}
+    assert seek("ddp", **unknown) == (None, [])
+
+
+def test_weights_without_a_master_come_with_an_optimizer_made_for_them():
+    _, told = seek("ddp+bf16")
+    assert [name for name in names(told) if "pure" in name] == ["ddp+bf16_pure+adamw_bf16"]
+    _, told = seek("ddp+bf16+adafactor")
+    assert not any("pure" in name for name in names(told))
+
+
+# ---- words ----
+
+
+def test_what_fits_by_formula_alone_is_no_failure():
+    found = Prediction(
+        recipe="ddp", device="cuda", method="closed form", closed_form=9 * GIB, reason="a limit"
+    )
+    one = fit.judge(asked("ddp"), found, CARD)
+    assert answer([one]) == ["Predicted to fit, at a speed that is not: ddp, 10.2 GiB"]
+
+
+def test_a_peak_s_small_parts_are_left_out_and_each_part_has_its_unit():
+    text = answer([failed("ddp")])
+    assert text[0].startswith("None is predicted to fit. Nearest: ddp needs 40.7 GiB, 16.7 GiB")
+    assert text[0].endswith("GiB more than a GPU has")
+    assert text[1] == "  its peak: in forward at op: 20.0 GiB parameters, 20.0 GiB activations"
+
+
+def test_a_card_of_a_size_says_whose_speed_is_assumed():
+    assert CARD.words.startswith("24.0 GiB (speed assumed: ") and CARD.like in gpus.table()
+    assert gpus.find("V100-32GB").words.startswith("V100-32GB (3")
+
+
+def test_a_peak_is_explained_by_what_lived():
+    found = prediction(10)
+    held = [
+        Held(category="optimizer_state", op="aten.zeros", site="x.py:3", phase="optimizer",
+             count=4, bytes=8 * GIB),
+        Held(category="ema", op="aten.clone", site="", phase="prepare", count=1, bytes=GIB),
+        Held(category="temporaries", op="aten.mm", site="", phase="forward", count=1, bytes=9),
+    ]  # fmt: skip
+    found = dataclasses.replace(
+        found,
+        peak=dataclasses.replace(found.peak, held=held, site="y.py:7"),
+        phases={"load": 4096, "prepare": 3 * GIB, "forward": 10 * GIB},
+    )
+    assert explained("ddp", found) == [
+        "ddp: 10.00 GiB of tensors, in forward at op, y.py:7",
+        "     8.00  optimizer state: 4 x aten.zeros, x.py:3 (optimizer)",
+        "     1.00  ema: 1 x aten.clone (prepare)",
+        "     1.00  the rest",
+        "  highest of each phase: prepare 3.00, forward 10.00 GiB",
+    ]
+    closed = dataclasses.replace(found, peak=None, reason="a limit")
+    assert explained("ddp", closed) == ["ddp: a limit"]
