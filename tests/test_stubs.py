@@ -102,7 +102,17 @@ def host_as(kind):
     return edit
 
 
-COMPILE = Compile.edit_model
+COMPILE, FP8 = Compile.edit_model, Fp8.edit_model
+
+
+def the_other_float8(self, module):
+    FP8(Fp8(emulate=not self.emulate), module)
+
+
+def first_block_in_float8(self, module):
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(module.blocks[0])
 
 
 def skipping_one(self, module):
@@ -285,6 +295,9 @@ LOST = {
     "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
     "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
+    "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
+    "fp8 not emulated": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_float8),
+    "one block of four in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
     "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
     "no master beside bfloat16 weights": (
         "single+bf16_master", Bf16Master, "accelerator_kwargs", lambda *_: AS_BF16,

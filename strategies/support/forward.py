@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, NamedTuple
 
 from strategies.base import Trained
+from strategies.support.states import wrapped
 
 __all__ = ["Operation", "attentions", "compute_dtype", "forward_once", "operations"]
 
@@ -73,6 +74,8 @@ def operations(trained: Trained, *, compiled: bool = True) -> list[Operation]:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if wrapped(types):
+                return NotImplemented
             shapes = [list(getattr(value, "shape", ())) for value in args]
             out = f(*args, **(kwargs or {}))
             dtype = str(getattr(out, "dtype", "")).removeprefix("torch.")
