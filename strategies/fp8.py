@@ -36,6 +36,11 @@ class Fp8(Bf16):
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return self.needs[:-1] if self.emulate else self.needs
 
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.traits & {"replaced_layers", "quantized_weights"}:
+            return "another part replaces the layers that multiply in float8; use bf16"
+        return super().refuses(launch)
+
     def edit_model(self, module: Any) -> None:
         import torch
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training

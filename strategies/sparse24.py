@@ -37,7 +37,7 @@ class Sparse24(Strategy):
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"other_products"})
+        return frozenset({"other_products", "replaced_layers"})
 
     def refuses(self, launch: Launch) -> str | None:
         if "half_compute" not in launch.traits:
