@@ -100,6 +100,8 @@ class Trace(TorchDispatchMode):
         self._register_known()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if states.wrapped(types):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         self.ops.add(str(func))
         # Views of DDP's buckets come out of ops that were given them: counted already.
@@ -122,12 +124,11 @@ class Trace(TorchDispatchMode):
                     self._see(p.grad, "gradient", "gradients")
 
     def _see(self, tensor: torch.Tensor, made_by: str, category: str | None = None) -> None:
-        if tensor.device.type != self.device_type:
-            return
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # a subclass without storage of its own
-            return
+        if tensor.device.type == self.device_type:
+            for storage in _storages(tensor):
+                self._note(storage, made_by, category)
+
+    def _note(self, storage: torch.UntypedStorage, made_by: str, category: str | None) -> None:
         key = storage._cdata
         if key in self._live:
             if category:
@@ -149,7 +150,7 @@ class Trace(TorchDispatchMode):
 
     def _by_maker(self) -> str | None:
         """The category of a tensor that DeepSpeed makes for itself, by the file that makes it."""
-        frame = sys._getframe(3)
+        frame = sys._getframe(4)
         for _ in range(12):
             if frame is None:
                 break
@@ -270,8 +271,15 @@ def ddp_buckets(model: torch.nn.Module) -> tuple[int, set[int]]:
 
 
 def storages(values: Any) -> set[int]:
-    """What identifies the storage of each plain tensor in a structure of arguments."""
-    return {t.untyped_storage()._cdata for t in _tensors(values)}
+    """What identifies the storages of the plain tensors in a structure of arguments."""
+    return {storage._cdata for t in _tensors(values) for storage in _storages(t)}
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Where a tensor's bytes are, also those of a sparse one and of one that wraps others."""
+    for plain in states.stored(tensor):
+        with contextlib.suppress(NotImplementedError):  # a layout without storage
+            yield plain.untyped_storage()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -29,7 +29,8 @@ TRIES = 3  # the port can be taken between its choice and its use
 STATUS_SECONDS = 0.5
 LOG_BYTES = 1 << 20  # the end of the log is enough: tracebacks come last
 PROBE_BYTES = 1 << 20
-STALE = ("ranks", "nvme", recordings.PROFILE, "result.json", "log.txt")
+COMPILED = "compiled"
+STALE = ("ranks", "nvme", COMPILED, recordings.PROFILE, "result.json", "log.txt")
 
 
 class LaunchError(OSError):
@@ -82,15 +83,21 @@ def _start(
         return process.run_child(
             argv,
             cwd=project_root(),
-            env={**inherited(), **environment(spec)},
+            env={**inherited(), **environment(spec), **_own_caches(folder / COMPILED)},
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),
             finished=lambda: _finished(folder),
-            scratch=(folder / "nvme",),
+            scratch=(folder / "nvme", folder / COMPILED),
         )
     except process.CannotStart as error:
         raise LaunchError(f"cannot start {error.filename}: {error.strerror}") from None
+
+
+def _own_caches(folder: Path) -> dict[str, str]:
+    """What torch.compile makes stays with the run: found again by the next, it would make that one
+    look cheaper to compile. (Its C++ headers alone are compiled once a machine.)"""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 class _Ticker:

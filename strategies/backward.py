@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from strategies.base import Launch, Slot, Strategy, Trained, demand
+from strategies.support import forward
 
 __all__ = ["Backward"]
 
@@ -33,6 +34,37 @@ class Caller:
             p.grad = gradient if p.grad is None else p.grad + gradient
 
 
+class Effect(NamedTuple):
+    """What one backward did: gradients that parameters hold by then, how many of them autograd
+    itself accumulated there, and whether the graph can be gone through again."""
+
+    gradients: int
+    accumulated: int
+    graph_kept: bool
+
+
+def effect_of_a_backward(trained: Trained) -> Effect:
+    """One more backward, called as the loop calls it."""
+    import torch
+
+    weights = [p for p in trained.module.parameters() if p.requires_grad]
+    arrived: list[Any] = []
+    hooks = [p.register_post_accumulate_grad_hook(arrived.append) for p in weights]
+    loss = forward.loss_once(trained)
+    try:
+        trained.accelerator.backward(loss)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    held = sum(p.grad is not None for p in weights)
+    trained.optimizer.zero_grad()
+    try:
+        torch.autograd.grad(loss, weights[-1])
+    except RuntimeError:  # its saved tensors were freed
+        return Effect(held, len(arrived), graph_kept=False)
+    return Effect(held, len(arrived), graph_kept=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backward(Strategy):
     """Keeps the graph (``retain_graph``), or collects gradients with ``torch.autograd.grad``
@@ -57,6 +89,8 @@ class Backward(Strategy):
             )
         if launch.accumulation > 1:
             return "is measured with one backward a step; leave accumulate out"
+        if self.call == "autograd_grad" and "scales_gradients" in launch.traits:
+            return "autograd.grad leaves out the loss scale that the optimizer divides by; use bf16"
         return None
 
     def configure(self, accelerator: Any, module: Any) -> None:
@@ -66,6 +100,13 @@ class Backward(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         caller = trained.accelerator.backward
         demand(isinstance(caller, Caller), "backward is called as usual")
-        demand(caller.call == self.call, f"backward is called with {caller.call}")
-        demand(caller.calls == trained.micro_steps, f"{caller.calls} calls")
-        return {"call": caller.call, "calls": caller.calls}
+        calls = caller.calls
+        demand(calls == trained.micro_steps, f"{calls} calls")
+        found = effect_of_a_backward(trained)
+        weights = sum(p.requires_grad for p in trained.module.parameters())
+        demand(found.gradients == weights, f"{found.gradients} gradients of {weights} weights")
+        if self.call == "retain_graph":
+            demand(found.graph_kept, "the graph is gone after backward")
+        else:
+            demand(not found.accumulated, f"autograd accumulated {found.accumulated} gradients")
+        return {"calls": calls, **found._asdict()}

@@ -55,6 +55,7 @@ TRAITS = {
     "frozen_blocks": "backward does not reach the blocks",
     "frozen_matrices": "no matrix of the blocks takes a gradient",
     "other_products": "a step's products are not those of the whole model, trained whole",
+    "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
     "half_compute": "matrix products take operands of 16 bits",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from strategies.adapters import TARGETS
 from strategies.base import Launch, Trained, demand
 from strategies.precision import Bf16
 from strategies.support import forward
@@ -19,7 +21,7 @@ PRODUCTS = 4
 class Fp8(Bf16):
     """The blocks' matrix products in float8 with a scale a tensor, the rest as bf16; weights stay
     in high precision and are cast at each use. ``emulate=on`` rounds the operands to float8 and
-    multiplies in bfloat16: its numbers anywhere, without its speed.
+    multiplies in float32: its numbers anywhere, without its speed.
     """
 
     name: ClassVar[str] = "fp8"
@@ -34,22 +36,34 @@ class Fp8(Bf16):
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return self.needs[:-1] if self.emulate else self.needs
 
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.traits & {"replaced_layers", "quantized_weights"}:
+            return "another part replaces the layers that multiply in float8; use bf16"
+        return super().refuses(launch)
+
     def edit_model(self, module: Any) -> None:
         import torch
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         def is_product(layer: Any, name: str) -> bool:
-            # adaLN's has as many rows as samples, which float8 kernels want in sixteens.
-            return isinstance(layer, torch.nn.Linear) and (".attn." in name or ".mlp." in name)
+            # Those of adaLN and of the timestep have as many rows as samples, which float8
+            # kernels want in sixteens.
+            return isinstance(layer, torch.nn.Linear) and re.fullmatch(TARGETS, name) is not None
 
         config = Float8LinearConfig(emulate=self.emulate)
         convert_to_float8_training(module, module_filter_fn=is_product, config=config)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        found, wanted = super().evidence(trained), PRODUCTS * len(trained.module.blocks)
+        found = super().evidence(trained)
+        wanted = PRODUCTS * len(forward.attentions(trained.module))
         ran = forward.operations(trained, compiled=False)
-        eights = sum("float8" in operation.dtype for operation in ran)
-        demand(eights >= 2 * wanted, f"{eights} tensors became float8, of {wanted} products' two")
-        products = sum(operation.name == "aten::_scaled_mm" for operation in ran)
+        casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
+        demand(casts >= 2 * wanted, f"{casts} tensors became float8, of {wanted} products' two")
+        products = sum(op.name == "aten::_scaled_mm" for op in ran)
         demand(products == (0 if self.emulate else wanted), f"{products} products ran in float8")
-        return {**found, "float8_casts": eights, "float8_products": products}
+        facts = {**found, "float8_casts": casts, "float8_products": products}
+        if not self.emulate:
+            return facts
+        rounded = sum(op.name == "aten::mm" and op.dtype == "float32" for op in ran)
+        demand(rounded == wanted, f"{rounded} products of rounded operands, not {wanted}")
+        return {**facts, "emulated_products": rounded}

@@ -83,7 +83,7 @@ class PruneStructured(Strategy):
             raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"other_products"})
+        return frozenset({"other_products", "replaced_layers"})
 
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:

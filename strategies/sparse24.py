@@ -11,6 +11,17 @@ from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
 
 __all__ = ["Sparse24"]
 
+PRODUCTS = {
+    "cusparselt_mm",
+    "cutlass_mm",
+    "_cslt_sparse_mm",
+    "_sparse_semi_structured_mm",
+    "_sparse_semi_structured_addmm",
+    "_sparse_semi_structured_linear",
+}
+"""Names of torch's 2:4 products: the first two since 2.13, the others what they call. Packing has
+names much like them, and proves nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse24(Strategy):
@@ -26,7 +37,7 @@ class Sparse24(Strategy):
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"other_products"})
+        return frozenset({"other_products", "replaced_layers"})
 
     def refuses(self, launch: Launch) -> str | None:
         if "half_compute" not in launch.traits:
@@ -51,6 +62,6 @@ class Sparse24(Strategy):
         demand(len(layers) == wanted, f"{len(layers)} layers are packed, not {wanted}")
         shares = {share for layer in layers for share in zero_shares(layer)}
         demand(shares == {0.5}, f"of four neighbours {shares} are zero in the packed weights")
-        ran = sorted(op for op in trained.ops if "cslt" in op or "semi_structured" in op)
+        ran = sorted(op for op in trained.ops if op.split(".")[1] in PRODUCTS)
         demand(not trained.ops or bool(ran), "no sparse product ran in the traced step")
         return {"layers": len(layers), "ops": ran}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Slot, Strategy, Trained, Watcher, demand
+from strategies.support import states
 
 __all__ = ["Rows", "SparseEmbedding"]
 
@@ -21,11 +22,9 @@ class Rows(Watcher):
     def _count(self, table: Any) -> None:
         gradient = table.grad
         self.dense_bytes, self.seen = table.numel() * table.element_size(), self.seen + 1
-        parts = [gradient]
         if gradient.is_sparse:
-            parts = [gradient._values(), gradient._indices()]
-            self.rows = len(parts[0])
-        self.bytes = sum(t.numel() * t.element_size() for t in parts)
+            self.rows = len(gradient._values())
+        self.bytes = sum(t.numel() * t.element_size() for t in states.stored(gradient))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +64,11 @@ class SparseEmbedding(Strategy):
         rows = trained.attached.get(self.name)
         demand(isinstance(rows, Rows) and rows.seen > 0, "no gradient of the label table was seen")
         demand(rows.rows > 0, "the label table's gradient is dense")
+        launch = trained.launch
+        sent = launch.engine != "NO" and launch.processes > 1 and not launch.simulated
         return {
             "rows": rows.rows,
-            "wire_bytes": rows.bytes,
+            "wire_bytes" if sent else "gradient_bytes": rows.bytes,
             "dense_bytes": rows.dense_bytes,
             "ratio": round(rows.bytes / rows.dense_bytes, 4),
         }

@@ -161,11 +161,19 @@ class Forgetful(topk.TopKHook):
         return kept, where
 
 
+def every_matrix(_, trained):
+    """Sends thin matrices even where they are larger than the gradient."""
+    hook = compress.PowerSgd(trained, 4)
+    hook.power.min_compression_rate = 0
+    return hook
+
+
 LOST = {
     "no hook at all": (Compress(), lambda *_: None),
     "dense for fp16": (Compress(kind="fp16"), dense),
     "dense for powersgd": (Compress(kind="powersgd"), dense),
     "another rank": (Compress(kind="powersgd"), lambda _, t: compress.PowerSgd(t, 2)),
+    "every matrix thin": (Compress(kind="powersgd"), every_matrix),
     "bf16 for powersgd": (Compress(kind="powersgd"), lambda _, t: compress.cast(t, "bf16")),
     "top-k for bf16": (Compress(), lambda _, t: topk.TopKHook(t, 0.01)),
     "no top-k hook": (TopK(), lambda *_: None),
@@ -185,6 +193,21 @@ def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
     trained = trained_with(strategy)
     with pytest.raises(NotInForce):
         strategy.evidence(trained)
+
+
+def test_low_rank_bytes_follow_from_rank_and_shapes():
+    matrix, bias, kernel = torch.empty(384, 128), torch.empty(384), torch.empty(128, 4, 2, 2)
+    assert compress.low_rank_bytes([matrix], 4) == 4 * 4 * (384 + 128)
+    assert compress.low_rank_bytes([matrix.bfloat16()], 1) == 2 * (384 + 128)
+    assert compress.low_rank_bytes([bias, matrix], 500) == bias.nbytes + matrix.nbytes
+    assert compress.low_rank_bytes([kernel], 4) == 4 * 4 * (128 + 16)
+
+
+def test_the_dense_steps_before_powersgd_prove_nothing(group):
+    strategy = Compress(kind="powersgd")
+    with pytest.raises(NotInForce, match="first 2 steps are dense"):
+        strategy.evidence(trained_with(strategy, steps=2))
+    assert strategy.evidence(trained_with(strategy, steps=3))["wire_bytes"] > 0
 
 
 def test_a_step_that_the_hook_did_not_see_is_noticed(group):

@@ -139,6 +139,18 @@ def test_the_shells_launch_variables_do_not_reach_the_run(tmp_path, monkeypatch)
     assert not {"ACCELERATE_MIXED_PRECISION", "WORLD_SIZE", "LOCAL_RANK"} & found.keys()
 
 
+def test_what_a_run_compiles_is_not_found_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "shared"))
+    folder = tmp_path / "run"
+    for _ in range(2):
+        row = go("compiling", folder)
+        assert row.status is Status.OK, "its caches were empty when it began"
+        caches = json.loads((folder / "caches.json").read_text())
+        assert all(Path(cache).is_relative_to(folder) for cache in caches)
+        assert not any(Path(cache).exists() for cache in caches)
+
+
 def test_the_line_shown_is_a_plain_accelerate_launch():
     spec = Spec(recipe="zero3+bf16", processes=2)
     words = shlex.split(launch.display(spec, ROOT / "results" / "runs" / "x"))

@@ -163,6 +163,20 @@ def test_sparse_gradients_change_nothing(train_here):
     assert sparse_norms == pytest.approx(dense_norms, rel=1e-5)
 
 
+def test_sparse_gradients_travel_between_two_processes(train_here, tmp_path):
+    text, table = "sgd:momentum=0.0+sparse_embedding", "sparse_embedding"
+    row = launched(
+        dataclasses.replace(TINY, recipe=f"ddp+{text}", processes=2, learning_rate=0.1), tmp_path
+    )
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    run, alone, _ = curves(f"single+{text}", train_here, learning_rate=0.1)
+    assert row.losses[:4] == pytest.approx(alone, rel=1e-5)
+    sent = row.evidence[table]
+    assert 0 < sent["wire_bytes"] < 0.5 * sent["dense_bytes"] and "gradient_bytes" not in sent
+    kept = next(p for p in parse(f"single+{text}").strategies if p.name == table)
+    assert "wire_bytes" not in kept.evidence(run.trained), "one process sends nothing"
+
+
 # -- bytes ------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from strategies.adamw import AdamW
 from strategies.adamw_bf16 import AdamWBf16
 from strategies.adapters import Dora, Lora, Qlora, inject
 from strategies.attend import Attend
-from strategies.backward import Backward
+from strategies.backward import Backward, Caller
 from strategies.base import NotInForce
 from strategies.bfloat import Bf16Master, Bf16Pure
 from strategies.checkpoint import Checkpoint
@@ -102,7 +102,17 @@ def host_as(kind):
     return edit
 
 
-COMPILE = Compile.edit_model
+COMPILE, FP8 = Compile.edit_model, Fp8.edit_model
+
+
+def the_other_float8(self, module):
+    FP8(Fp8(emulate=not self.emulate), module)
+
+
+def first_block_in_float8(self, module):
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(module.blocks[0])
 
 
 def skipping_one(self, module):
@@ -226,6 +236,30 @@ def heads_alone(self, module):
         prune_heads(block.attn, 2)
 
 
+class AsUsual(Caller):
+    """Counts its calls, and calls backward as everyone does."""
+
+    def __call__(self, loss, **kwargs):
+        self.calls += 1
+        self.usual(loss, **kwargs)
+
+
+class Half(Caller):
+    """Keeps the gradients of half the parameters."""
+
+    def _autograd_grad(self, loss):
+        self.parameters = self.parameters[::2]
+        super()._autograd_grad(loss)
+
+
+def call_by(kind):
+    def configure(self, accelerator, module):
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        accelerator.backward = kind(accelerator, parameters, self.call)
+
+    return configure
+
+
 class Lazy(Average):
     """Never averages."""
 
@@ -285,6 +319,9 @@ LOST = {
     "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
     "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
+    "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
+    "fp8 not emulated": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_float8),
+    "one block of four in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
     "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
     "no master beside bfloat16 weights": (
         "single+bf16_master", Bf16Master, "accelerator_kwargs", lambda *_: AS_BF16,
@@ -398,6 +435,13 @@ LOST = {
         "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
     ),
     "backward as usual": ("single+backward", Backward, "configure", nothing),
+    "the graph freed": ("single+backward", Backward, "configure", call_by(AsUsual)),
+    "gradients accumulated": (
+        "single+backward:call=autograd_grad", Backward, "configure", call_by(AsUsual),
+    ),
+    "half the gradients": (
+        "single+backward:call=autograd_grad", Backward, "configure", call_by(Half),
+    ),
     "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",

@@ -63,6 +63,10 @@ def _host(name: str) -> Callable[[Row], Any]:
     return lambda row: getattr(fullest_host(row), name.removesuffix("_bytes"), None)
 
 
+def _compiled(fact: str) -> Callable[[Row], Any]:
+    return lambda row: row.first.evidence.get("compile", {}).get(fact)
+
+
 def fullest_host(row: Row) -> Categories | None:
     """What the fullest rank held in host memory at its traced peak; None without a GPU."""
     found = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
@@ -198,6 +202,8 @@ TIME = (
     Column("TFLOP/s a device", _number("flops_per_second_device"), "tera"),
     Column("Set-up s", _number("setup_seconds"), "seconds"),
     Column("Warm-up s", _number("warmup_seconds"), "seconds"),
+    Column("Compile s", _compiled("compile_seconds"), "seconds"),
+    Column("Graph breaks", _compiled("graph_breaks"), "count"),
     Column("Whole run s", _number("wall_seconds"), "seconds"),
 )
 

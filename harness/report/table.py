@@ -72,7 +72,8 @@ NOTES = {
     "host": "Tensors in host memory at the traced peak of one step, on the fullest rank: offloaded "
     "state is here.",
     "time": "Each step counts as its slowest rank's. Set-up: import to prepared; warm-up and "
-    "compilation are not timed steps.",
+    "compilation are not timed steps. Compile: torch.compile's own, within the warm-up, from an "
+    "empty cache.",
     "parity": "Distance: the largest step's |a - b| / |b| to the reference row. A row that must "
     "not change the computation is equal within 1e-3, and DIFFERS beyond.",
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",

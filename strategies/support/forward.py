@@ -6,12 +6,13 @@ import contextlib
 from typing import Any, NamedTuple
 
 from strategies.base import Trained
+from strategies.support.states import wrapped
 
-__all__ = ["Operation", "attentions", "compute_dtype", "forward_once", "operations"]
+__all__ = ["Operation", "attentions", "compute_dtype", "forward_once", "loss_once", "operations"]
 
 
-def forward_once(trained: Trained) -> None:
-    """Run the trained model on one sample of zeros, without gradients.
+def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
+    """The trained model's output for one sample of zeros.
 
     Every rank takes part, because ZeRO-3 gathers parameters on the way.
     """
@@ -22,8 +23,14 @@ def forward_once(trained: Trained) -> None:
     device = trained.accelerator.device
     x_BCHW = torch.zeros((1, module.in_channels, side, side), device=device)
     index_B = torch.zeros(1, dtype=torch.long, device=device)
-    with torch.no_grad():
-        trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
+    with torch.set_grad_enabled(gradients):
+        return trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
+
+
+def loss_once(trained: Trained) -> Any:
+    """A loss to call backward on, of one sample of zeros; compiled graphs run uncompiled."""
+    with _eager(trained):
+        return forward_once(trained, gradients=True).float().square().mean()
 
 
 def compute_dtype(trained: Trained) -> str:
@@ -73,6 +80,8 @@ def operations(trained: Trained, *, compiled: bool = True) -> list[Operation]:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if wrapped(types):
+                return NotImplemented
             shapes = [list(getattr(value, "shape", ())) for value in args]
             out = f(*args, **(kwargs or {}))
             dtype = str(getattr(out, "dtype", "")).removeprefix("torch.")

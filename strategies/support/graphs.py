@@ -15,21 +15,30 @@ __all__ = ["Counted", "kept_by_a_block"]
 class Counted(Watcher):
     """A backend of torch.compile that counts the graphs it makes and every call of one.
 
-    Beside the training it notes, after every step, what had been counted by then.
+    Beside the training it notes, after every step, what had been counted by then. ``seconds`` are
+    Dynamo's own: from the start to the end of every outermost compilation, in forward or in
+    backward, with the tracing that comes before a backend is called and the guards after it.
     """
 
     def __init__(self, backend: str) -> None:
-        from torch._dynamo import lookup_backend
+        """Made after ``torch._dynamo.reset``, which forgets whom to call."""
+        from torch._dynamo import lookup_backend, on_compile_end, on_compile_start
 
         self.backend = lookup_backend(backend)
         self.graphs = self.calls = 0
-        self.seconds = 0.0
+        self.seconds = self.began = 0.0
         self.steps: list[dict[str, float]] = []
+        on_compile_start(self._compiling)
+        on_compile_end(self._compiled)
+
+    def _compiling(self, _: Any) -> None:
+        self.began = time.perf_counter()
+
+    def _compiled(self, _: Any) -> None:
+        self.seconds += time.perf_counter() - self.began
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Callable[..., Any]:
-        began = time.perf_counter()
         compiled = self.backend(graph, inputs, **options)
-        self.seconds += time.perf_counter() - began
         self.graphs += 1
 
         def run(*values: Any) -> Any:

@@ -10,19 +10,41 @@ from strategies.base import Trained, demand
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["agree", "bytes_of", "count_steps", "per_element", "steps", "stored", "tensors"]
+__all__ = [
+    "agree",
+    "bytes_of",
+    "count_steps",
+    "per_element",
+    "steps",
+    "stored",
+    "tensors",
+    "wrapped",
+]
 
 
 def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The plain tensors that hold ``tensor``'s bytes.
 
-    A low-bit state is a subclass that looks like float32 and wraps codes, scales and a table.
+    A low-bit state is a subclass that looks like float32 and wraps codes, scales and a table. A
+    sparse tensor is its indices and values.
     """
-    if hasattr(tensor, "__tensor_flatten__"):
+    if wrapped((type(tensor),)):
         for name in tensor.__tensor_flatten__()[0]:
             yield from stored(getattr(tensor, name))
+    elif tensor.is_sparse:
+        yield from (tensor._indices(), tensor._values())
     else:
         yield tensor
+
+
+def wrapped(types: Iterable[type]) -> bool:
+    """Whether one of an operation's types of operands wraps the tensors that hold its bytes.
+
+    A dispatch mode is off while it calls such an operation, so it never sees what the subclass
+    calls inside. If the mode gives way (returns NotImplemented) the subclass unwraps first, and
+    the mode sees the operations on plain tensors. FakeTensor and its like have nothing inside.
+    """
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 def tensors(optimizer: Any) -> list[torch.Tensor]:

@@ -1,0 +1,87 @@
+"""What compiling costs and where it stops short: seconds and graph breaks, in rows and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from conftest import TINY, part_named
+from test_report_data import done
+from torch._dynamo.utils import cumulative_time_spent_ns
+
+from harness.layers import attend
+from harness.loop import optimizer_step
+from harness.report import build
+from harness.report.table import group_grids
+from strategies.compile import Compile
+from strategies.support.graphs import Counted
+
+RECIPE = "single+compile:backend=aot_eager"
+
+
+def compiled(train_here, steps: int):
+    """Its evidence, and the seconds of each step."""
+    run, log = train_here(dataclasses.replace(TINY, recipe=RECIPE), 0)
+    seconds = []
+    for step in range(steps):
+        began = time.perf_counter()
+        optimizer_step(run, step, log)
+        seconds.append(time.perf_counter() - began)
+    return part_named(RECIPE, "compile").evidence(run.trained), seconds
+
+
+def test_the_seconds_are_dynamos_own_and_fill_the_first_step(train_here, monkeypatch):
+    spent, call = [], Counted.__call__
+
+    def timed(self, graph, inputs, **options):
+        began = time.perf_counter()
+        made = call(self, graph, inputs, **options)
+        spent.append(time.perf_counter() - began)
+        return made
+
+    monkeypatch.setattr(Counted, "__call__", timed)
+    facts, (first, *later) = compiled(train_here, 3)
+    own = cumulative_time_spent_ns
+    whole = (own["entire_frame_compile"] + own["entire_backward_compile"]) / 1e9
+    assert facts["compile_seconds"] == pytest.approx(whole, abs=0.05)
+    assert sum(spent) < facts["compile_seconds"] < first, "tracing comes before the backend"
+    assert facts["compile_seconds"] > 0.7 * (first - max(later))
+
+
+def breaking(q_BNTK, k_BNTK, v_BNTK):
+    torch._dynamo.graph_break()
+    return attend(q_BNTK, k_BNTK, v_BNTK)
+
+
+def test_a_deliberate_graph_break_is_counted(train_here, monkeypatch):
+    whole, _ = compiled(train_here, 2)
+    edit = Compile.edit_model
+
+    def with_a_break(self, module):
+        for block in module.blocks:
+            block.attn.attend = breaking
+        edit(self, module)
+
+    monkeypatch.setattr(Compile, "edit_model", with_a_break)
+    broken, _ = compiled(train_here, 2)
+    assert (whole["graph_breaks"], whole["graphs"], whole["calls"]) == (0, 1, 4)
+    assert broken["graph_breaks"] >= 1 and broken["graphs"] > 1 and broken["calls"] > 4
+
+
+def test_a_report_shows_both_where_something_was_compiled():
+    parts = (24.0, 24.0, 48.0, 24.0, 9.0, 0.0)
+    plain, other = (done(recipe, 1.0, parts, processes=1) for recipe in ("single", RECIPE))
+    assert not {"Compile s", "Graph breaks"} & set(time_table(plain).heads)
+    other.evidence["compile"] = {"compile_seconds": 33.7, "graph_breaks": 0}
+    found = time_table(plain, other)
+    lines = [dict(zip(found.heads, line, strict=True)) for line in found.lines]
+    cells = {line["Recipe"]: (line["Compile s"], line["Graph breaks"]) for line in lines}
+    assert cells[RECIPE] == ("33.70", "0") and "33.70" not in cells["single"]
+
+
+def time_table(*results):
+    """The table of times of these rows."""
+    (group,) = build(list(results), []).groups
+    return group_grids(group)["time"]
