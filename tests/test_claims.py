@@ -75,7 +75,7 @@ def test_what_saves_of_the_state_holds_where_activations_do_not_outweigh_it():
     found = finding("LoRA", *rows)
     assert found.verdict is Verdict.ONLY
     shares = f"33% of the peak (batch {SMALL}), not 89% ({LARGE})"
-    assert found.condition == f"activations do not outweigh the rest: {shares}"
+    assert found.condition == f"activations do not outweigh all else: {shares}"
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_accumulation_and_batches():
     ("beyond", "wanted", "condition"),
     [
         ((1000.0, 500.0, 125.0), Verdict.HOLDS, ""),
-        ((1000.0, 500.0, 60.0), Verdict.ONLY, "the batch is large: 32 and 16, not 2"),
-        ((180.0, 90.0, 0.0), Verdict.ONLY, "the batch is large: 32, not 16 and 2"),
+        ((1000.0, 500.0, 60.0), Verdict.ONLY, "the batch is large: 32 or 16, not 2"),
+        ((180.0, 90.0, 0.0), Verdict.ONLY, "the batch is large: 32, not 16 or 2"),
         ((90.0, 45.0, 0.0), Verdict.NOT, ""),
     ],
 )

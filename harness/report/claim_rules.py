@@ -80,7 +80,7 @@ def weights_of(rows: Rows, base: str, held: int) -> str:
     if here > 0.5 >= there:
         return f"activations outweigh all else: {shares}"
     if there > 0.5 >= here:
-        return f"activations do not outweigh the rest: {shares}"
+        return f"activations do not outweigh all else: {shares}"
     return f"activations are {shares}"
 
 
@@ -127,7 +127,7 @@ def activations_fill(rows: Rows) -> Finding:
         return Finding(Verdict.HOLDS, numbers)
     if not held:
         return Finding(Verdict.NOT, numbers)
-    here, there = (" and ".join(map(str, batches)) for batches in (held, missed))
+    here, there = (" or ".join(map(str, batches)) for batches in (held, missed))
     return Finding(Verdict.ONLY, numbers, f"the batch is large: {here}, not {there}")
 
 
@@ -211,7 +211,7 @@ def linear_in_tokens(rows: Rows) -> Finding:
     numbers = (
         f"memory beyond the state grows with tokens to the power {number(naive)} with the full "
         f"score matrix, {number(fused, linear)} with torch's fused kernel; {change(-saved)} at "
-        f"{most} tokens"
+        f"{most} tokens, all at batch {rows.get('single', **largest).spec.global_batch}"
     )
     return Finding(Verdict.HOLDS if fused <= linear else Verdict.NOT, numbers)
 
