@@ -24,8 +24,8 @@ from harness.predict.prediction import load as load_prediction
 from harness.progress import Progress, make_console
 from harness.report import compare as compare_folders
 from harness.report import derive, print_report, read_suite, write_report
+from harness.report.fit_verdicts import OUT_OF_MEMORY
 from harness.report.predicted import FILE
-from harness.report.verdicts import OUT_OF_MEMORY
 from harness.resolve import Resolved, project_root, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError

@@ -1,4 +1,4 @@
-"""bfloat16 weights: updated through a float32 master, or with no float32 copy anywhere."""
+"""bfloat16 weights: updated through a float32 master, or with none."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Bf16Master(Bf16):
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16Pure(Strategy):
-    """Weights, gradients and the optimizer's state in bfloat16, with no float32 copy anywhere.
+    """Weights, gradients and the optimizer's state in bfloat16, with no float32 master of them.
 
-    A plain optimizer then loses every update below half a unit in the last of 8 bits;
-    ``adamw_bf16`` writes with stochastic rounding or a compensated sum.
+    The average of the weights (``ema``) stays float32: 4 of the 12 bytes a parameter that are
+    left, unless ``ema:place=none``. A plain optimizer loses every update below half a unit in the
+    last of 8 bits; ``adamw_bf16`` writes with stochastic rounding or a compensated sum.
     """
 
     name: ClassVar[str] = "bf16_pure"

@@ -1,6 +1,7 @@
-"""What README.md and docs/ say that code says too: made from it, or held to it.
+"""What README.md and docs/ say that code or recorded results say too: made from it, or held to it.
 
-``PYTHONPATH=. python tests/test_docs.py`` writes docs/architecture.md and README's table anew.
+``PYTHONPATH=. python tests/test_docs.py`` writes docs/architecture.md, docs/claims.md and README's
+tables anew.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import listing, presets
+from harness import listing, presets, suite_file
+from harness.report import Report, build, markdown, read_suite, stories
+from harness.report.claim_rules import LARGE, SMALL, activations_share
+from harness.report.lookup import Rows
+from harness.result import load_all
 
 ROOT = Path(__file__).resolve().parent.parent
 README, ARCHITECTURE = ROOT / "README.md", ROOT / "docs" / "architecture.md"
+CLAIMS, RESULTS = ROOT / "docs" / "claims.md", ROOT / "docs" / "results"
 TABLE = re.compile(r"(?<=## Strategies\n\n)\|.*?\|(?=\n\n)", re.S)
+LADDER = re.compile(r"(?<=\n\n)\| What was added .*?\|(?=\n\n)", re.S)
 FOLDERS = (
     "strategies",
     "strategies/support",
@@ -52,6 +59,38 @@ def test_every_module_says_what_it_is_and_is_listed():
 
 def test_readme_s_strategies_are_the_catalog_s():
     assert TABLE.search(README.read_text())[0] == listing.markdown()
+
+
+def recorded(name: str) -> Report:
+    """The report of recorded results, as it would be made of them today."""
+    folder = RESULTS / name
+    results, skipped = load_all(folder)
+    assert results and not skipped
+    return build(results, skipped, read_suite(folder))
+
+
+def ladder() -> str:
+    """The ladder's table of recorded results."""
+    (grid,) = stories.told(recorded("cpu-2-cores-ladder"))
+    return "\n".join(markdown.grid_lines(grid))
+
+
+def test_the_claims_page_is_what_its_results_say():
+    page = markdown.render_story(recorded("cpu-2-cores-claims"))
+    assert CLAIMS.read_text() == page == (RESULTS / "cpu-2-cores-claims/claims.md").read_text()
+
+
+def test_in_the_claims_results_activations_outweigh_all_else_at_the_large_batch_alone():
+    rows = Rows(recorded("cpu-2-cores-claims"))
+    assert activations_share(rows, LARGE) > 0.5 > activations_share(rows, SMALL)
+
+
+def test_readme_s_ladder_is_the_recorded_one_of_the_suite_and_ends_lowest():
+    assert LADDER.search(README.read_text())[0] == ladder()
+    report, suite = recorded("cpu-2-cores-ladder"), suite_file.load_suite("ladder", "cpu")
+    assert report.suite.order == tuple(row.recipe for row in suite.rows)
+    peaks = [Rows(report).step_bytes(recipe) for recipe in report.suite.order]
+    assert peaks[-1] == min(peaks)
 
 
 def test_links_lead_somewhere():
@@ -108,4 +147,6 @@ def above(rows: list[dict[str, str]]) -> tuple[str, str]:
 
 if __name__ == "__main__":
     ARCHITECTURE.write_text(architecture())
-    README.write_text(TABLE.sub(lambda _: listing.markdown(), README.read_text()))
+    CLAIMS.write_text(markdown.render_story(recorded("cpu-2-cores-claims")))
+    text = TABLE.sub(lambda _: listing.markdown(), README.read_text())
+    README.write_text(LADDER.sub(lambda _: ladder(), text))

@@ -13,7 +13,7 @@ from test_report_data import GPU, MACHINE, MIB, cpu_set, gone, gpu_set
 from harness.predict import pool
 from harness.predict.peak import CATEGORIES, Instant
 from harness.predict.prediction import Prediction
-from harness.report import build, export, html, markdown, predicted, table, verdicts
+from harness.report import build, export, fit_verdicts, html, markdown, predicted, table
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -175,7 +175,7 @@ def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
         "Predicted not to fit: 1 of 2 rows that ran out of memory (predicted to fit: zero2), "
         "1 of 2 rows that finished (zero2+bf16)."
     )
-    assert verdicts.summary(report) == said
+    assert fit_verdicts.summary(report) == said
     for text in (markdown.render(report), html.render(report)):
         assert said in text and "Predicted need GiB" in text
     fit = next(one for one in report.unfinished if one.label == "single").fit
@@ -206,16 +206,16 @@ def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
     on_gpu, on_cpu = (one.fit for one in report.unfinished)
     assert (on_gpu.need_bytes, on_gpu.have_bytes) == (40 * GIB, MACHINE["memory_bytes"])
     assert (on_cpu.need_bytes, on_cpu.have_bytes) == (2 * ddp.ranks[0].categories.total, GIB)
-    assert verdicts.summary(report).startswith("Predicted not to fit: 2 of 2 rows")
+    assert fit_verdicts.summary(report).startswith("Predicted not to fit: 2 of 2 rows")
 
 
 def test_what_was_not_predicted_is_no_verdict():
     rows = gpu_set()
     lost, ddp = rows["single"], rows["ddp"]
-    assert verdicts.summary(report_on([lost, ddp], None, foretold(ddp, least=GIB))) == ""
+    assert fit_verdicts.summary(report_on([lost, ddp], None, foretold(ddp, least=GIB))) == ""
     other = gone("zero1", Status.GPU_OOM, "out of memory", None, **{**GPU, "processes": 2})
     report = report_on([other, ddp, lost], foretold(ddp, least=99 * GIB), None, None)
-    assert verdicts.summary(report) == (
+    assert fit_verdicts.summary(report) == (
         "Predicted not to fit: 1 of 2 rows that ran out of memory (not predicted: single), "
         "0 of 0 rows that finished."
     )

@@ -1,19 +1,20 @@
-"""Stories of suites: the verdict that known numbers must give, and rows that are not there."""
+"""Stories of suites: the tables that known numbers must give, and rows that are not there."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
+import itertools
 
 import pytest
 from test_report_data import done, gone
 
 from harness import matrix, suite_file
-from harness.report import build, claims, stories, units
-from harness.report.claims import CLAIMS, DEEP, DEPTHS, LARGE, SMALL, TOKENS, Verdict
+from harness.report import build, stories, units
+from harness.report.claim_rules import DEEP, LARGE
 from harness.report.rows import Suite
 from harness.result import Status
-from strategies import parse
+from strategies import CATALOG, parse
+from strategies.base import Conflict
 
 STATE = 120.0
 """MiB of parameters, gradients, optimizer state and average, in the rows built here."""
@@ -26,131 +27,6 @@ def row(recipe: str, beyond: float, *, state: float = STATE, evidence: dict | No
     result = done(parse(recipe).text, 1.0, parts, **spec)
     result.evidence |= evidence or {}
     return result
-
-
-def finding(words: str, *results):
-    """What the one claim that contains ``words`` finds in these rows."""
-    (claim,) = [c for c in CLAIMS if words in c.says]
-    report = build(list(results), [], Suite(reference="single"))
-    return dict((c.says, f) for c, f in claims.judge(report))[claim.says]
-
-
-def two_batches(recipe: str, large: float, small: float, state: float = STATE):
-    """Rows of ``single`` (1000 and 125 MiB beyond the state) and of ``recipe``."""
-    return [
-        row("single", 1000.0),
-        row("single", 125.0, global_batch=SMALL),
-        row(recipe, large, state=state),
-        row(recipe, small, state=state, global_batch=SMALL),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("large", "small", "state", "wanted"),
-    [
-        (300.0, 30.0, STATE, Verdict.HOLDS),
-        (300.0, 100.0, STATE, Verdict.ONLY),
-        (990.0, 124.0, STATE, Verdict.NOT),
-        (1000.0, 30.0, STATE, Verdict.ONLY),
-    ],
-)
-def test_a_saving_is_judged_with_a_large_and_a_small_batch(large, small, state, wanted):
-    found = finding(
-        "gradient checkpointing", *two_batches("single+checkpoint", large, small, state)
-    )
-    assert found.verdict is wanted
-    assert (wanted is Verdict.ONLY) == bool(found.condition)
-    saved = round(100 * (1 - (large + state) / 1120))
-    assert (f"-{saved}%" if saved else "unchanged") in found.numbers or saved == 1
-
-
-def test_half_is_half():
-    almost = two_batches("single+bf16", 500.0, 62.0, STATE)
-    whole = two_batches("single+bf16", 490.0, 60.0, STATE / 2)
-    assert finding("mixed precision halves", *almost).verdict is Verdict.NOT
-    assert finding("mixed precision halves", *whole).verdict is Verdict.HOLDS
-
-
-def test_masks_cost_and_removed_parts_save():
-    masks, removed = row("single+prune", 1030.0), row("single+prune_structured", 700.0, state=90.0)
-    found = finding("pruning", row("single", 1000.0), masks, removed)
-    assert found.verdict is Verdict.ONLY and "really removed" in found.condition
-    assert "+3% with masks" in found.numbers and "-29% with parts removed" in found.numbers
-
-
-def test_accumulation_and_batches():
-    rows = [row("single", 1000.0), row("single+accumulate:steps=4", 600.0)]
-    assert finding("gradient accumulation", *rows).verdict is Verdict.HOLDS
-    rows = [row("single", 1000.0), row("single", 125.0, global_batch=SMALL)]
-    assert finding("smaller batches", *rows).verdict is Verdict.HOLDS
-    filled = finding("activations, not weights", *rows)
-    assert filled.verdict is Verdict.HOLDS and "89%" in filled.numbers and "51%" in filled.numbers
-    rows[1] = row("single", 60.0, global_batch=SMALL)
-    assert finding("activations, not weights", *rows).verdict is Verdict.ONLY
-
-
-def test_a_graph_that_is_kept():
-    base, retain = row("single", 1000.0), row("single+backward:call=retain_graph", 1100.0)
-    grad = row("single+backward:call=autograd_grad", 1001.0)
-    found = finding("retain_graph=True", base, retain, grad)
-    assert (found.verdict, found.condition) == (Verdict.ONLY, "it is retain_graph")
-
-
-def test_compression_is_of_the_wire_and_not_of_memory():
-    facts = {"wire_bytes": 50, "dense_bytes": 100}
-    wire = {"compress": facts, "topk": facts}
-    kinds = [
-        row(f"ddp+{part}", 1000.0, evidence=wire, processes=2)
-        for part in ("compress:kind=fp16", "compress:kind=powersgd", "topk")
-    ]
-    found = finding("compressing or sparsifying", row("ddp", 1000.0, processes=2), *kinds)
-    assert found.verdict is Verdict.NOT and "on the wire x0.5" in found.numbers
-
-
-@pytest.mark.parametrize(("power", "wanted"), [(0.5, Verdict.HOLDS), (0.9, Verdict.NOT)])
-def test_the_power_of_depth(power, wanted):
-    facts = {"checkpoint": {"block_forwards": 2.0}}
-    rows = [row("single", 1000.0)]
-    for depth in DEPTHS:
-        spec = {"model": DEEP.format(depth)}
-        rows.append(row("single", 10.0 * depth, **spec))
-        root = row("single+checkpoint:every=sqrt", 10.0 * depth**power, evidence=facts, **spec)
-        rows.append(root)
-    found = finding("sqrt(L)", *rows)
-    assert found.verdict is wanted
-    assert f"power 1.00 plain, {power:.2f} with sqrt" in found.numbers
-
-
-def test_the_power_of_tokens():
-    rows = [row("single", 1000.0)]
-    for model, tokens in TOKENS.items():
-        rows.append(row("single", tokens / 8, model=model, global_batch=2))
-        rows.append(row("single+attend", tokens**2 / 1024, model=model, global_batch=2))
-    found = finding("linear in the number of tokens", *rows)
-    assert found.verdict is Verdict.HOLDS and "power 2.00 with the full" in found.numbers
-    assert ", 1.00 with torch's fused" in found.numbers
-
-
-def test_what_was_not_measured_stays_open_and_says_why():
-    missing = gone("single+paged_adam8bit", Status.UNSUPPORTED, "paging needs CUDA", "use a GPU",
-                   processes=1)  # fmt: skip
-    found = finding("paged", row("single", 1000.0), row("single+adam8bit", 900.0), missing)
-    assert found.verdict is Verdict.OPEN
-    assert found.numbers == "single+paged_adam8bit is unsupported: paging needs CUDA"
-    nothing = finding("LoRA", row("single", 1000.0))
-    assert nothing.numbers == "single+lora is not among the results"
-
-
-def test_no_claim_without_its_rows_in_the_suite():
-    """Every recipe that a rule asks for is a row of the suite, on both devices."""
-    for device in ("cpu", "cuda"):
-        suite = suite_file.load_suite("claims", device)
-        recipes = {spec.recipe for spec in matrix.specs(suite, {}, gpus=2, gpu_bytes=2**36)}
-        report = build([row("single", 1000.0)], [], Suite(reference="single"))
-        for claim, found in claims.judge(report):
-            if found.verdict is Verdict.OPEN:
-                (name,) = re.findall(r"^(\S+) is not among", found.numbers)
-                assert name in recipes, claim.says
 
 
 def test_the_ladder_compares_each_rung_with_the_one_above():
@@ -169,6 +45,46 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
     assert grid.lines[1][2:4] == ["-50.0 %", "-50.0 %"]
     assert grid.lines[3][2:4] == ["-50.0 %", "-75.0 %"]
     assert "single+bf16+checkpoint is gpu_oom: no room" in grid.lines[2]
+
+
+def test_a_rung_says_what_it_came_in_place_of():
+    order = ("single+bf16", "single+bf16_pure")
+    results = [row(recipe, 380.0, parity="by design") for recipe in order]
+    suite = Suite(reference=order[0], story="ladder", order=order)
+    (grid,) = stories.told(build(results, [], suite))
+    assert grid.lines[1][0] == "+ bf16_pure (in place of bf16)"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_rung_is_the_one_above_with_one_part_more(device):
+    """A part goes only where the new one cannot stand beside it, and comes back nowhere."""
+    suite, left = suite_file.load_suite("ladder", device), set()
+    recipes = [spec.recipe for spec in matrix.specs(suite, {}, gpus=1, gpu_bytes=2**36)]
+    assert recipes[0] == suite.reference == "single"
+    for above, recipe in itertools.pairwise(recipes):
+        before, after = above.split("+"), recipe.split("+")
+        (new,), gone = set(after) - set(before), set(before) - set(after)
+        assert len(gone) <= 1 and new not in left, recipe
+        assert not gone or cannot_be("+".join([*before, new]), device), f"{recipe}: {gone}"
+        left |= gone
+
+
+def cannot_be(text: str, device: str) -> bool:
+    """Whether two parts of a recipe fill one place, or one refuses the other."""
+    try:
+        recipe = parse(text)
+    except Conflict:
+        return True
+    return bool(recipe.refusal(recipe.launch(device, 1)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_ladder_ends_at_one_sample_and_four_bits(device):
+    suite = suite_file.load_suite("ladder", device)
+    last = matrix.specs(suite, {}, gpus=1, gpu_bytes=2**36)[-1]
+    recipe = parse(last.recipe)
+    assert last.global_batch == recipe.accumulation and "qlora" in last.recipe
+    assert recipe.refusal(recipe.launch(device, 1)) is None
 
 
 def test_each_row_stands_against_the_reference_in_the_suite_s_order():
@@ -210,16 +126,21 @@ def test_a_suites_story_is_known(name):
     assert dataclasses.asdict(suite)["name"] == name
 
 
-def test_the_order_of_files_decides_nothing():
-    """The reference recipe is in several groups; the largest is the suite's own."""
-    rows = [*two_batches("single+lora", 300.0, 30.0), row("single+checkpoint", 500.0)]
-    rows.append(row("single", 5.0, model=DEEP.format(4)))
-    said = [
-        [(claim.says, f.verdict, f.numbers) for claim, f in claims.judge(report)]
-        for order in (rows, rows[::-1])
-        for report in [build(list(order), [], Suite(reference="single"))]
-    ]
-    assert said[0] == said[1] and any("LoRA" in s and v is Verdict.ONLY for s, v, _ in said[0])
+def test_every_strategy_is_measured_by_some_suite():
+    rows = {
+        row.recipe
+        for name, device in itertools.product(suite_file.known_suites(), ("cpu", "cuda"))
+        for row in suite_file.load_suite(name, device).rows
+    }
+    assert {part.name for recipe in rows for part in parse(recipe).strategies} == set(CATALOG)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_one_bit_adam_comes_to_its_bits_in_the_suite(device):
+    suite = suite_file.load_suite("optimizers", device)
+    (recipe,) = [row.recipe for row in suite.rows if "onebit_adam" in row.recipe]
+    freeze = next(p.freeze for p in parse(recipe).strategies if p.name == "onebit_adam")
+    assert freeze <= suite.settings["warmup"], "no dense step is to be timed"
 
 
 def test_depth_tells_memory_and_counted_work_of_each_regime():

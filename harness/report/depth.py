@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.presets import shape_of
-from harness.report import claims, units
+from harness.report import claim_rules, units
 from harness.report.charts import style_of
 from harness.report.lookup import Missing, beyond_state
 from harness.report.rows import Report, Row
@@ -97,7 +97,7 @@ def _work(points: list[Point]) -> list[tuple[int, float]]:
 def _power(points: list[tuple[int, float]]) -> str:
     if len(points) < 2:
         return units.NONE
-    return units.one("ratio", claims.power(*zip(*points, strict=True)))
+    return units.one("ratio", claim_rules.power(*zip(*points, strict=True)))
 
 
 def charts(report: Report) -> list[tuple[str, str, str]]:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.report import derive, words
+from harness.report.fit_verdicts import Verdict
 from harness.report.numbers import Numbers
 from harness.report.predicted import Compared
 from harness.report.rows import Group, Report, Row, Unfinished, Versus
-from harness.report.verdicts import Verdict
 
 __all__ = ["csv_text", "json_text"]
 

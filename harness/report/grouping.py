@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.predict.prediction import Prediction
 from harness.report import derive
+from harness.report.fit_verdicts import OUT_OF_MEMORY, judge
 from harness.report.numbers import numbers
 from harness.report.predicted import compare
 from harness.report.rows import (
@@ -25,7 +26,6 @@ from harness.report.rows import (
     label,
     same_work,
 )
-from harness.report.verdicts import OUT_OF_MEMORY, judge
 from harness.result import Result, Status
 from harness.spec import Spec
 

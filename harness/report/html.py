@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.report import (
     charts,
+    fit_verdicts,
     html_parts,
     predicted,
     recorded,
@@ -14,7 +15,6 @@ from harness.report import (
     stories,
     table,
     units,
-    verdicts,
     words,
 )
 from harness.report.html_parts import section, tag
@@ -77,7 +77,7 @@ def _under_title(report: Report) -> str:
     more = ""
     if report.unfinished:
         more = ' <a href="#unfinished">What did not finish, and why.</a>'
-    verdict = verdicts.summary(report)
+    verdict = fit_verdicts.summary(report)
     said = f"<br>{escape(verdict)}" if verdict else ""
     return f'<p class="sub">{escape(words.summary(report))}{started}{more}{said}</p>'
 

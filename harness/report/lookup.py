@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from harness.report.rows import Report, Row
+from harness.result import Status
+from harness.spec import Spec
 from strategies import parse
 
 __all__ = ["Missing", "Rows", "beyond_state", "state_bytes", "state_share", "step_bytes"]
@@ -34,13 +37,7 @@ class Rows:
             Missing: it was not measured; with the reason where the results hold one.
         """
         recipe = parse(recipe).text
-        fields = {"model": lambda model: self.model in (None, model), **fields}
-
-        def fits(spec: Any) -> bool:
-            return spec.recipe == recipe and all(
-                _fits(getattr(spec, name), want) for name, want in fields.items()
-            )
-
+        fits = self._wanted(recipe, fields)
         found = next((row for row in self.rows if fits(row.spec)), None)
         if found is not None:
             return found
@@ -48,6 +45,23 @@ class Rows:
         if gone is None:
             raise Missing(f"{recipe} is not among the results")
         raise Missing(f"{recipe} is {gone.status.value}: {gone.reason}")
+
+    def status(self, recipe: str, **fields: Any) -> Status | None:
+        """How the row that ``get`` would take ended; None if it is not among the results."""
+        fits = self._wanted(parse(recipe).text, fields)
+        if any(fits(row.spec) for row in self.rows):
+            return Status.OK
+        return next((one.status for one in self.unfinished if fits(one.result.spec)), None)
+
+    def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
+        fields = {"model": lambda model: self.model in (None, model), **fields}
+
+        def fits(spec: Spec) -> bool:
+            return spec.recipe == recipe and all(
+                _fits(getattr(spec, name), want) for name, want in fields.items()
+            )
+
+        return fits
 
     def step_bytes(self, recipe: str, **fields: Any) -> int:
         """Peak bytes of one training step: the allocator's on a GPU, the traced tensors without

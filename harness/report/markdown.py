@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from harness.report import predicted, recorded, stories, surroundings, table, units, verdicts, words
+from harness.report import (
+    fit_verdicts,
+    predicted,
+    recorded,
+    stories,
+    surroundings,
+    table,
+    units,
+    words,
+)
 from harness.report.rows import Group, Report
 
 __all__ = ["grid_lines", "render", "render_story"]
@@ -17,7 +26,7 @@ def render(report: Report) -> str:
     """The whole report."""
     title = f"# Headroom: {report.suite.name or 'report'}"
     lines = [title, "", words.summary(report), ""]
-    verdict = verdicts.summary(report)
+    verdict = fit_verdicts.summary(report)
     lines += [verdict, ""] if verdict else []
     for grid in stories.told(report):
         lines += _grid(grid)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.report.fit_verdicts import Verdict
 from harness.report.numbers import Numbers
 from harness.report.predicted import Compared
-from harness.report.verdicts import Verdict
 from harness.result import Result, Status
 from harness.spec import Spec
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.report import claims, depth, units
+from harness.report import claim_rules, claim_verdicts, claims, depth, units
 from harness.report.lookup import Missing, Rows, beyond_state, state_bytes, step_bytes
 from harness.report.rows import Report, Row
 from harness.report.table import Grid
@@ -54,8 +54,11 @@ def _claims(report: Report) -> list[Grid]:
     columns = dict.fromkeys(("Claim", "Who says so", "Verdict", "Measured"), "text")
     note = (
         "Peaks are those of one training step: the allocator's on a GPU, the traced tensors' "
-        "without one. Each verdict is about the model, batch and machine named below. Speeds are "
-        "of the few steps that each row took: other work on the machine shows in them."
+        "without one. Each verdict is about the model and machine named below, at the batches it "
+        f"names (else {claim_rules.LARGE}). Much, or medium: from {claim_verdicts.share(claim_verdicts.MUCH)} "
+        f"of the peak on; half: from {claim_verdicts.share(claim_verdicts.HALF)}; down to a fraction: from "
+        f"{claim_verdicts.share(claim_verdicts.FRACTION)}; any: from {claim_verdicts.share(claim_verdicts.SOME)}. Speeds "
+        "are of the few steps that each row took: other work on the machine shows in them."
     )
     return [_grid("claims", "Claims, measured", {"#": "count", **columns}, lines, note)]
 
@@ -82,8 +85,11 @@ def _ladder(report: Report) -> list[Grid]:
         "Speed x": "ratio",
         "Losses": "text",
     }
-    note = "Each row keeps what the rows above it brought. Peak of one step; speed against the row "
-    return [_grid("ladder", "The ladder", columns, lines, note + "above.")]
+    note = (
+        "Each row keeps what the rows above it brought; a technique in place of another cannot "
+        "stand beside it. Peak of one step; speed against the row above."
+    )
+    return [_grid("ladder", "The ladder", columns, lines, note)]
 
 
 def _rung(row: Row, last: Row | None, first: Row | None) -> list[str]:
@@ -102,7 +108,7 @@ def _added(row: Row, last: Row | None) -> str:
         return row.label
     here, there = (r.spec.recipe.split("+") for r in (row, last))
     new, gone = [p for p in here if p not in there], [p for p in there if p not in here]
-    return f"+ {', '.join(new)}" + (f" (for {', '.join(gone)})" if gone else "")
+    return f"+ {', '.join(new)}" + (f" (in place of {', '.join(gone)})" if gone else "")
 
 
 def _parity(row: Row) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from harness.report import predicted, recorded, stories, table, units, verdicts, words
+from harness.report import fit_verdicts, predicted, recorded, stories, table, units, words
 from harness.report.rows import Group, Report
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def render(report: Report, console: Console) -> None:
     """Print it; without a terminal rich leaves colours out by itself."""
     console.print(f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]")
     console.print(escape(words.summary(report)))
-    if verdicts.summary(report):
-        console.print(escape(verdicts.summary(report)), highlight=False)
+    if fit_verdicts.summary(report):
+        console.print(escape(fit_verdicts.summary(report)), highlight=False)
     for grid in stories.told(report):
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
         draw(grid, console)
