@@ -52,13 +52,14 @@ def _claims(report: Report) -> list[Grid]:
         verdict = finding.verdict.value + (f" {finding.condition}" if finding.condition else "")
         lines.append([str(number), claim.says, claim.where, verdict, finding.numbers])
     columns = dict.fromkeys(("Claim", "Who says so", "Verdict", "Measured"), "text")
+    thresholds = (claim_verdicts.MUCH, claim_verdicts.HALF, claim_verdicts.FRACTION)
+    much, half, fraction, some = map(claim_verdicts.share, (*thresholds, claim_verdicts.SOME))
     note = (
         "Peaks are those of one training step: the allocator's on a GPU, the traced tensors' "
         "without one. Each verdict is about the model and machine named below, at the batches it "
-        f"names (else {claim_rules.LARGE}). Much, or medium: from {claim_verdicts.share(claim_verdicts.MUCH)} "
-        f"of the peak on; half: from {claim_verdicts.share(claim_verdicts.HALF)}; down to a fraction: from "
-        f"{claim_verdicts.share(claim_verdicts.FRACTION)}; any: from {claim_verdicts.share(claim_verdicts.SOME)}. Speeds "
-        "are of the few steps that each row took: other work on the machine shows in them."
+        f"names (else {claim_rules.LARGE}). Much, or medium: from {much} of the peak on; half: "
+        f"from {half}; down to a fraction: from {fraction}; any: from {some}. Speeds are of the few "
+        "steps that each row took: other work on the machine shows in them."
     )
     return [_grid("claims", "Claims, measured", {"#": "count", **columns}, lines, note)]
 
