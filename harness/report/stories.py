@@ -58,8 +58,8 @@ def _claims(report: Report) -> list[Grid]:
         "Peaks are those of one training step: the allocator's on a GPU, the traced tensors' "
         "without one. Each verdict is about the model and machine named below, at the batches it "
         f"names (else {claim_rules.LARGE}). Much, or medium: from {much} of the peak on; half: "
-        f"from {half}; down to a fraction: from {fraction}; any: from {some}. Speeds are of the few "
-        "steps that each row took: other work on the machine shows in them."
+        f"from {half}; down to a fraction: from {fraction}; any: from {some}. Speeds are of the "
+        "few steps that each row took: other work on the machine shows in them."
     )
     return [_grid("claims", "Claims, measured", {"#": "count", **columns}, lines, note)]
 
