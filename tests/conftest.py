@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
@@ -52,6 +53,14 @@ def predictions(cases: list[dict], folder: Path) -> list[dict]:
 def part_named(text: str, name: str) -> Strategy:
     """The part of that name in the recipe ``text``."""
     return next(part for part in parse(text).strategies if part.name == name)
+
+
+def living() -> list:
+    """The plain tensors that live in this process: a trace counts what other tests have left."""
+    import torch
+
+    gc.collect()
+    return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
 
 
 @pytest.fixture

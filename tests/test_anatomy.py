@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, living
 
 from harness import cli, portrait, presets
 from harness.dissect import take
@@ -29,9 +28,7 @@ SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
 
 
 def tensor_bytes() -> int:
-    gc.collect()
-    plain = (torch.Tensor, torch.nn.Parameter)
-    tensors = [t for t in gc.get_objects() if type(t) in plain and not t.is_sparse and t.is_cpu]
+    tensors = [t for t in living() if not t.is_sparse and t.is_cpu]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 

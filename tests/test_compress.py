@@ -14,7 +14,7 @@ from strategies.adamw import AdamW
 from strategies.base import Launch, NotInForce, Settings, Trained
 from strategies.compress import Compress
 from strategies.onebit_adam import OneBitAdam
-from strategies.support import wire
+from strategies.support import power_sgd, wire
 from strategies.support.signs import pack, unpack
 from strategies.topk import TopK
 
@@ -148,7 +148,7 @@ def test_frozen_variance_stays_and_the_norm_of_momenta_is_not_told(group):
 
 def dense(self, trained):
     """torch's own all-reduce, counted."""
-    hooks, _, counted = compress.counted_hooks()
+    hooks, _, counted = wire.counted_hooks()
     return wire.Compression(trained, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
 
 
@@ -163,7 +163,7 @@ class Forgetful(topk.TopKHook):
 
 def every_matrix(_, trained):
     """Sends thin matrices even where they are larger than the gradient."""
-    hook = compress.PowerSgd(trained, 4)
+    hook = power_sgd.PowerSgd(trained, 4)
     hook.power.min_compression_rate = 0
     return hook
 
@@ -172,7 +172,7 @@ LOST = {
     "no hook at all": (Compress(), lambda *_: None),
     "dense for fp16": (Compress(kind="fp16"), dense),
     "dense for powersgd": (Compress(kind="powersgd"), dense),
-    "another rank": (Compress(kind="powersgd"), lambda _, t: compress.PowerSgd(t, 2)),
+    "another rank": (Compress(kind="powersgd"), lambda _, t: power_sgd.PowerSgd(t, 2)),
     "every matrix thin": (Compress(kind="powersgd"), every_matrix),
     "bf16 for powersgd": (Compress(kind="powersgd"), lambda _, t: compress.cast(t, "bf16")),
     "top-k for bf16": (Compress(), lambda _, t: topk.TopKHook(t, 0.01)),
@@ -197,10 +197,10 @@ def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
 
 def test_low_rank_bytes_follow_from_rank_and_shapes():
     matrix, bias, kernel = torch.empty(384, 128), torch.empty(384), torch.empty(128, 4, 2, 2)
-    assert compress.low_rank_bytes([matrix], 4) == 4 * 4 * (384 + 128)
-    assert compress.low_rank_bytes([matrix.bfloat16()], 1) == 2 * (384 + 128)
-    assert compress.low_rank_bytes([bias, matrix], 500) == bias.nbytes + matrix.nbytes
-    assert compress.low_rank_bytes([kernel], 4) == 4 * 4 * (128 + 16)
+    assert power_sgd.low_rank_bytes([matrix], 4) == 4 * 4 * (384 + 128)
+    assert power_sgd.low_rank_bytes([matrix.bfloat16()], 1) == 2 * (384 + 128)
+    assert power_sgd.low_rank_bytes([bias, matrix], 500) == bias.nbytes + matrix.nbytes
+    assert power_sgd.low_rank_bytes([kernel], 4) == 4 * 4 * (128 + 16)
 
 
 def test_the_dense_steps_before_powersgd_prove_nothing(group):

@@ -310,9 +310,8 @@ def test_what_cannot_be_traced_says_why_and_falls_back(recipe, monkeypatch):
 
 def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
     from harness.predict import simulate as module
-    from harness.predict.worker import predict
 
-    def refuse(resolved: Resolved) -> None:
+    def refuse(resolved: Resolved, kind: str) -> None:
         raise BadInput("attend: no such kernel; take another")
 
     monkeypatch.setattr(module, "simulate", refuse)

@@ -21,13 +21,14 @@ from conftest import TINY, part_named
 from harness.anatomy import trace_step
 from harness.loop import optimizer_step
 from harness.resolve import project_root
-from strategies import CATALOG, adamw_bf16, parse
+from strategies import CATALOG, parse
 from strategies.adamw import AdamW
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.checkpoint import Checkpoint
 from strategies.ema import Ema
 from strategies.recipe import RecipeError
 from strategies.sharding import Sharding, sharding_kinds, zero_sizes
+from strategies.support import bf16_adamw
 from strategies.support.parts import block_runs, halves, prefixes, segments
 
 FILES = project_root() / "strategies"
@@ -309,11 +310,11 @@ def test_the_kernel_that_ran_is_read_off_a_traced_step(impl, train_here):
 
 def test_rounding_by_chance_is_right_on_average():
     exact = torch.full((100_000,), 1 + 2**-10)
-    written = adamw_bf16.rounded_by_chance(exact, torch.Generator().manual_seed(1)).float()
+    written = bf16_adamw.rounded_by_chance(exact, torch.Generator().manual_seed(1)).float()
     assert set(written.tolist()) == {1.0, 1 + 2**-7}
     assert abs(float(written.mean()) - (1 + 2**-10)) < 1e-4
     assert torch.equal(
-        adamw_bf16.rounded_by_chance(torch.tensor([-0.5])).float(), torch.tensor([-0.5])
+        bf16_adamw.rounded_by_chance(torch.tensor([-0.5])).float(), torch.tensor([-0.5])
     )
 
 
@@ -321,7 +322,7 @@ def test_a_compensated_sum_loses_nothing_in_the_long_run():
     weight, carried = torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
     plain, update = weight.clone(), torch.full((1,), 1e-4)
     for _ in range(1000):
-        weight, carried = adamw_bf16.compensated(weight, carried, update)
+        weight, carried = bf16_adamw.compensated(weight, carried, update)
         plain += update.to(plain.dtype)
     assert float(plain) == 1.0 and abs(float(weight) - 1.1) < 2**-7
 

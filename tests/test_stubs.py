@@ -9,7 +9,7 @@ import torch
 from conftest import TINY, part_named
 from test_compress import LOST as LOST_ON_THE_WIRE
 
-from strategies import CATALOG, adamw_bf16, attend
+from strategies import CATALOG, attend
 from strategies.accumulate import Accumulate
 from strategies.adafactor import Adafactor
 from strategies.adamw import AdamW
@@ -38,7 +38,7 @@ from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
 from strategies.sparse24 import Sparse24
 from strategies.sparse_embedding import SparseEmbedding
-from strategies.support import frozen, states
+from strategies.support import bf16_adamw, frozen, states
 from strategies.support.host import Host
 from strategies.support.parts import Recompute, segments
 from strategies.support.quantised import torchao_adam
@@ -492,7 +492,7 @@ def test_tf32_left_on_is_noticed(train_here, monkeypatch):
     [("stochastic", "rounded_by_chance", nearest), ("kahan", "compensated", dropping)],
 )
 def test_bfloat16_written_plainly_is_noticed(write, function, stub, train_here, monkeypatch):
-    monkeypatch.setattr(adamw_bf16, function, stub)
+    monkeypatch.setattr(bf16_adamw, function, stub)
     text = f"single+bf16_pure+adamw_bf16:write={write}"
     run, _ = train_here(dataclasses.replace(TINY, recipe=text), 2)
     with pytest.raises(NotInForce, match="plain rounding"):

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY, part_named
+from conftest import TINY, living, part_named
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F
@@ -20,9 +20,10 @@ from strategies.support.states import wrapped
 
 
 def traced(train_here, recipe: str):
-    """A run of two steps and a traced third."""
+    """A run of two steps and a traced third; what other tests have left is not in it."""
+    before = living()
     run, log = train_here(dataclasses.replace(TINY, recipe=recipe), 2)
-    held = vars(run.feed.dataset).values()
+    held = [*vars(run.feed.dataset).values(), *before]
     found = anatomy.trace_step(run.trained, "cpu", lambda: optimizer_step(run, 2, log), held)
     return run, log, found
 

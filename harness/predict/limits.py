@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from strategies.base import Strategy
 
-__all__ = ["LIMITS", "why"]
+__all__ = ["LIMITS", "NoTrace", "why"]
 
 HOOK = "{name} hooks into DDP's reducer, which is C++ and wants real bytes"
 COMPILED = "torchao compiles the step of {name}, which torch cannot do without storage"
@@ -26,6 +26,10 @@ LIMITS = {
     "qlora": "bitsandbytes packs the weights of {name} into a tensor class that wants storage",
 }
 """A part, by its name or its text -> why a training with ``{name}`` is not traced."""
+
+
+class NoTrace(RuntimeError):
+    """A trace that would be wrong; the message says to a person why."""
 
 
 def why(parts: Iterable[Strategy], raised: str) -> str:

@@ -21,6 +21,7 @@ from harness.predict import nvme, storageless, workspace, world
 from harness.predict.allocator import replay
 from harness.predict.attention import USUAL, of_operations
 from harness.predict.cudalike import cuda_like
+from harness.predict.limits import NoTrace
 from harness.predict.peak import Record, peak, phase_peaks
 from harness.predict.prediction import Prediction
 from harness.predict.replicas import replicas_for
@@ -134,7 +135,7 @@ def must_step() -> Iterator[None]:
     finally:
         handle.remove()
     if not stepped:
-        raise RuntimeError("no optimizer stepped, so that its state is not in the trace")
+        raise NoTrace("no optimizer stepped, so that its state is not in the trace")
 
 
 def kernel_scratch(func: Any, args: Any, out: Any) -> int:

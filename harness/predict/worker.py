@@ -45,8 +45,8 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
 
 
 def _reason(parts: Sequence[Strategy], error: Exception) -> str:
-    """Why there is no trace, for a person: bad input says it itself."""
-    if isinstance(error, BadInput):
+    """Why there is no trace, for a person: bad input and a trace given up say it."""
+    if isinstance(error, (BadInput, limits.NoTrace)):
         return str(error)
     return limits.why(parts, type(error).__name__)
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from strategies.base import Trained
-from strategies.compress import counted_hooks
 from strategies.support import wire
 from strategies.support.signs import pack, unpack
 
@@ -60,7 +59,7 @@ class OneBitHook(wire.WithFeedback):
     """
 
     def __init__(self, trained: Trained) -> None:
-        self.hooks, _, counted = counted_hooks()
+        self.hooks, _, counted = wire.counted_hooks()
         self.optimizer, self.world = trained.inner_optimizer, trained.accelerator.num_processes
         super().__init__(trained, self._average, counted)
         trained.gradient_norm = self.gradient_norm

@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.base import Launch, Trained, Watcher, demand
 
-__all__ = ["Compression", "Counted", "WithFeedback", "facts", "refusal"]
+__all__ = ["Compression", "Counted", "WithFeedback", "counted_hooks", "facts", "refusal"]
 
 
 class Counted:
@@ -30,6 +30,16 @@ class Counted:
         """The collective, with the bytes of its input counted."""
         self.bytes += tensor.numel() * tensor.element_size()
         return self.distributed.all_gather(outputs, tensor, *given, **more)
+
+
+def counted_hooks() -> tuple[Any, Any, Counted]:
+    """torch's hook modules, their collectives counted from now on."""
+    import torch.distributed
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    counted = Counted(torch.distributed)
+    default_hooks.dist = powerSGD_hook.dist = counted
+    return default_hooks, powerSGD_hook, counted
 
 
 class Compression(Watcher):
