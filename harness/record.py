@@ -75,16 +75,22 @@ def _longest(averages: Any) -> list[dict[str, Any]]:
 def allocator_history(folder: Path, rank: int) -> Iterator[None]:
     """Record the CUDA allocator's history, written on the way out: also by an out-of-memory error.
 
-    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. One that cannot be written is
-    said in the log; the run's own result, or the error that ended it, matters more.
+    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. Where it cannot be
+    written, the run has failed at what it was for; an error that ended it before stays that one.
     """
     torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
     try:
         yield
-    finally:
+    except BaseException:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.cuda.memory._dump_snapshot(str(recordings.history_file(folder, rank)))
-            torch.cuda.memory._record_memory_history(enabled=None)
+            _write_history(folder, rank)
         except (OSError, RuntimeError) as error:  # a full disk, a device in an error state
             print(f"no allocator history of rank {rank}: {error}", file=sys.stderr)
+        raise
+    _write_history(folder, rank)
+
+
+def _write_history(folder: Path, rank: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.cuda.memory._dump_snapshot(str(recordings.history_file(folder, rank)))
+    torch.cuda.memory._record_memory_history(enabled=None)

@@ -99,6 +99,18 @@ def test_without_a_gpu_there_is_no_allocator_history(tmp_path):
     assert "runs on the CPU" in row.lack.reason and "leave --snapshot out" in row.lack.way_out
 
 
+def test_a_history_that_cannot_be_written_hides_no_error_and_is_one(tmp_path, monkeypatch):
+    def full(path: str) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *given, **more: None)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
+    with pytest.raises(MemoryError), record.allocator_history(tmp_path, 0):
+        raise MemoryError
+    with pytest.raises(OSError, match="No space left"), record.allocator_history(tmp_path, 0):
+        pass
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_history_is_written_also_when_memory_runs_out(tmp_path):
