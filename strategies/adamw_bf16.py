@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.support import bf16_adamw
 
 __all__ = ["AdamWBf16"]
 
@@ -33,10 +32,10 @@ class AdamWBf16(Strategy):
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
-        import torch
+        from strategies.support.bf16_adamw import Bf16AdamW
 
         defaults = {**settings.adam, "kahan": self.write == "kahan"}
-        return bf16_adamw.make(torch.optim.Optimizer)(params, defaults)
+        return Bf16AdamW(params, defaults)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         optimizer = trained.inner_optimizer

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["compensated", "make", "rounded_by_chance"]
+import torch
+
+__all__ = ["Bf16AdamW", "compensated", "rounded_by_chance"]
 
 
 def rounded_by_chance(exact: Any, generator: Any = None) -> Any:
@@ -17,8 +19,6 @@ def rounded_by_chance(exact: Any, generator: Any = None) -> Any:
     A bfloat16 is a float32 without its last 16 bits; a random number below 2^16 added to them
     carries into the rest as often as they are large.
     """
-    import torch
-
     bits = exact.view(torch.int32)
     given = {"dtype": torch.int32, "device": bits.device, "generator": generator}
     noise = torch.randint(1 << 16, bits.shape, **given)
@@ -33,58 +33,52 @@ def compensated(weight: Any, carried: Any, update: Any) -> tuple[Any, Any]:
     return written, (wanted - (written.float() - weight.float())).to(weight.dtype)
 
 
-def make(base: Any) -> Any:
-    """The optimizer's class; torch is there only when one is made."""
-    import torch
+class Bf16AdamW(torch.optim.Optimizer):
+    """AdamW, tensor by tensor in float32; ``rescued`` counts the elements of this process's
+    first step that plain rounding would have left where they were, and that moved or were
+    carried. Chance follows from the step and the tensor's place: alike on all ranks, or
+    replicas would drift apart, and after a resume."""
 
-    class Bf16AdamW(base):
-        """AdamW, tensor by tensor in float32; ``rescued`` counts the elements of this process's
-        first step that plain rounding would have left where they were, and that moved or were
-        carried. Chance follows from the step and the tensor's place: alike on all ranks, or
-        replicas would drift apart, and after a resume."""
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self.rescued, self.generator = 0, None
+        self.places: dict[Any, int] = {}
 
-        def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-            super().__init__(params, defaults)
-            self.rescued, self.generator = 0, None
-            self.places: dict[Any, int] = {}
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._one(p, self.state[p], group)
 
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        self._one(p, self.state[p], group)
+    def _one(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["step"] = torch.zeros(())
+            names = ("exp_avg", "exp_avg_sq", "carried")
+            state.update({n: torch.zeros_like(p) for n in names[: 2 + group["kahan"]]})
+        state["step"] += 1
+        first = p not in self.places
+        self._draw_anew(p, int(state["step"]))
+        update, moments = _update(p, state, group)
+        for name, moment in moments.items():
+            state[name].copy_(moment if group["kahan"] else self._by_chance(moment))
+        if group["kahan"]:
+            written, state["carried"] = compensated(p, state["carried"], update)
+            moved = state["carried"] != 0
+        else:
+            written = self._by_chance(p.float() + update)
+            moved = written != p
+        if first:
+            stuck = (p.float() + update).to(p.dtype) == p
+            self.rescued += int((stuck & moved & (update != 0)).sum())
+        p.copy_(written)
 
-        def _one(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
-            if not state:
-                state["step"] = torch.zeros(())
-                names = ("exp_avg", "exp_avg_sq", "carried")
-                state.update({n: torch.zeros_like(p) for n in names[: 2 + group["kahan"]]})
-            state["step"] += 1
-            first = p not in self.places
-            self._draw_anew(p, int(state["step"]))
-            update, moments = _update(p, state, group)
-            for name, moment in moments.items():
-                state[name].copy_(moment if group["kahan"] else self._by_chance(moment))
-            if group["kahan"]:
-                written, state["carried"] = compensated(p, state["carried"], update)
-                moved = state["carried"] != 0
-            else:
-                written = self._by_chance(p.float() + update)
-                moved = written != p
-            if first:
-                stuck = (p.float() + update).to(p.dtype) == p
-                self.rescued += int((stuck & moved & (update != 0)).sum())
-            p.copy_(written)
+    def _draw_anew(self, p: Any, step: int) -> None:
+        self.generator = self.generator or torch.Generator(p.device)
+        self.generator.manual_seed(step << 20 | self.places.setdefault(p, len(self.places)))
 
-        def _draw_anew(self, p: Any, step: int) -> None:
-            self.generator = self.generator or torch.Generator(p.device)
-            self.generator.manual_seed(step << 20 | self.places.setdefault(p, len(self.places)))
-
-        def _by_chance(self, exact: Any) -> Any:
-            return rounded_by_chance(exact, self.generator)
-
-    return Bf16AdamW
+    def _by_chance(self, exact: Any) -> Any:
+        return rounded_by_chance(exact, self.generator)
 
 
 def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
