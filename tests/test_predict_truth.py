@@ -21,7 +21,7 @@ from harness.predict import pool
 from harness.predict.peak import peak
 from harness.predict.simulate import kernel_scratch, simulate, trace_training
 from harness.predict.worker import predict
-from harness.resolve import Resolved, resolve
+from harness.resolve import Resolved, project_root, resolve
 from harness.spec import Spec
 from strategies.attend import KERNELS
 from strategies.base import BadInput
@@ -117,6 +117,11 @@ def test_the_trace_is_the_profiler_s_peak_within_half_a_percent(given, fresh):
     true = profiled(resolved)
     assert true > 5 * 2**20, "too small a case to tell anything"
     assert predicted == pytest.approx(true, rel=WIDER.get(given[0], LIMIT))
+
+
+def test_readme_counts_what_was_compared():
+    said = f"within 0.5 % on {len(CONFIGURATIONS) - len(WIDER)} configurations"
+    assert said in (project_root() / "README.md").read_text()
 
 
 # ---- a GPU that is not there ----
