@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from test_report_data import FULL, done
 
 from harness.report import (
     Suite,
@@ -136,6 +137,16 @@ def test_ranking_is_by_speed_and_holds_only_finished_rows(name):
         assert speeds == sorted(speeds, reverse=True)
         assert all(row.first.status is Status.OK for row in group.rows)
     assert all(gone.status is not Status.OK for gone in report.unfinished)
+
+
+def test_a_long_recipe_is_broken_between_its_parts_wherever_it_stands():
+    """Unbroken it lay over the table beside it, and pushed the numbers off the page."""
+    parts = ["ddp", "bf16", "checkpoint:every=sqrt", "accumulate:steps=4", "ema:place=cpu"]
+    row = done("+".join(parts), 0.4, FULL)
+    page = html.render(build([row], []))
+    broken = "+<wbr>".join(part.replace(":", ":<wbr>") for part in parts)
+    assert f"<b>{broken}</b>" in page, "in an answer"
+    assert f'<td class="t long name">{broken}</td>' in page, "in a table"
 
 
 def test_repetitions_are_one_row():

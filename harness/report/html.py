@@ -136,7 +136,7 @@ def _warnings(texts: list[str]) -> str:
 def _answers(group: Group) -> str:
     items = []
     for answer in words.answers(group):
-        name = tag("b", answer.row.label) if answer.row else ""
+        name = html_parts.breakable(answer.row.label, "b") if answer.row else ""
         items.append(f"<dt>{escape(answer.question)}</dt><dd>{name}{escape(answer.text)}</dd>")
     left = f'<dl class="answers">{"".join(items)}</dl>'
     return f'<div class="top"><div>{left}</div><div>{_fits(group)}</div></div>'

@@ -14,6 +14,7 @@ from harness.report.table import Grid
 
 __all__ = [
     "audit_details",
+    "breakable",
     "colour_keys",
     "commands",
     "environment",
@@ -25,7 +26,8 @@ __all__ = [
     "tag",
 ]
 
-PROSE = ("Why", "Way out")
+LONG = 40
+"""Characters of text from which on a cell is broken into lines."""
 NAMES = ("Recipe", "Fastest that fits", "Adding", "Status")
 READ = (
     ("Peak", "The most a device's fullest rank held in any phase: on a GPU, live tensors by the "
@@ -71,7 +73,7 @@ def grid(table: Grid, *, heat: bool = False, note: bool = True) -> str:
     """A table; ``heat`` fills numeric cells in proportion to the table's largest value."""
     top = max((_value(c) for line in table.lines for c in line[1:]), default=0.0) if heat else 0.0
     pairs = list(zip(table.heads, table.kinds, strict=True))
-    head = "".join(_head_cell(h, _kind(h, k)) for h, k in pairs)
+    head = "".join(_head_cell(h, _kind(k)) for h, k in pairs)
     body = []
     for line, marks in zip(table.lines, table.marks, strict=True):
         cells = [_body_cell(c, h, k, top) for c, (h, k) in zip(line, pairs, strict=True)]
@@ -85,10 +87,14 @@ def grid(table: Grid, *, heat: bool = False, note: bool = True) -> str:
     )
 
 
-def _kind(head: str, kind: str) -> str:
+def breakable(words: str, name: str, kind: str = "") -> str:
+    """An element around a recipe, which may be broken after a part or its name."""
+    return tag(name, words, kind).replace("+", "+<wbr>").replace(":", ":<wbr>")
+
+
+def _kind(kind: str) -> str:
     words = ["t"] if kind in units.TEXT else []
     words += ["flag"] if kind == "flag" else []
-    words += ["prose"] if head in PROSE else []
     return " ".join(words)
 
 
@@ -98,13 +104,12 @@ def _head_cell(words: str, kind: str) -> str:
 
 
 def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
-    look = _kind(head, kind)
+    look = _kind(kind)
+    look += " long" if kind in units.TEXT and len(cell) > LONG else ""
     if kind == "flag":
         return f'<td class="{look}">{_pills(cell)}</td>'
     if head in NAMES:
-        named = tag("td", cell, f"{look} name")
-        # In the narrow table a long recipe breaks between its parts.
-        return named.replace("+", "+<wbr>") if head == "Fastest that fits" else named
+        return breakable(cell, "td", f"{look} name")
     if "DIFFERS" in cell:
         return tag("td", cell, f"{look} bad")
     if top and kind == "gib" and cell != units.NONE:
