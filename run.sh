@@ -53,7 +53,7 @@ set_up() {
     install
     say "compiling DeepSpeed's ops"
     # What cannot be compiled here is told later, by the rows that need it and by doctor.
-    (cd "$here" && timeout 1800 "$venv/bin/python" -m harness.probe --build shm_comm cpu_adam async_io) \
+    (cd "$here" && timeout 1800 "$venv/bin/python" -m harness.system.probe --build shm_comm cpu_adam async_io) \
         >/dev/null 2>&1 || say "some did not compile; ./run.sh doctor says which"
     printf '%s' "$stamp" > "$venv/headroom.stamp"
     say "ready"

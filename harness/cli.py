@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.options import overrides
+from harness.commands.options import overrides
 from strategies.base import BadInput
 
 __all__ = ["main"]
@@ -57,8 +57,8 @@ def _bad(error: Exception) -> int:
 
 
 def _own_errors() -> tuple[type[Exception], ...]:
-    from harness.launch import LaunchError
-    from harness.suite_run import OutputError
+    from harness.launch.launch import LaunchError
+    from harness.suite.run import OutputError
 
     return LaunchError, OutputError
 
@@ -92,7 +92,7 @@ def _add(commands: Any, name: str, act: Any, text: str, example: str) -> argpars
 
 
 def _add_run(commands: Any) -> None:
-    from harness.commands import add_arguments
+    from harness.commands.run import add_arguments
 
     example = (
         "./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint:every=2 --steps 10\n"
@@ -103,7 +103,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    from harness.plan import add_arguments
+    from harness.commands.plan import add_arguments
 
     example = (
         "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
@@ -143,7 +143,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_lint(commands: Any) -> None:
-    from harness.linting import add_arguments
+    from harness.commands.lint import add_arguments
 
     text = "name DeepSpeed settings that waste memory for a model, with the bytes"
     example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
@@ -151,7 +151,7 @@ def _add_lint(commands: Any) -> None:
 
 
 def _add_anatomy(commands: Any) -> None:
-    from harness.portraying import add_arguments
+    from harness.commands.anatomy import add_arguments
 
     text = "show where the memory and time of one recipe go: a page of its own"
     example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
@@ -159,7 +159,7 @@ def _add_anatomy(commands: Any) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    from harness.training import add_arguments
+    from harness.commands.train import add_arguments
 
     text = "train one recipe to a checkpoint and samples"
     example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
@@ -167,7 +167,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _add_max_batch(commands: Any) -> None:
-    from harness.max_batch import add_arguments
+    from harness.commands.max_batch import add_arguments
 
     text = "find the largest micro batch that fits"
     example = "./run.sh max-batch --recipe zero2+bf16+checkpoint --model DiT-XL/2 --memory-limit 24"
@@ -182,31 +182,31 @@ def _add_test(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from harness.commands import run
+    from harness.commands.run import run
 
     return run(options, overrides(options))
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from harness.plan import plan
+    from harness.commands.plan import plan
 
     return plan(options)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from harness.commands import report
+    from harness.commands.reports import report
 
     return report(options.folder)
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from harness.commands import compare
+    from harness.commands.reports import compare
 
     return compare(options.old, options.new)
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness import listing
+    from harness.commands import listing
 
     if options.markdown:
         print(listing.markdown())
@@ -216,31 +216,31 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from harness.commands import doctor
+    from harness.commands.doctor import doctor
 
     return doctor(options.out)
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from harness.linting import lint_files
+    from harness.commands.lint import lint_files
 
     return lint_files(options)
 
 
 def _anatomy(options: argparse.Namespace) -> int:
-    from harness.portraying import anatomy
+    from harness.commands.anatomy import anatomy
 
     return anatomy(options, overrides(options))
 
 
 def _train(options: argparse.Namespace) -> int:
-    from harness.training import train
+    from harness.commands.train import train
 
     return train(options, overrides(options))
 
 
 def _max_batch(options: argparse.Namespace) -> int:
-    from harness.max_batch import max_batch
+    from harness.commands.max_batch import max_batch
 
     return max_batch(options, overrides(options))
 

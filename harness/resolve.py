@@ -1,21 +1,23 @@
 """From a spec to everything that follows from it, checked, before any process starts.
 
 The parent process and the worker both come through here, so that what is checked is what runs.
-Nothing here imports torch.
+Nothing here imports torch (a model in a file of one's own may).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from harness import data, presets
-from harness.spec import Spec, SpecError
-from strategies import parse, sharding
-from strategies.base import Conflict, Launch, Settings
+from harness.data.feed import check_data
+from harness.spec import Spec
+from harness.subjects import subject_of
+from strategies import parse
+from strategies.base import Conflict, Settings
+from strategies.engine import Launch
 from strategies.recipe import Recipe
+from strategies.subject import DataFacts, Subject
 
-__all__ = ["Resolved", "project_root", "resolve", "run_name"]
+__all__ = ["Resolved", "resolve", "run_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,79 +27,57 @@ class Resolved:
     spec: Spec
     recipe: Recipe
     launch: Launch
-    file: sharding.LaunchFile
-    shape: presets.Shape
-    facts: data.DataFacts
+    subject: Subject
     settings: Settings
     micro_batch: int
     refusal: str | None
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the machine must have: ops and types, named as ``harness.doctor`` probes them."""
+        """What the machine must have: ops and types, as ``harness.system.probe`` looks for them."""
         parts = self.recipe.strategies
         return tuple(dict.fromkeys(n for part in parts for n in part.requires(self.launch)))
-
-    @property
-    def learn_sigma(self) -> bool:
-        """Whether the model predicts the variance too: the epsilon objective's second half."""
-        return self.spec.objective == "epsilon"
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the model, the frozen position table included."""
-        return presets.parameter_count(
-            self.shape,
-            input_size=self.facts.input_size,
-            channels=self.facts.channels,
-            classes=self.facts.classes,
-            learn_sigma=self.learn_sigma,
-        )
 
     @property
     def flops_per_step(self) -> int:
         """FLOPs of one training step of the whole job, for FLOP/s and MFU; 0: not counted.
 
-        The closed form is of the whole model with every weight trained. A part that freezes,
-        adds or removes weights does other products, for which a wrong number is worse than none.
+        They are of the whole model with every weight trained. A part that freezes, adds or
+        removes weights does other products, for which a wrong number is worse than none.
         """
-        if "other_products" in self.launch.traits:
-            return 0
-        return presets.train_flops(
-            self.shape,
-            input_size=self.facts.input_size,
-            channels=self.facts.channels,
-            batch=self.spec.global_batch,
-            learn_sigma=self.learn_sigma,
-        )
+        other = "other_products" in self.launch.traits
+        return 0 if other else self.subject.train_flops(self.spec.global_batch)
 
 
-def resolve(spec: Spec) -> Resolved:
-    """Check ``spec`` and derive the rest.
+def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
+    """Check ``spec`` and derive the rest. ``facts`` are of its data, where they are known already:
+    else all of it is checked.
 
     Raises:
-        BadInput: (SpecError, RecipeError, Conflict, LaunchFileError) one line that names the
+        BadInput: (SpecError, RecipeError, Conflict) one line that names the
             thing and the way out.
     """
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0)
     _check_average(spec, recipe)
-    shape, facts = presets.shape_of(spec.model), data.check_data(spec.data)
-    if facts.input_size % shape.patch_size:
-        raise SpecError(
-            f"model {spec.model} has patches of {shape.patch_size}, which do not tile "
-            f"{facts.input_size}x{facts.input_size} latents of {spec.data}"
-        )
+    subject = subject_of(
+        spec.model,
+        facts or check_data(spec.data),
+        objective=spec.objective,
+        class_dropout=spec.class_dropout,
+    )
     launch = recipe.launch(
-        spec.device, spec.ranks, clips=spec.grad_clip > 0, simulated=spec.world > 0
+        spec.device,
+        spec.ranks,
+        subject,
+        clips=spec.grad_clip > 0,
+        simulated=spec.world > 0,
     )
     return Resolved(
         spec=spec,
         recipe=recipe,
         launch=launch,
-        file=sharding.read(recipe.sharding.path(spec.device)),
-        shape=shape,
-        facts=facts,
+        subject=subject,
         settings=Settings(
             learning_rate=spec.learning_rate,
             betas=(0.9, spec.beta2),
@@ -105,7 +85,7 @@ def resolve(spec: Spec) -> Resolved:
             grad_clip=spec.grad_clip,
             ema_decay=spec.ema,
         ),
-        micro_batch=spec.micro_batch(recipe.accumulation),
+        micro_batch=spec.micro_batch(launch.layout.data, recipe.accumulation),
         refusal=recipe.refusal(launch),
     )
 
@@ -124,8 +104,3 @@ def run_name(spec: Spec) -> str:
     repeat = f"-r{spec.repeat}" if spec.repeat else ""
     world = f"-of{spec.world}" if spec.world else ""
     return f"{words[:60]}{world}{repeat}-{spec.key}"
-
-
-def project_root() -> Path:
-    """The repository's root: the folder that commands are started from."""
-    return Path(__file__).resolve().parent.parent

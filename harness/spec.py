@@ -7,12 +7,14 @@ import dataclasses
 import hashlib
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from strategies.base import BadInput
 
-__all__ = ["Spec", "SpecError", "add_arguments", "from_arguments"]
+__all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 
 INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow")
@@ -32,7 +34,7 @@ class Spec:
     """One run. Rows of a suite differ in ``recipe`` (and ``processes`` for ``single``) alone."""
 
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
-    model: str = _option("DiT-S/4", "preset, as in DiT-S/4, or with sizes, as in DiT-S/4:depth=24")
+    model: str = _option("DiT-S/4", "DiT-S/4, with sizes DiT-S/4:depth=24, or FILE.py:CLASS")
     data: str = _option("digits", "digits, synthetic[:SIZE], latents:FOLDER, or vae[:PIXELS]")
     objective: str = _option("epsilon", "epsilon (DiT) or flow (SiT)")
     init: str = _option("awake", "awake, or adaln_zero as the reference trains")
@@ -102,18 +104,18 @@ class Spec:
         """Whether a recording disturbs the numbers, so that they are not ranked."""
         return self.profile or self.snapshot
 
-    def micro_batch(self, accumulation: int) -> int:
-        """Samples a rank feeds at once: global batch / ranks / accumulation.
+    def micro_batch(self, shares: int, accumulation: int) -> int:
+        """Samples a rank feeds at once: global batch / data-parallel degree / accumulation.
 
         Raises:
             SpecError: it does not divide; names the nearest batch that does.
         """
-        parts = self.ranks * accumulation
+        parts = shares * accumulation
         if self.global_batch % parts:
             below = self.global_batch // parts * parts
             near = f"{below} or {below + parts}" if below else str(parts)
             raise SpecError(
-                f"global_batch {self.global_batch} does not divide by {self.ranks} processes x "
+                f"global_batch {self.global_batch} does not divide by {shares} processes x "
                 f"{accumulation} accumulation steps; use {near}"
             )
         return self.global_batch // parts
@@ -137,6 +139,19 @@ class Spec:
 
     def __str__(self) -> str:
         return shlex.join(self.arguments())
+
+
+def located(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` (fields of a spec) with the paths in ``latents:FOLDER`` and ``FILE.py:CLASS``
+    made absolute: a worker starts in another folder than who named them."""
+    found = dict(settings)
+    kind, colon, folder = str(found.get("data", "")).partition(":")
+    if kind == "latents" and folder:
+        found["data"] = f"{kind}{colon}{Path(folder).absolute()}"
+    file, colon, name = str(found.get("model", "")).partition(":")
+    if file.endswith(".py"):
+        found["model"] = f"{Path(file).absolute()}{colon}{name}"
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...] = ()) -> None:

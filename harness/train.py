@@ -21,10 +21,13 @@ from pathlib import Path
 
 import torch
 
-from harness import fit, measure, process, record, recordings
+from harness.data.feed import check_data
+from harness.launch import recordings
 from harness.resolve import resolve
 from harness.spec import Spec, add_arguments, from_arguments
-from harness.status import Reporter
+from harness.system import process
+from harness.worker import measure, record, training
+from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
 
 __all__ = ["main"]
@@ -38,7 +41,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--anatomy", action="store_true", help="leave anatomy.json in --out")
     text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
-    fit.add_arguments(parser)
+    training.add_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -54,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
     try:
-        resolved = resolve(from_arguments(options))
+        # Who launches has read all of the data's headers; a rank need not.
+        spec = from_arguments(options)
+        resolved = resolve(spec, check_data(spec.data, thorough=False))
         if resolved.refusal:
             raise Conflict(resolved.refusal)
     except BadInput as error:
@@ -62,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        wanted = fit.from_options(options)
+        wanted = training.from_options(options)
         with _history(resolved.spec, options.out, reporter.rank):
             result = measure.measure(
                 resolved,

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from strategies import recipe
-from strategies.accumulate import Accumulate
-from strategies.adafactor import Adafactor
-from strategies.adamw import AdamW
-from strategies.adamw_bf16 import AdamWBf16
-from strategies.adapters import Dora, Lora, Qlora
-from strategies.attend import Attend
-from strategies.backward import Backward
-from strategies.base import Strategy
-from strategies.bfloat import Bf16Master, Bf16Pure
-from strategies.checkpoint import Checkpoint
-from strategies.compile import Compile
-from strategies.compress import Compress
-from strategies.controlnet import ControlNet
-from strategies.ema import Ema
-from strategies.fp8 import Fp8
-from strategies.fp16 import Fp16
-from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
-from strategies.muon import Muon
-from strategies.offload_activations import OffloadActivations
-from strategies.offload_adamw import OffloadAdamW
-from strategies.onebit_adam import OneBitAdam
-from strategies.optimizer_in_backward import OptimizerInBackward
-from strategies.partial import DiffFit, Head
-from strategies.precision import Bf16, Fp32, Tf32
-from strategies.prune import Prune
-from strategies.prune_structured import PruneStructured
+from strategies.activations.attend import Attend
+from strategies.activations.checkpoint import Checkpoint
+from strategies.activations.compile import Compile
+from strategies.activations.offload_activations import OffloadActivations
+from strategies.adapters.controlnet import ControlNet
+from strategies.adapters.lora import Dora, Lora, Qlora
+from strategies.adapters.partial import DiffFit, Head
+from strategies.communication.compress import Compress
+from strategies.communication.sparse_embedding import SparseEmbedding
+from strategies.communication.topk import TopK
+from strategies.optimizers.adafactor import Adafactor
+from strategies.optimizers.adamw import AdamW
+from strategies.optimizers.adamw_bf16 import AdamWBf16
+from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.optimizers.muon import Muon
+from strategies.optimizers.offload_adamw import OffloadAdamW
+from strategies.optimizers.onebit_adam import OneBitAdam
+from strategies.optimizers.sgd import Sgd
+from strategies.precision.bfloat import Bf16Master, Bf16Pure
+from strategies.precision.fp8 import Fp8
+from strategies.precision.fp16 import Fp16
+from strategies.precision.mixed import Bf16, Fp32, Tf32
 from strategies.recipe import Recipe
-from strategies.sgd import Sgd
 from strategies.sharding import sharding_kinds
-from strategies.sparse24 import Sparse24
-from strategies.sparse_embedding import SparseEmbedding
-from strategies.topk import TopK
+from strategies.sparsity.prune import Prune
+from strategies.sparsity.prune_structured import PruneStructured
+from strategies.sparsity.sparse24 import Sparse24
+from strategies.step.accumulate import Accumulate
+from strategies.step.backward import Backward
+from strategies.step.ema import Ema
+from strategies.step.optimizer_in_backward import OptimizerInBackward
+from strategies.strategy import Strategy
 
 __all__ = ["CATALOG", "parse"]
 

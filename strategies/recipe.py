@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from strategies.base import BadInput, Conflict, Launch, Parity, Slot, Strategy
+from strategies.base import BadInput, Conflict, Parity, Slot
+from strategies.engine import Launch
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Recipe", "RecipeError", "nearest", "parse"]
 
@@ -44,6 +47,10 @@ class Recipe:
         """The sharding strategy: every recipe has one, for it names the launch file."""
         return self.in_slot(Slot.SHARD)
 
+    def alone(self, device: str) -> bool:
+        """Whether its launch file starts one process, whatever is asked for."""
+        return "one_process" in self.sharding.engine(device).traits
+
     @property
     def parity(self) -> Parity:
         """EXACT only if every part is."""
@@ -57,15 +64,22 @@ class Recipe:
         return part.steps if part else 1
 
     def launch(
-        self, device: str, processes: int, *, clips: bool = False, simulated: bool = False
+        self,
+        device: str,
+        processes: int,
+        subject: Subject,
+        *,
+        clips: bool = False,
+        simulated: bool = False,
     ) -> Launch:
         """What the launch file says, and what the parts have to know of one another."""
+        launch = self.sharding.launch(device, processes, subject)
         return dataclasses.replace(
-            self.sharding.launch(device, processes),
+            launch,
             accumulation=self.accumulation,
             clips=clips,
             simulated=simulated,
-            traits=frozenset().union(*(part.traits() for part in self.strategies)),
+            traits=launch.traits.union(*(part.traits() for part in self.strategies)),
         )
 
     def refusal(self, launch: Launch) -> str | None:

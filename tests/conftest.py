@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,32 +13,41 @@ from pathlib import Path
 
 import pytest
 
-from harness import command, launch
-from harness.resolve import project_root, resolve
+from harness import ROOT
+from harness.data.feed import check_data
+from harness.launch import command, launch
+from harness.resolve import resolve
 from harness.result import Result
 from harness.spec import Spec
+from harness.subjects import subject_of
 from strategies import parse
-from strategies.base import Strategy
+from strategies.strategy import Strategy
 
+# oneDNN has kernels for CPUs with AMX with scratch of their own (up to 1 % of a bfloat16 step),
+# which no prediction for "a CPU" can know: tests take the same kernels everywhere.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # nohup and a shell's background jobs ignore these, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
+SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 
 
 def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file=None) -> Result:
     """``spec`` run by accelerate as the harness does, with another module or launch file if given,
     and further words for the worker."""
 
+    resolved = resolve(spec)
+
     def words(port: int) -> list[str]:
-        line = command.command(spec, folder, port=port)
+        line = command.command(resolved, folder, port=port)
         line[line.index("harness.train")] = module
         if file is not None:
             line[line.index("--config_file") + 1] = str(file)
         return [*line, *extra]
 
-    return launch.run(resolve(spec), folder, timeout=300, argv=words)
+    return launch.run(resolved, folder, timeout=300, argv=words)
 
 
 def predictions(cases: list[dict], folder: Path) -> list[dict]:
@@ -45,7 +55,7 @@ def predictions(cases: list[dict], folder: Path) -> list[dict]:
     asked, out = folder / "cases.json", folder / "out.json"
     asked.write_text(json.dumps(cases))
     words = [sys.executable, "-m", "tests.children.predictions", str(asked), str(out)]
-    ended = subprocess.run(words, cwd=project_root(), capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return json.loads(out.read_text())
 
@@ -69,8 +79,8 @@ def train_here() -> Iterator[Callable]:
     import torch
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    from harness import setup
-    from harness.loop import Log, optimizer_step
+    from harness.worker import setup
+    from harness.worker.loop import Log, optimizer_step
 
     def forget() -> None:
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -13,26 +13,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import listing, presets, suite_file
-from harness.report import Report, build, markdown, read_suite, stories
-from harness.report.claim_rules import LARGE, SMALL, activations_share
-from harness.report.lookup import Rows
+from harness.commands import listing
+from harness.report import Report, build, read_suite, stories
+from harness.report.data.lookup import Rows
+from harness.report.rendering import markdown
+from harness.report.rendering.markdown_parts import table_lines
+from harness.report.stories.claim_rules import LARGE, SMALL, activations_share
 from harness.result import load_all
+from harness.subjects.dit import presets
+from harness.suite import file as suite_file
 
 ROOT = Path(__file__).resolve().parent.parent
 README, ARCHITECTURE = ROOT / "README.md", ROOT / "docs" / "architecture.md"
 CLAIMS, RESULTS = ROOT / "docs" / "claims.md", ROOT / "docs" / "results"
 TABLE = re.compile(r"(?<=## Strategies\n\n)\|.*?\|(?=\n\n)", re.S)
 LADDER = re.compile(r"(?<=\n\n)\| What was added .*?\|(?=\n\n)", re.S)
-FOLDERS = (
-    "strategies",
-    "strategies/support",
-    "harness",
-    "harness/predict",
-    "harness/predict/closed_form",
-    "harness/dissect",
-    "harness/report",
-)
+FOLDERS = ("strategies", "harness")
 
 
 def sentence(path: Path) -> str:
@@ -41,12 +37,18 @@ def sentence(path: Path) -> str:
     return re.split(r"(?<=[a-z)`])\. (?=[A-Z`])", " ".join(paragraph.split()))[0].rstrip(".")
 
 
+def rooms() -> list[Path]:
+    """Every folder of modules, each behind the one that it lies in."""
+    return [p.parent for name in FOLDERS for p in sorted((ROOT / name).rglob("__init__.py"))]
+
+
 def architecture() -> str:
     lines = ["# Every module in a line", "", "Made from the modules by tests/test_docs.py.", ""]
-    for folder in FOLDERS:
-        lines += [f"## {folder}/", "", f"{sentence(ROOT / folder / '__init__.py')}.", ""]
-        lines += ["| module | what it is |", "|---|---|"]
-        modules = sorted(p for p in (ROOT / folder).glob("*.py") if p.stem != "__init__")
+    for folder in rooms():
+        lines += [f"## {folder.relative_to(ROOT)}/", "", f"{sentence(folder / '__init__.py')}.", ""]
+        modules = sorted(p for p in folder.glob("*.py") if p.stem != "__init__")
+        if modules:
+            lines += ["| module | what it is |", "|---|---|"]
         lines += [f"| `{p.stem}` | {sentence(p)} |" for p in modules] + [""]
     return "\n".join(lines)
 
@@ -71,8 +73,8 @@ def recorded(name: str) -> Report:
 
 def ladder() -> str:
     """The ladder's table of recorded results."""
-    (grid,) = stories.told(recorded("cpu-2-cores-ladder"))
-    return "\n".join(markdown.grid_lines(grid))
+    (grid,) = stories.tables(recorded("cpu-2-cores-ladder"))
+    return "\n".join(table_lines(grid))
 
 
 def test_the_claims_page_is_what_its_results_say():
@@ -107,11 +109,11 @@ def test_readme_names_every_command_and_no_other():
     assert asked == set(re.findall(r"^    ([a-z-]+)\s", told, re.M)) - {"test"}
 
 
-def test_files_that_readme_names_are_there():
-    for name in re.findall(
-        r"`((?:harness|tests|launch_configs|strategies)/[\w./]+)`", README.read_text()
-    ):
-        assert (ROOT / name).exists(), name
+def test_files_that_pages_name_are_there():
+    paths = re.compile(r"`((?:harness|tests|launch_configs|strategies)/[\w./]+)`")
+    for page in [README, *sorted((ROOT / "docs" / "adding").glob("*.md"))]:
+        for name in paths.findall(page.read_text()):
+            assert (ROOT / name).exists(), f"{page.name}: {name}"
 
 
 def test_6nd_overstates_a_dit_by_a_third_to_six_tenths():

@@ -30,14 +30,14 @@ def test_a_good_spec_passes():
 
 
 def test_the_micro_batch_is_derived():
-    assert Spec(recipe="ddp", global_batch=24, processes=2).micro_batch(3) == 4
+    assert Spec(recipe="ddp", global_batch=24, processes=2).micro_batch(2, 3) == 4
 
 
 def test_a_batch_that_does_not_divide_names_the_nearest():
     with pytest.raises(SpecError, match="use 8 or 16"):
-        Spec(recipe="ddp", global_batch=10, processes=4).micro_batch(2)
+        Spec(recipe="ddp", global_batch=10, processes=4).micro_batch(4, 2)
     with pytest.raises(SpecError, match="use 8"):
-        Spec(recipe="ddp", global_batch=3, processes=4).micro_batch(2)
+        Spec(recipe="ddp", global_batch=3, processes=4).micro_batch(4, 2)
 
 
 def other(value):

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from harness import commands, launch, matrix, one_row, process
-from harness.machine import Machine
-from harness.options import add_settings, seconds
-from harness.portrait import load
-from harness.progress import Progress, make_console
-from harness.report import derive, portrait_files, portrait_page
-from harness.resolve import project_root
+from harness import ROOT
+from harness.commands import one_row
+from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
+from harness.commands.options import add_settings, seconds
+from harness.commands.progress import Progress
+from harness.launch import launch
+from harness.memory.portrait import load
+from harness.report.anatomy import files, page
+from harness.report.data import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
-from harness.suite_run import Planned
+from harness.suite import matrix
+from harness.suite.run import Planned
+from harness.system import process
+from harness.system.machine import Machine
 
 __all__ = ["add_arguments", "anatomy"]
 
@@ -42,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run, draw, and name the files; the exit code."""
     console = make_console()
-    name = commands.slug(options.recipe)
-    folder = Path(options.out or project_root() / "results" / "anatomy" / name).absolute()
+    name = slug(options.recipe)
+    folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
     ask = functools.partial(_asked, options, given)
     if options.dry_run:
         _, row = one_row.planned(ask, folder)
         print(_line(row))
-        return commands.OK
-    _, row = one_row.examined(ask, folder, console)
+        return OK
+    _, row = one_row.checked(ask, folder, console)
     progress = Progress(console)
     progress.begin_suite("anatomy", [options.recipe], [True])
     progress.begin_run(options.recipe, options.timeout)
@@ -57,14 +61,14 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         result = _run(row, options.timeout, progress)
     except process.Interrupted:
         progress.end_suite()
-        return commands.INTERRUPTED
+        return INTERRUPTED
     progress.end_run(result)
     progress.end_suite()
     if derive.effective_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
-        return commands.exit_code([result])
+        return exit_code([result])
     _draw(folder, console)
-    return commands.OK
+    return OK
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -84,26 +88,18 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 
 def _line(row: Planned) -> str:
-    return f"{launch.display(row.resolved.spec, row.folder)} {shlex.join(WORDS)}"
+    return launch.display(row.resolved, row.folder, WORDS)
 
 
 def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
-    spec = row.resolved.spec
-    result = launch.run(
-        row.resolved,
-        row.folder,
-        timeout=timeout,
-        on_status=progress.status,
-        argv=lambda port: [*launch.command(spec, row.folder, port=port), *WORDS],
+    return launch.run(
+        row.resolved, row.folder, timeout=timeout, on_status=progress.status, more=WORDS
     )
-    result.command = _line(row)
-    result.write(row.folder / "result.json")
-    return result
 
 
 def _draw(folder: Path, console: Any) -> None:
     portrait = load(folder / "anatomy.json")
-    for question, answer, more in portrait_page.sentences(portrait):
+    for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
-    for path in [folder / "anatomy.json", *portrait_files.write(portrait, folder)]:
-        console.print(Text(str(commands.short(path))), soft_wrap=True)
+    for path in [folder / "anatomy.json", *files.write(portrait, folder)]:
+        console.print(Text(str(short(path))), soft_wrap=True)

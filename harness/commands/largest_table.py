@@ -9,17 +9,17 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from harness.predict import fit
-from harness.predict.fit import Fit
-from harness.report.terminal import folded
-from harness.report.units import GIB
+from harness.predict import verdict
+from harness.predict.search import Largest, batch_name, model_name
+from harness.predict.verdict import Fit
+from harness.report.data.units import GIB
+from harness.report.rendering.terminal import folded
 from harness.resolve import Resolved
-from harness.search import Largest, batch_name, model_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.plan import Asked
+    from harness.commands.plan_asked import Asked
 
 __all__ = ["print_largest"]
 
@@ -46,7 +46,7 @@ def print_largest(found: Sequence[Largest], what: str, asked: Asked, console: Co
             console.print(f"{escape(one.recipe)}: {escape(line)}", highlight=False)
     for recipe, reason in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
-    console.print(fit.assumed(asked.gpu), style="dim", highlight=False)
+    console.print(verdict.assumed(asked.gpu), style="dim", highlight=False)
     text = "Every size in the table was predicted by itself, none by a line through others."
     console.print(text, style="dim", highlight=False)
 
@@ -58,13 +58,12 @@ def _need(one: Fit | None) -> str:
 
 def _how(one: Fit) -> str:
     """What a size's row must not keep to itself."""
-    tight = " (tight)" if one.verdict == "tight" else ""
-    return tight + (" *" if one.prediction.method == "closed form" else "")
+    return " (tight)" if one.verdict == "tight" else ""
 
 
 def _head(what: str, asked: Asked) -> str:
     row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
-    pixels = 8 * row.facts.input_size
+    pixels = 8 * row.subject.data.input_size
     fixed = row.spec.model if what == "batch" else f"global batch {row.spec.global_batch}"
     sought = "micro batch" if what == "batch" else "DiT (M: million parameters)"
     return f"Largest {sought}: {fixed} at {pixels}x{pixels}, {row.spec.processes} x {card.words}"
@@ -89,6 +88,4 @@ def _remarks(one: Largest, name: Callable[[Resolved], str]) -> list[str]:
                 f"{name(side.resolved)} would fit if the allocator gave its cache back again and "
                 "again, which is slow"
             )
-        if side is not None and side.prediction.method == "closed form":
-            said.append(f"* {name(side.resolved)} by closed form: {side.prediction.reason}")
     return said

@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness.lint import DEFAULTS, Finding, job_of, lint
-from harness.progress import make_console
+from harness.commands.console import make_console
 from harness.resolve import resolve
-from harness.spec import Spec, SpecError
-from strategies.sharding import FOLDER
+from harness.spec import Spec, SpecError, located
+from harness.subjects import kind_of
+from strategies.engines.zero_waste import DEFAULTS, Finding, Job, waste
+from strategies.launch_file import FOLDER
 
 __all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
 
@@ -49,7 +50,8 @@ def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
     """A run that the sizes are those of; one sample a device, for no rule looks at the batch."""
     return Spec(
         recipe=f"zero3+{precision}",
-        model=model,
+        model=located({"model": model})["model"],
+        objective=kind_of(model).objectives[0],
         processes=processes,
         global_batch=processes,
         data="synthetic",
@@ -72,7 +74,10 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
     Raises:
         SpecError: no readable DeepSpeed JSON; names the file and the way out.
     """
-    return lint(_zero_block(path), job_of(resolve(spec)))
+    resolved = resolve(spec)
+    itemsize = 2 if "half_compute" in resolved.launch.traits else 4
+    job = Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.ranks)
+    return waste(_zero_block(path), job)
 
 
 def _zero_block(path: Path) -> Mapping[str, Any]:

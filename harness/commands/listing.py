@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness import suite_file
-from harness.progress import make_console
+from harness.commands.console import make_console
+from harness.suite import file as suite_file
 from strategies import CATALOG
-from strategies.base import _text as spelled
+from strategies.strategy import spelled
 
 __all__ = ["markdown", "print_list"]
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from harness import commands, launch, one_row
-from harness.identity import identity
-from harness.machine import Machine
-from harness.matrix import settled
-from harness.options import add_settings, seconds
-from harness.progress import Progress, make_console
-from harness.report import derive
-from harness.resolve import Resolved, project_root, resolve, run_name
+from harness import ROOT
+from harness.commands import one_row
+from harness.commands.console import FAILED, OK, make_console, short, slug
+from harness.commands.options import add_settings, seconds
+from harness.commands.progress import Progress
+from harness.launch import launch
+from harness.report.data import derive
+from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError
+from harness.suite.identity import identity
+from harness.system.machine import Machine
 from strategies import parse
 
 __all__ = ["add_arguments", "candidates", "max_batch"]
@@ -116,9 +117,8 @@ class Search:
             folder,
             timeout=self.timeout,
             on_status=self.progress.status,
-            argv=lambda port: [*launch.command(resolved.spec, folder, port=port), *more],
+            more=more,
         )
-        result.command = f"{launch.display(resolved.spec, folder)} {shlex.join(more)}".strip()
         self.progress.end_run(result)
         return result
 
@@ -170,12 +170,12 @@ def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         best = search(one.fits, options.first, options.most)
     except Unclear as stop:
         console.print(f"cannot go on: {stop.result.status.value}: {stop}; {stop.result.way_out}")
-        return commands.FAILED
+        return FAILED
     finally:
         one.progress.end_suite()
     one.record(best)
     _tell(one, best, options.most, console)
-    return commands.OK
+    return OK
 
 
 def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
@@ -185,9 +185,9 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
     limit, console = options.memory_limit, make_console()
     if limit is not None and not 0 < limit < float("inf"):
         raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
-    out = options.out or project_root() / "results" / "max-batch" / commands.slug(options.recipe)
+    out = options.out or ROOT / "results" / "max-batch" / slug(options.recipe)
     out = Path(out).absolute()
-    machine, row = one_row.examined(functools.partial(_asked, options, given), out, console)
+    machine, row = one_row.checked(functools.partial(_asked, options, given), out, console)
     return Search(
         spec=row.resolved.spec,
         out=out,
@@ -203,7 +203,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     """One sample a process and a micro batch: every probe has more."""
     usual = one_row.usual(options.recipe, options.device, machine)
     fields = {"data": "synthetic", **usual, **given, **STEPS}
-    spec = Spec(**{**fields, "data": settled(fields["data"])})
+    spec = Spec(**fields)
     spec.check()
     return dataclasses.replace(spec, global_batch=_samples(spec, 1))
 
@@ -225,4 +225,4 @@ def _tell(one: Search, best: int, most: int, console: Console) -> None:
             f"{one.spec.processes} process{'es' * (one.spec.processes > 1)}), "
             f"peak {peak:.3f} GiB; {above}"
         )
-    console.print(str(commands.short(one.out / "max_batch.json")), soft_wrap=True)
+    console.print(str(short(one.out / "max_batch.json")), soft_wrap=True)

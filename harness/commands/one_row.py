@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import commands, suite_run
-from harness.doctor import needed_ops
-from harness.machine import Machine, recall
-from harness.matrix import is_single
+from harness.commands.console import examined
+from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
-from harness.suite_run import Planned
+from harness.suite.run import Planned, check_out, plan
+from harness.system.machine import Machine, recall
+from harness.system.requirements import needed_ops
 from strategies import parse
 
-__all__ = ["Ask", "examined", "planned", "usual"]
+__all__ = ["Ask", "checked", "planned", "usual"]
 
 Ask = Callable[[Machine], Spec]
 """The spec that was asked for; what was left open is the machine's."""
@@ -25,7 +25,7 @@ Ask = Callable[[Machine], Spec]
 def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
     """Spec fields where nothing is said: this machine's device, and all of its GPUs."""
     device = device or machine.device
-    many = device == "cuda" and not is_single(parse(recipe), device)
+    many = device == "cuda" and not parse(recipe).alone(device)
     processes = max(1, len(machine.gpus)) if many else 1
     return {"recipe": recipe, "device": device, "processes": processes}
 
@@ -37,24 +37,27 @@ def planned(ask: Ask, folder: Path) -> tuple[Machine, Planned]:
         BadInput: what stands against the row is bad input here, for nothing else can run.
     """
     machine = recall(folder)
-    return machine, _possible(ask(machine), folder, machine)
+    return machine, _possible(resolve(ask(machine)), folder, machine)
 
 
-def examined(ask: Ask, folder: Path, console: Console) -> tuple[Machine, Planned]:
+def checked(ask: Ask, folder: Path, console: Console) -> tuple[Machine, Planned]:
     """The same with the machine examined and the row's ops compiled; ``folder`` is made.
 
     Raises:
         BadInput: as ``planned``. OutputError: ``folder`` cannot be written.
     """
     _, row = planned(ask, folder)
-    suite_run.check_out(folder)
-    machine = commands.examined(console, folder, needed_ops([row.resolved]))
-    return machine, _possible(ask(machine), folder, machine)
+    check_out(folder)
+    machine = examined(console, folder, needed_ops([row.resolved]))
+    spec = ask(machine)
+    resolved = row.resolved if spec == row.resolved.spec else resolve(spec)
+    return machine, _possible(resolved, folder, machine)
 
 
-def _possible(spec: Spec, folder: Path, machine: Machine) -> Planned:
-    (row,) = suite_run.plan([spec], folder, machine)
+def _possible(resolved: Resolved, folder: Path, machine: Machine) -> Planned:
+    (row,) = plan([resolved], folder, machine)
     if row.lack:
-        about = "" if row.lack.reason.startswith(f"{spec.recipe}: ") else f"{spec.recipe}: "
+        recipe = resolved.spec.recipe
+        about = "" if row.lack.reason.startswith(f"{recipe}: ") else f"{recipe}: "
         raise SpecError(f"{about}{row.lack.reason}; {row.lack.way_out}")
     return row._replace(folder=folder)

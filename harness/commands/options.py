@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.spec import DEVICES, Spec, SpecError, add_arguments
+from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
 
 __all__ = ["add_settings", "check_file", "overrides", "seconds"]
 
@@ -23,7 +23,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Spec fields given on the command line; recipe and device are the commands' own affair."""
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
     found = {name: getattr(options, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    return located({name: value for name, value in found.items() if value is not None})
 
 
 def seconds(text: str) -> float:

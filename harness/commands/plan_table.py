@@ -10,13 +10,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from harness.predict import fit
-from harness.predict.fit import Fit
-from harness.predict.peak import Instant
+from harness.memory.record import Instant
+from harness.predict import verdict
 from harness.predict.prediction import Prediction
-from harness.report.terminal import folded
-from harness.report.units import GIB
-from harness.ways_out import Ways
+from harness.predict.verdict import Fit
+from harness.predict.ways_out import Ways
+from harness.report.data.units import GIB
+from harness.report.rendering.terminal import folded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ def print_plan(
         side = "left" if index < 2 else "right"
         table.add_column(head, justify=side, overflow="fold", no_wrap=index > 0)
     for one in ordered:
-        table.add_row(*_cells(one), style="bold" if one is fit.fastest(fits) else None)
+        table.add_row(*_cells(one), style="bold" if one is verdict.fastest(fits) else None)
     console.print(table)
     for text in _notes(fits):
         console.print(text, style="dim", highlight=False)
@@ -96,7 +96,7 @@ def _order(one: Fit) -> tuple[int, float]:
 
 def _setting(fits: Sequence[Fit]) -> str:
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
-    pixels = 8 * fits[0].resolved.facts.input_size
+    pixels = 8 * fits[0].resolved.subject.data.input_size
     return (
         f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
         f"{spec.processes} x {card.words}"
@@ -114,7 +114,6 @@ def _cells(one: Fit) -> list[str]:
         time_cell = f"{one.seconds.total * 1e3:.0f} ±{one.seconds.spread * 1e3:.0f}"
         speed = f"{one.samples_per_second:.0f}"
     word = f"[{LOOK[one.verdict]}]{WORD[one.verdict]}[/{LOOK[one.verdict]}]"
-    word += " *" if one.prediction.method == "closed form" else ""
     cells = [escape(folded(one.label)), word, gib(one.need_bytes), gib(one.margin_bytes)]
     return [*cells, *split, gib(one.host_bytes), time_cell, speed]
 
@@ -133,11 +132,10 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
-    notes += [fit.assumed(fits[0].gpu), *fit.lacking(fits)]
+    notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits)]
     for one in fits:
         if not one.lack and one.prediction.method != "trace":
-            how = "closed form" if one.prediction.method == "closed form" else "not predicted"
-            notes.append(f"* {one.label}: {how}: {one.prediction.reason}")
+            notes.append(f"* {one.label}: not predicted: {one.prediction.reason}")
         notes += [f"{one.label}: {note}" for note in one.prediction.notes]
     return notes
 
@@ -147,7 +145,7 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
 
 def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     """The fastest recipe predicted to fit; if none fits, the nearest and what was tried then."""
-    best = fit.fastest(fits)
+    best = verdict.fastest(fits)
     if best is None:
         return _none_fits(fits) + _found(ways)
     lines = [
@@ -160,7 +158,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     close = [f.label for f in rivals if _may_be_faster(f, best)]
     if close:
         lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
-    least = fit.nearest(fits)
+    least = verdict.nearest(fits)
     if least is not None and least is not best:
         lines.append(f"Least memory: {least.label}, {gib(least.need_bytes)} GiB")
     return lines
@@ -189,13 +187,11 @@ def _where(instant: Instant) -> str:
 
 
 def _none_fits(fits: Sequence[Fit]) -> list[str]:
-    close = fit.nearest(fits)
+    close = verdict.nearest(fits)
     if all(one.lack for one in fits):
         return ["None of these can run on this card; the notes above say what can."]
     if close is None:
         return ["Nothing could be predicted; the notes above say why."]
-    if close.fits:  # by closed form, which knows no time
-        return [f"Predicted to fit, at a speed that is not: {close.label}, {_need(close)}"]
     return [
         f"None is predicted to fit. Nearest: {close.label} needs {_need(close)}, "
         f"{gib(-close.margin_bytes)} GiB more than a GPU has",
@@ -214,7 +210,7 @@ def _found(ways: Ways | None) -> list[str]:
     if ways.able:
         lines = [f"  {_offer(one)}" for one in ways.able]
         return [f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:", *lines]
-    least = fit.nearest(ways.tried)
+    least = verdict.nearest(ways.tried)
     said = f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"
     lines = [said] if ways.tried else []
     if least:
@@ -224,9 +220,8 @@ def _found(ways: Ways | None) -> list[str]:
 
 def _offer(one: Fit) -> str:
     speed = f", {one.samples_per_second:.0f} images/s" if one.seconds else ""
-    formula = " (closed form)" if one.prediction.method == "closed form" else ""
     tight = " (tight)" if one.verdict == "tight" else ""
-    return f"{one.label}: {_need(one)}{speed}{tight}{formula}"
+    return f"{one.label}: {_need(one)}{speed}{tight}"
 
 
 def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:

@@ -7,7 +7,6 @@ the runs that have ended.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from harness.report import derive
+from harness.report.data import derive
 from harness.result import Result, Status
 
-__all__ = ["Progress", "clock", "make_console", "summary"]
-
-COLUMNS = 100
-"""Of a log file; a terminal has its own width."""
+__all__ = ["Progress", "clock", "summary"]
 
 HEARTBEAT_SECONDS = 60.0
 """Between two lines of a run in a log file: few enough to read, often enough to see it lives."""
@@ -37,11 +33,6 @@ WORDS = {
     "anatomy": "tracing memory",
     "done": "ending",
 }
-
-
-def make_console(columns: int = COLUMNS) -> Console:
-    """Standard output, as wide as the terminal, or ``columns`` where that is a log file."""
-    return Console() if sys.stdout.isatty() else Console(width=columns)
 
 
 class Progress:

@@ -6,7 +6,6 @@ import argparse
 import functools
 import json
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,16 +14,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness import commands, launch, one_row, process
-from harness.machine import Machine
-from harness.matrix import settled
-from harness.options import add_settings, check_file, seconds
-from harness.progress import Progress, make_console
-from harness.report import derive
-from harness.resolve import project_root
+from harness import ROOT
+from harness.commands import one_row
+from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
+from harness.commands.options import add_settings, check_file, seconds
+from harness.commands.progress import Progress
+from harness.launch import launch
+from harness.report.data import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
-from harness.suite_run import Planned
+from harness.suite.run import Planned
+from harness.system import process
+from harness.system.machine import Machine
 
 __all__ = ["add_arguments", "fit_words", "train"]
 
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Train, show progress, and say where checkpoint and samples are; the exit code."""
     console = make_console()
-    folder = options.out or project_root() / "results" / "train" / commands.slug(options.recipe)
+    folder = options.out or ROOT / "results" / "train" / slug(options.recipe)
     folder = Path(folder).absolute()
     options.checkpoint = options.checkpoint or str(folder / "checkpoint")
     if given.get("ema", DEFAULTS["ema"]) and not options.samples:
@@ -77,12 +78,12 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     _, row = one_row.planned(ask, folder)
     if options.dry_run:
         print(_line(row, extra))
-        return commands.OK
+        return OK
     for name in ("samples", "trained"):
         if getattr(options, name):
             check_file(Path(getattr(options, name)), name)
     check_file(Path(options.checkpoint) / "step", "checkpoint")
-    _, row = one_row.examined(ask, folder, console)
+    _, row = one_row.checked(ask, folder, console)
     return _trained(row, extra, options, console)
 
 
@@ -124,12 +125,11 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     usual = one_row.usual(options.recipe, options.device, machine)
-    fields = {**DEFAULTS, **usual, **given}
-    return Spec(**{**fields, "data": settled(fields["data"])})
+    return Spec(**{**DEFAULTS, **usual, **given})
 
 
 def _line(row: Planned, extra: list[str]) -> str:
-    return f"{launch.display(row.resolved.spec, row.folder)} {shlex.join(extra)}"
+    return launch.display(row.resolved, row.folder, extra)
 
 
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
@@ -144,17 +144,15 @@ def _trained(row: Planned, extra: list[str], options: argparse.Namespace, consol
             row.folder,
             timeout=options.timeout,
             on_status=progress.status,
-            argv=lambda port: [*launch.command(spec, row.folder, port=port), *extra],
+            more=extra,
         )
     except process.Interrupted:
         progress.end_suite()
         print(f"interrupted; --resume goes on from {options.checkpoint}", file=sys.stderr)
-        return commands.INTERRUPTED
+        return INTERRUPTED
     progress.end_run(result)
-    result.command = _line(row, extra)
-    result.write(row.folder / "result.json")
     _tell(result, row.folder, options, console)
-    return commands.exit_code([result])
+    return exit_code([result])
 
 
 def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Console) -> None:
@@ -167,8 +165,8 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
     for name in ("checkpoint", "samples", "trained"):
         path = getattr(options, name)
         if path and os.path.exists(path):
-            console.print(Text(f"{name}: {commands.short(Path(path))}"), soft_wrap=True)
-    console.print(Text(f"log: {commands.short(folder / 'log.txt')}"), soft_wrap=True)
+            console.print(Text(f"{name}: {short(Path(path))}"), soft_wrap=True)
+    console.print(Text(f"log: {short(folder / 'log.txt')}"), soft_wrap=True)
 
 
 class _WithLoss(Progress):

@@ -14,24 +14,23 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from harness.datafacts import DataFacts
-from harness.latents import Folder
+from harness.data.latents import Folder
 from strategies.base import BadInput
+from strategies.subject import DataFacts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from harness.diffusion import Objective
-
-__all__ = ["Batch", "DataFacts", "Dataset", "Feed", "check_data", "open_data", "sample_order"]
+__all__ = ["Batch", "Dataset", "Feed", "check_data", "open_data", "sample_order", "stamp"]
 
 NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
 POOL = 256
@@ -74,11 +73,12 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def check_data(name: str) -> DataFacts:
+def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE (of a latent),
     latents:PATH, vae:SIZE or vae_small:SIZE (pixels of an image, encoded in every step).
 
-    Reads every header of a folder of latents, and no torch.
+    Reads every header of a folder of latents, or the first alone where it need not be
+    ``thorough``. No torch.
 
     Raises:
         BadInput: one line that names what is wrong and the way out.
@@ -87,10 +87,20 @@ def check_data(name: str) -> DataFacts:
     if kind == "latents":
         if not detail:
             raise BadInput("latents needs a folder; write latents:PATH")
-        return _folder_facts(Folder(detail, thorough=True))
+        return _folder_facts(Folder(detail, thorough=thorough))
     if kind in ("vae", "vae_small"):
         return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
+
+
+def stamp(name: str) -> list[tuple[str, int]]:
+    """What changes with a folder of latents: when its folders last changed. Adding, removing or
+    renaming a file does that, and reading a million files would take longer than the run."""
+    kind, _, path = name.partition(":")
+    if kind != "latents":
+        return []
+    folders = sorted(p for p in (Path(path), *Path(path).glob("*")) if p.is_dir())
+    return [(p.name, p.stat().st_mtime_ns) for p in folders]
 
 
 def open_data(name: str, device: torch.device | str) -> Dataset:
@@ -106,7 +116,7 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
         return Latents(Folder(detail, thorough=False), device)
     facts = check_data(name)
     if kind in ("vae", "vae_small"):
-        from harness.vae import Images
+        from harness.data.vae import Images
 
         return Images(kind, facts, device)
     return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
@@ -218,36 +228,38 @@ class Latents:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro batch: all that ``Objective.loss`` takes, and what the audit records.
+    """One micro batch: all that a loss is made of, and what the audit records.
 
-    ``positions``: dataset indices consumed, int64 [B], in order.
+    ``conditions``: what a prediction is given beside noisy samples and timesteps, by name: labels
+    "y" int64 [B], and "drop" bool [B], which of them are withheld. ``positions``: dataset indices
+    consumed, int64 [B], in order.
     """
 
     x: Tensor
-    y: Tensor
     t: Tensor
     noise: Tensor
-    drop: Tensor
+    conditions: Mapping[str, Tensor]
     positions: np.ndarray
 
 
 @dataclass(kw_only=True)
 class Feed:
-    """Micro batches of one process.
+    """Micro batches of one rank.
 
-    Of every global batch process ``rank`` owns the ``rank``-th of ``processes`` equal shares, cut
-    into micro batches in order.
+    Of every global batch it owns the ``share``-th of ``shares`` equal parts, cut into micro batches
+    in order. There are as many shares as the layout's data-parallel degree: ranks that work on one
+    sample together own the same. ``draw`` is the objective's: timesteps and noise from a generator.
 
     Raises:
-        ValueError: the global batch is no multiple of processes x micro_batch.
+        ValueError: the global batch is no multiple of shares x micro_batch.
     """
 
     dataset: Dataset
-    objective: Objective
+    draw: Callable[..., tuple[Tensor, Tensor]]
     seed: int
     global_batch: int
-    processes: int
-    rank: int
+    shares: int
+    share: int
     micro_batch: int
     class_dropout: float = 0.1
     device: torch.device | str = "cpu"
@@ -255,26 +267,26 @@ class Feed:
     def __post_init__(self) -> None:
         import torch
 
-        parts = self.processes * self.micro_batch
+        parts = self.shares * self.micro_batch
         if self.global_batch % parts:
             raise ValueError(
-                f"global_batch {self.global_batch} does not divide by {self.processes} "
-                f"processes x micro_batch {self.micro_batch}; use a multiple of {parts}"
+                f"global_batch {self.global_batch} does not divide by {self.shares} shares "
+                f"x micro_batch {self.micro_batch}; use a multiple of {parts}"
             )
         self._generator = torch.Generator(self.device)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
-        """This process's micro batches of optimizer step ``step`` (from 0)."""
+        """This rank's micro batches of optimizer step ``step`` (from 0)."""
         t_B, noise_BCHW, drop_B = self._chance(step)
-        share = self.global_batch // self.processes
-        begin, end = self.rank * share, (self.rank + 1) * share
+        size = self.global_batch // self.shares
+        begin, end = self.share * size, (self.share + 1) * size
         for start in range(begin, end, self.micro_batch):
             stop = start + self.micro_batch
             chosen = self._order(step, start)
             x, y = self.dataset.fetch(chosen)
             self.dataset.expect(self._order(*((step, stop) if stop < end else (step + 1, begin))))
             cut = slice(start, stop)
-            yield Batch(x, y, t_B[cut], noise_BCHW[cut], drop_B[cut], chosen)
+            yield Batch(x, t_B[cut], noise_BCHW[cut], {"y": y, "drop": drop_B[cut]}, chosen)
 
     def _order(self, step: int, start: int) -> np.ndarray:
         """Dataset indices of the micro batch that begins at ``start`` of step ``step``."""
@@ -292,6 +304,6 @@ class Feed:
         seed = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64)[0]
         self._generator.manual_seed(int(seed >> np.uint64(1)))
         shape = self.dataset.facts.sample_shape
-        t_B, noise = self.objective.draw(self._generator, self.global_batch, shape, self.device)
+        t_B, noise = self.draw(self._generator, self.global_batch, shape, self.device)
         chance_B = torch.rand(self.global_batch, generator=self._generator, device=self.device)
         return t_B, noise, chance_B < self.class_dropout

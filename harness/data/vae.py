@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.datafacts import DataFacts
+from strategies.subject import DataFacts
 
 __all__ = ["DOWNSAMPLING", "SCALE", "WIDTHS", "Images"]
 

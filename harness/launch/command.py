@@ -1,4 +1,8 @@
-"""The command line of a run and the environment it adds: all it takes to start it by hand."""
+"""The command line of a run and the environment it adds: all it takes to start it by hand.
+
+The one place where the launched command is made: whoever starts a worker with more words than a
+spec has (a portrait, a training, a trial) gives them as ``more``.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,18 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from harness import kernel
-from harness.resolve import project_root
-from harness.spec import Spec
-from strategies import parse
+from harness import ROOT
+from harness.resolve import Resolved
+from harness.system import kernel
 
-__all__ = ["command", "display", "environment", "free_port", "inherited"]
+__all__ = ["ALLOCATOR", "command", "display", "environment", "free_port", "inherited"]
 
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""glibc's: freed blocks from that size on go back to the kernel at once, so that resident size
+follows live tensors."""
 # Set in a shell or by an outer launcher, these would silently change how the processes start.
 INHERITED = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_", "PMI_", "MV2_", "MPI_")
 INHERITED_NAMES = {
@@ -25,27 +31,25 @@ INHERITED_NAMES = {
 }
 
 
-def command(spec: Spec, folder: Path, *, port: int) -> list[str]:
-    """The launcher's words, for the repository's root; port 0 lets accelerate choose a free one.
-
-    Raises:
-        ValueError: the recipe is none.
-    """
-    file = _sharding(spec).path(spec.device)
+def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] = ()) -> list[str]:
+    """The launcher's words, for the repository's root; port 0 lets accelerate choose a free one."""
+    spec, file = resolved.spec, resolved.launch.engine.file
     return [
         *_accelerate(),
         "launch",
-        *("--config_file", _relative(file)),
+        *("--config_file", _relative(file.path)),
         *("--num_processes", str(spec.processes)),
         *("--main_process_port", str(port)),
         *("-m", "harness.train"),
         *spec.arguments(),
         *("--out", _relative(folder)),
+        *more,
     ]
 
 
-def environment(spec: Spec) -> dict[str, str]:
+def environment(resolved: Resolved) -> dict[str, str]:
     """The variables that a run adds to the shell's."""
+    spec = resolved.spec
     threads = max(1, kernel.cores() // spec.processes)
     added = {
         # torchrun would give each process one thread, and a CPU Adam would crawl.
@@ -56,25 +60,14 @@ def environment(spec: Spec) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
-    if spec.device != "cpu":
-        return added
-    added |= {
-        "CUDA_VISIBLE_DEVICES": "",
-        # Freed memory goes back at once, so that resident size follows live tensors.
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "131072",
-    }
-    if _sharding(spec).launch(spec.device, spec.processes).engine == "DEEPSPEED":
-        return {**added, "DS_ACCELERATOR": "cpu"}
-    # torchrun's launch does not pass on the file's use_cpu; under DeepSpeed it must stay unset,
-    # for accelerate would silently train DDP.
-    return {**added, "ACCELERATE_USE_CPU": "true"}
+    on_cpu = {"CUDA_VISIBLE_DEVICES": "", **ALLOCATOR} if spec.device == "cpu" else {}
+    return {**added, **on_cpu, **resolved.launch.engine.environment(spec.device)}
 
 
-def display(spec: Spec, folder: Path) -> str:
+def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:
     """The line that can be pasted into a shell at the repository's root, and runs by itself."""
-    added = [f"{key}={value}" for key, value in environment(spec).items()]
-    return shlex.join(["env", *added, *command(spec, folder, port=0)])
+    added = [f"{key}={value}" for key, value in environment(resolved).items()]
+    return shlex.join(["env", *added, *command(resolved, folder, port=0, more=more)])
 
 
 def free_port() -> int:
@@ -93,10 +86,6 @@ def inherited() -> dict[str, str]:
     }
 
 
-def _sharding(spec: Spec) -> Any:
-    return parse(spec.recipe, ema=spec.ema > 0).sharding
-
-
 def _accelerate() -> list[str]:
     """The launcher beside this interpreter: another environment's would start another torch."""
     beside = Path(sys.executable).parent / "accelerate"
@@ -108,5 +97,4 @@ def _accelerate() -> list[str]:
 def _relative(path: Path) -> str:
     """``path`` from the repository's root where it lies inside it, else in full."""
     path = Path(os.path.abspath(path))
-    root = project_root()
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -10,15 +10,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import kernel, log, outcome, process, recordings, result, tree
-from harness.command import command, display, environment, free_port, inherited
-from harness.resolve import Resolved, project_root
+from harness import ROOT, result
+from harness.launch import log, outcome, recordings
+from harness.launch.command import command, display, environment, free_port, inherited
+from harness.resolve import Resolved
 from harness.result import LaunchRecord, Result
 from harness.spec import Spec
+from harness.system import kernel, process, tree
 
 __all__ = ["LaunchError", "command", "display", "environment", "free_port", "run"]
 
@@ -43,32 +45,36 @@ def run(
     *,
     timeout: float | None,
     on_status: OnStatus = lambda status: None,
+    more: Sequence[str] = (),
     argv: Argv | None = None,
 ) -> Result:
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
     ``on_status`` gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
-    second. ``argv`` replaces the command (it gets the port): tests give a worker of their own.
+    second. ``more`` are words for the worker that no spec has. ``argv`` replaces the command (it
+    gets the port): tests give a worker of their own.
 
     Raises:
         LaunchError: the folder cannot be written, or the launcher cannot be started.
         process.Interrupted: Ctrl-C or SIGTERM; the row is written as interrupted first.
     """
     spec, folder = resolved.spec, Path(folder).absolute()
-    argv = argv or (lambda port: command(spec, folder, port=port))
+    argv = argv or (lambda port: command(resolved, folder, port=port, more=more))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
         _prepare(folder)
         tree.free_stale_locks()
         port, kills, interrupt = free_port(), kernel.memory_kills(), None
         try:
-            ended = _start(argv(port), spec, folder, timeout, on_status)
+            ended = _start(argv(port), resolved, folder, timeout, on_status)
         except process.Interrupted as signalled:
             ended, interrupt = signalled.ended, signalled
         facts = _facts(spec, folder, ended, timeout, kernel.memory_kills().since(kills))
         if not (left and outcome.retryable(facts)):
             break
-    row = _row(resolved, folder, facts, started)
+    row = _row(resolved, folder, facts)
+    row.command = display(resolved, folder, more)
+    row.started = row.started or started
     row.launch = _record(ended, port)
     _write(row, folder)
     if interrupt:
@@ -77,13 +83,13 @@ def run(
 
 
 def _start(
-    argv: list[str], spec: Spec, folder: Path, timeout: float | None, on_status: OnStatus
+    argv: list[str], resolved: Resolved, folder: Path, timeout: float | None, on_status: OnStatus
 ) -> process.Ended:
     try:
         return process.run_child(
             argv,
-            cwd=project_root(),
-            env={**inherited(), **environment(spec), **_own_caches(folder / COMPILED)},
+            cwd=ROOT,
+            env={**inherited(), **environment(resolved), **_own_caches(folder / COMPILED)},
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),
@@ -185,12 +191,10 @@ def _facts(
     )
 
 
-def _row(resolved: Resolved, folder: Path, facts: outcome.Facts, started: str) -> Result:
+def _row(resolved: Resolved, folder: Path, facts: outcome.Facts) -> Result:
     """The worker's own result, or a row that says how far it came."""
     spec, finished = resolved.spec, _worker_result(folder)
     if finished:
-        finished.command = display(spec, folder)
-        finished.started = finished.started or started
         return finished
     status, reason, way_out = outcome.classify(facts)
     phase, step = outcome.where(facts)
@@ -203,10 +207,8 @@ def _row(resolved: Resolved, folder: Path, facts: outcome.Facts, started: str) -
         phase=phase,
         step=step,
         peak_so_far_bytes=_peak(facts.statuses + facts.failures) or None,
-        command=display(spec, folder),
-        started=started,
         meter="cuda" if spec.device == "cuda" else "resident",
-        parameters=resolved.parameters,
+        parameters=resolved.subject.parameters,
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         log_tail=log.tail(facts.log),

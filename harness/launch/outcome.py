@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness.log import decisive, first_match
+from harness.launch.log import decisive, first_match
 from harness.result import Status
+from strategies.advice import ways_out
 
 __all__ = ["Facts", "Outcome", "classify", "retryable", "where"]
 
@@ -251,11 +252,12 @@ def _unexplained(facts: Facts) -> Outcome:
 def _gpu(facts: Facts, reason: str, text: str) -> Outcome:
     others = re.search(r"Process (\d+) has ([\d.]+ [KMG]iB)", text)
     also = f"; process {others[1]} holds {others[2]} of the GPU as well" if others else ""
-    return Outcome(Status.GPU_OOM, reason, _less_memory(facts.recipe, host=False) + also)
+    way_out = ways_out(facts.recipe, facts.processes, host=False)
+    return Outcome(Status.GPU_OOM, reason, way_out + also)
 
 
 def _host(facts: Facts, reason: str) -> Outcome:
-    way_out = _less_memory(facts.recipe, host=True)
+    way_out = ways_out(facts.recipe, facts.processes, host=True)
     if facts.processes > 1:
         way_out += f", or fewer --processes than {facts.processes}"
     return Outcome(Status.HOST_OOM, reason, way_out)
@@ -266,24 +268,6 @@ def _shared_memory(line: str) -> Outcome:
     bus = re.search("SIGBUS|Bus error", line)
     what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
     return Outcome(Status.FAILED, f"{what}: {line}", way_out)
-
-
-def _less_memory(recipe: str, *, host: bool) -> str:
-    """What the recipe has not tried yet, the cheapest first."""
-    names = [word.partition(":")[0] for word in recipe.split("+")]
-    sharding, ways = names[0], []
-    if "checkpoint" not in names:
-        ways.append("add checkpoint (recomputes activations)")
-    if "accumulate" not in names:
-        ways.append("feed less at once with accumulate:steps=2")
-    if host and sharding.endswith("_offload"):
-        ways.append("use zero3 without offload, or zero3_nvme")
-    elif not host and sharding in ("single", "ddp", "zero1", "zero2"):
-        ways.append("shard more with zero3")
-    elif not host and sharding == "zero3":
-        ways.append("use zero3_offload")
-    ways.append("a smaller --global-batch")
-    return ", or ".join(ways)
 
 
 def _way_out(text: str) -> str:

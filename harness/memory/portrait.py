@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.memory.categories import INFERENCE, MEASURED
 from harness.result import BadResult, build, write_json
 
-__all__ = ["CATEGORIES", "Kept", "Lump", "OpCost", "Point", "Portrait", "Timeline", "load"]
+__all__ = ["Kept", "Lump", "OpCost", "Point", "Portrait", "Timeline", "load"]
 
 SCHEMA = 1
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
-INFERENCE = ("parameters", "activations", "workspace")
-"""What a process that only infers holds."""
 
 
 @dataclass(kw_only=True)
@@ -41,7 +39,7 @@ class Timeline:
         """Bytes at the highest instant."""
         return sum(self.at_peak().values())
 
-    def at_peak(self, among: Sequence[str] = CATEGORIES) -> dict[str, int]:
+    def at_peak(self, among: Iterable[str] = MEASURED) -> dict[str, int]:
         """Bytes of each category where they, taken together, are highest."""
         totals = [sum(v) for v in zip(*(self.bytes[name] for name in among), strict=True)]
         at = totals.index(max(totals))

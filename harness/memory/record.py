@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from harness.memory.categories import CATEGORIES, measured, measured_name
 from harness.result import Categories
 
-__all__ = ["CATEGORIES", "Block", "Held", "Instant", "Record", "as_measured", "peak", "phase_peaks"]
-
-CATEGORIES = {
-    "parameters": "weights as this rank stores them (its share, and low-precision copies)",
-    "gathered": "weights of other ranks, gathered for the blocks at work",
-    "gradients": "gradients, whole or this rank's share",
-    "optimizer_state": "moments, and the float32 master weights of ZeRO",
-    "ema": "the averaged weights",
-    "activations": "kept by forward for backward",
-    "recomputed": "activations computed again in backward",
-    "autocast": "low-precision copies of float32 weights",
-    "buckets": "communication buckets",
-    "temporaries": "everything else: intermediate results, the optimizer's, kernel scratch",
-}
-"""Category -> what it holds. The anatomy of a measured run has fewer: see ``as_measured``."""
-
-MEASURED = {
-    "parameters": ("parameters", "gathered"),
-    "gradients": ("gradients",),
-    "optimizer_state": ("optimizer_state",),
-    "ema": ("ema",),
-    "activations": ("activations", "autocast"),
-    "workspace": ("temporaries", "recomputed"),
-}
+__all__ = [
+    "Held",
+    "Instant",
+    "Record",
+    "Storage",
+    "as_measured",
+    "peak",
+    "phase_peaks",
+    "running",
+    "step_categories",
+]
 
 
 @dataclass(slots=True)
-class Block:
-    """One storage. ``category`` is None until something says what it is."""
+class Storage:
+    """One storage of tensors. ``category`` is None until something says what it is; ``op`` made
+    it, at the source line ``site`` where sites are looked up."""
 
     size: int
     pool: str
@@ -59,15 +49,15 @@ class Block:
 class Record:
     """A trace: storages, their (+1 made, -1 freed) events in order, and where phases begin."""
 
-    blocks: list[Block]
+    storages: list[Storage]
     events: list[tuple[int, int]]
     marks: list[tuple[int, str]]
 
     def pool_events(self, pool: str) -> Iterator[tuple[int, int, int]]:
-        """(sign, block, bytes) of one pool, in order."""
+        """(sign, storage, bytes) of one pool, in order."""
         for sign, index in self.events:
-            if self.blocks[index].pool == pool:
-                yield sign, index, self.blocks[index].size
+            if self.storages[index].pool == pool:
+                yield sign, index, self.storages[index].size
 
     def phases(self) -> list[tuple[str, int, int]]:
         """(phase, first event, event behind the last), in order."""
@@ -107,19 +97,18 @@ def peak(record: Record, pool: str, first: int = 0, last: int | None = None) -> 
         return Instant(bytes=0, phase="", op="", site="", categories={}, held=[])
     at, live = first + totals.index(best), set()
     for sign, index in record.events[: at + 1]:
-        if record.blocks[index].pool == pool:
+        if record.storages[index].pool == pool:
             (live.add if sign > 0 else live.discard)(index)
     return _instant(record, best, at, live)
 
 
-def running(record: Record, pool: str) -> list[int]:
-    """Bytes that ``pool`` holds after each event."""
-    found, total = [], 0
-    for sign, index in record.events:
-        block = record.blocks[index]
-        total += sign * block.size if block.pool == pool else 0
-        found.append(total)
-    return found
+def running(record: Record, pool: str, wanted: Container[str] | None = None) -> list[int]:
+    """Bytes that ``pool`` holds after each event; of the ``wanted`` categories alone if given."""
+    sizes = [
+        s.size if s.pool == pool and (wanted is None or s.kind in wanted) else 0
+        for s in record.storages
+    ]
+    return list(itertools.accumulate(sign * sizes[index] for sign, index in record.events))
 
 
 def phase_peaks(record: Record, pool: str) -> dict[str, int]:
@@ -131,17 +120,19 @@ def phase_peaks(record: Record, pool: str) -> dict[str, int]:
 
 
 def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
-    blocks = [record.blocks[index] for index in live]
+    storages = [record.storages[index] for index in live]
     sums: Counter[str] = Counter()
     groups: dict[tuple[str, str, str, str], list[int]] = {}
-    for block in blocks:
-        sums[block.kind] += block.size
-        groups.setdefault((block.kind, block.op, block.site, block.phase), []).append(block.size)
+    for storage in storages:
+        sums[storage.kind] += storage.size
+        groups.setdefault((storage.kind, storage.op, storage.site, storage.phase), []).append(
+            storage.size
+        )
     held = [
         Held(category=k, op=op, site=site, phase=phase, count=len(sizes), bytes=sum(sizes))
         for (k, op, site, phase), sizes in groups.items()
     ]
-    last = record.blocks[record.events[at][1]]
+    last = record.storages[record.events[at][1]]
     phase = next((name for name, a, b in record.phases() if a <= at < b), last.phase)
     return Instant(
         bytes=size,
@@ -153,12 +144,16 @@ def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
     )
 
 
-def as_measured(instant: Instant, *, deepspeed: bool) -> Categories:
-    """The same instant in the words of a measured run's anatomy.
-
-    DeepSpeed's buckets hold gradients on their way to their owners, and are counted as gradients
-    there; DDP's are a second copy beside the gradients, and are workspace.
-    """
-    sums = {k: sum(instant.categories.get(n, 0) for n in names) for k, names in MEASURED.items()}
-    sums["gradients" if deepspeed else "workspace"] += instant.categories.get("buckets", 0)
+def as_measured(instant: Instant, buckets: str) -> Categories:
+    """The same instant in the words of a measured run; ``buckets`` is the engine's."""
+    sums = measured(instant.categories, buckets)
     return Categories(**sums, phase=instant.phase, where=instant.op)
+
+
+def step_categories(record: Record, pool: str, buckets: str) -> Categories:
+    """What lived at the fullest instant of ``pool``, in the words of a measured run."""
+    beyond = {"activations", "workspace"}
+    wanted = {name for name in CATEGORIES if measured_name(name, buckets) in beyond}
+    found = as_measured(peak(record, pool), buckets)
+    found.beyond_state = max(running(record, pool, wanted), default=0)
+    return found

@@ -1,4 +1,4 @@
-"""Common GPUs: memory, bandwidths and peaks, from ``gpus.json``. No torch."""
+"""Common GPUs: memory, bandwidths and peaks, from ``cards.json``. No torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from strategies.base import BadInput
 from strategies.recipe import nearest
 
-__all__ = ["Gpu", "find", "named", "of_size", "parse_bytes", "table"]
+__all__ = ["Card", "find", "named", "of_size", "parse_bytes", "table"]
 
-TABLE = Path(__file__).with_name("gpus.json")
+TABLE = Path(__file__).with_name("cards.json")
 UNITS = {"gib": 2**30, "g": 2**30, "gb": 10**9, "mib": 2**20, "m": 2**20, "mb": 10**6, "": 2**30}
 COLUMNS = {
     "float16": "fp16_tflops",
@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Card:
     """One card. Bytes, bytes a second (each direction), dense FLOP a second.
 
     ``memory_bytes``: what CUDA reports as the device's total. Bandwidths are of its memory, of
@@ -65,11 +65,11 @@ class Gpu:
 
 
 @functools.cache
-def table() -> dict[str, Gpu]:
+def table() -> dict[str, Card]:
     """Name -> card."""
     rows = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
     return {
-        row["name"]: Gpu(
+        row["name"]: Card(
             name=row["name"],
             pattern=row["pattern"],
             device=row["device"],
@@ -86,7 +86,7 @@ def table() -> dict[str, Gpu]:
     }
 
 
-def find(name: str) -> Gpu:
+def find(name: str) -> Card:
     """The card of that name, however it is spelled.
 
     Raises:
@@ -105,7 +105,7 @@ def find(name: str) -> Gpu:
     raise BadInput(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
 
 
-def named(device: str) -> Gpu | None:
+def named(device: str) -> Card | None:
     """The card that calls itself ``device``, as nvidia-smi and torch say it; None if unknown.
 
     A MIG slice is none of them: it has a share of its card's units and memory.
@@ -116,12 +116,12 @@ def named(device: str) -> Gpu | None:
     return next(found, None)
 
 
-def of_size(size: int) -> Gpu:
+def of_size(size: int) -> Card:
     """A card known by its memory alone: the speed of the table's nearest in size, and nothing of
     what that one can or cannot do."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
     size_only = {"memory_bytes": size, "like": like.name, "capability": None}
-    return Gpu(**{**vars(like), "name": f"{size / 2**30:.4g} GiB", **size_only})
+    return Card(**{**vars(like), "name": f"{size / 2**30:.4g} GiB", **size_only})
 
 
 def parse_bytes(text: str) -> int:

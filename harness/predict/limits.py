@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strategies.base import Strategy
+from strategies.strategy import Strategy
 
 __all__ = ["LIMITS", "NoTrace", "why"]
 

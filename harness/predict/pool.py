@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from harness import command, kernel
-from harness.predict import closed_form
+from harness import ROOT
+from harness.launch import command
+from harness.launch.sources import PREDICTED, digest
 from harness.predict.attention import USUAL
-from harness.predict.prediction import Prediction, load
-from harness.resolve import Resolved, project_root
+from harness.predict.prediction import Prediction, load, none
+from harness.resolve import Resolved
+from harness.subjects import from_file
+from harness.system import kernel
+from harness.system.probe import version
 
 __all__ = ["TIMEOUT", "cached", "default_folder", "path_of", "predict_all"]
 
@@ -32,14 +36,15 @@ WORKER_BYTES = 2 * 2**30
 
 def default_folder() -> Path:
     """Where ``plan`` keeps predictions."""
-    return project_root() / "results" / "predictions"
+    return ROOT / "results" / "predictions"
 
 
 def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
     """The file of a prediction: named by the spec, the kind of card (``attention``), the code and
     the versions that made it."""
     place = kind if resolved.spec.device == "cuda" else "cpu"
-    return folder / f"{resolved.spec.key}-{place}-{_code()}.json"
+    own = from_file.identity(resolved.spec.model)
+    return folder / f"{resolved.spec.key}-{place}-{_code()}{own}.json"
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
@@ -50,20 +55,8 @@ def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | 
 @functools.cache
 def _code() -> str:
     """A short hash of the sources that decide a prediction, and of the libraries' versions."""
-    from importlib import metadata
-
-    root, digest = project_root(), hashlib.sha256()
-    for part in ("harness", "strategies", "launch_configs"):
-        skipped = root / "harness" / "report"
-        for path in sorted((root / part).rglob("*")):
-            if path.suffix in (".py", ".yaml", ".json") and skipped not in path.parents:
-                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    for name in ("torch", "accelerate", "deepspeed"):
-        try:
-            digest.update(metadata.version(name).encode())
-        except metadata.PackageNotFoundError:
-            digest.update(b"none")
-    return digest.hexdigest()[:10]
+    versions = [str(version(name)) for name in ("torch", "accelerate", "deepspeed")]
+    return hashlib.sha256("".join([digest(PREDICTED), *versions]).encode()).hexdigest()[:10]
 
 
 def predict_all(
@@ -111,19 +104,14 @@ def default_jobs() -> int:
 def _one(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Prediction:
     """One worker; its prediction is kept if it is a trace."""
     if resolved.refusal:
-        return Prediction(
-            recipe=str(resolved.recipe),
-            device=resolved.spec.device,
-            method="none",
-            reason=f"refused: {resolved.refusal}",
-        )
+        return none(resolved, f"refused: {resolved.refusal}")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         out = Path(scratch) / "prediction.json"
         reason, fault = _run(resolved, Path(scratch), out, kind, timeout)
         found = load(out)
     if found is None:
-        return closed_form.fallback(resolved, reason, fault)
+        return none(resolved, reason, fault)
     found = dataclasses.replace(found, seconds_taken=time.monotonic() - began)
     if found.method == "trace":
         # A folder that cannot be written costs the next plan its time, no more.
@@ -142,7 +130,7 @@ def _run(
     env = {**command.inherited(), "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
     try:
         ended = subprocess.run(
-            words, cwd=project_root(), env=env, timeout=timeout, capture_output=True, text=True
+            words, cwd=ROOT, env=env, timeout=timeout, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired:
         return f"not done after {timeout:.0f} s", ""
@@ -153,7 +141,7 @@ def _run(
 
 
 def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(project_root()), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -13,34 +13,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.predict.peak import Held, Instant
+from harness.memory.record import Held, Instant
 from harness.predict.roofline import Work
+from harness.resolve import Resolved
 from harness.result import write_json
 
-__all__ = ["MARGIN", "SCHEMA", "Prediction", "load"]
+__all__ = ["SCHEMA", "Prediction", "load", "none"]
 
 SCHEMA = 1
-MARGIN = 1.05
-"""What a closed form is held to be off by, at the most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Bytes of one rank.
 
-    ``method``: "trace" (the real step, on tensors without storage), "closed form" (formulas; the
-    trace failed for ``reason``; ``fault`` is what a library raised or printed) or "none".
+    ``method``: "trace" (the real step, on tensors without storage) or "none", for ``reason``, where
+    ``fault`` is what a library raised or printed.
     ``peak`` is of the whole training, set-up included, ``steady`` of a later step; ``phases`` has
     the peak of each. ``host`` (of the whole training) and ``host_steady`` are of host memory, for
     a GPU; ``nvme`` is what is swapped.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
     limit under which the same allocations still succeed; None without a GPU. ``attention`` names
-    the kernels of torch's attention that ran in a trace.
+    the kernels of torch's attention that ran in a trace, ``buckets`` the category in which a
+    measured step counts the engine's communication buckets.
     """
 
     recipe: str
     device: str
     method: str
+    buckets: str = "workspace"
     reason: str = ""
     fault: str = ""
     peak: Instant | None = None
@@ -53,7 +54,6 @@ class Prediction:
     reserved: int | None = None
     reserved_expandable: int | None = None
     least: int | None = None
-    closed_form: int | None = None
     work: list[Work] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -65,11 +65,22 @@ class Prediction:
         """The predicted peak of live tensors on the device: allocated, where that is known."""
         if self.allocated is not None:
             return self.allocated
-        return self.peak.bytes if self.peak else self.closed_form
+        return self.peak.bytes if self.peak else None
 
     def write(self, path: Path) -> None:
         """Write atomically."""
         write_json(path, dataclasses.asdict(self), durable=False)
+
+
+def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
+    """No prediction: ``reason`` is for a person, ``fault`` what was raised or printed."""
+    return Prediction(
+        recipe=str(resolved.recipe),
+        device=resolved.spec.device,
+        method="none",
+        reason=reason,
+        fault=fault,
+    )
 
 
 def load(path: Path) -> Prediction | None:
@@ -82,6 +93,9 @@ def load(path: Path) -> Prediction | None:
 
 
 def _from(data: dict[str, Any]) -> Prediction:
+    data.pop("closed_form", None)  # of a version that had formulas as well
+    # Of a version whose engines did not say it: there were DeepSpeed's and DDP's.
+    data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
     for name in ("peak", "steady", "host", "host_steady"):
         data[name] = _instant(data.get(name))
     data["work"] = [Work(**one) for one in data.get("work", [])]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.predict.gpus import Gpu
+from harness.predict.cards import Card
 
 __all__ = ["Seconds", "Work", "seconds"]
 
@@ -60,7 +60,7 @@ class Seconds:
         return sum(share * getattr(self, part) for part, share in SPREAD.items())
 
 
-def seconds(work: Sequence[Work], gpu: Gpu, processes: int, tf32: bool = False) -> Seconds:
+def seconds(work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``."""
     compute = sum(_compute(w, gpu, tf32) for w in work)
     backward = sum(_compute(w, gpu, tf32) for w in work if w.phase == "backward")
@@ -73,7 +73,7 @@ def seconds(work: Sequence[Work], gpu: Gpu, processes: int, tf32: bool = False) 
     )
 
 
-def _compute(w: Work, gpu: Gpu, tf32: bool) -> float:
+def _compute(w: Work, gpu: Card, tf32: bool) -> float:
     if w.kind not in ("product", "attention", "memory"):
         return 0.0
     share = ATTENTION if w.kind == "attention" else PRODUCTS
@@ -82,13 +82,13 @@ def _compute(w: Work, gpu: Gpu, tf32: bool) -> float:
     return w.count * max(by_flops, by_bytes, LAUNCH)
 
 
-def _collective(w: Work, gpu: Gpu, processes: int) -> float:
+def _collective(w: Work, gpu: Card, processes: int) -> float:
     """Ring: every rank sends (n - 1) / n of the bytes."""
     bandwidth = gpu.link_bandwidth if processes <= NODE else gpu.network_bandwidth
     return w.count * (COLLECTIVE + w.bytes * (processes - 1) / processes / bandwidth)
 
 
-def _offload(w: Work, gpu: Gpu) -> float:
+def _offload(w: Work, gpu: Card) -> float:
     rate = {
         "transfer": gpu.host_bandwidth,
         "host": HOST_BANDWIDTH,

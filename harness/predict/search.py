@@ -1,4 +1,4 @@
-"""The inverse of a plan: the largest micro batch, or the largest DiT, that a card can train.
+"""The inverse of a plan: the largest micro batch, or the largest model, that a card can train.
 
 Memory grows almost in a straight line with the samples, and with a model's parameters: a few
 predictions bracket the answer. The one that is named was predicted to fit; where the next larger
@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import presets
-from harness.predict import attention, fit, pool
-from harness.predict.fit import Fit
-from harness.predict.gpus import Gpu
+from harness.predict import attention, pool, verdict
+from harness.predict.cards import Card
+from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
+from strategies.base import BadInput
 
-__all__ = ["Largest", "ladder", "largest_batch", "largest_model"]
+__all__ = ["Largest", "largest_batch", "largest_model"]
 
 TRIES = 10
 MOST = 4096
-HEAD = 72
-"""Width of a head of the models searched, as DiT-XL's."""
 LEAP = 16
 """How many times larger than what is known to fit a next try may be: lines bend."""
 
@@ -57,7 +55,7 @@ class Ladder:
 
 
 def largest_batch(
-    asked: Sequence[Resolved], gpu: Gpu, folder: Path, jobs: int, progress: Any
+    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any
 ) -> list[Largest]:
     """The largest micro batch of each recipe, at the same processes and accumulation."""
 
@@ -75,39 +73,34 @@ def batch_name(resolved: Resolved) -> str:
     return f"micro batch {resolved.micro_batch}"
 
 
-def ladder(patch: int = 2) -> list[presets.Shape]:
-    """DiTs of growing depth and width, in the proportions of DiT-XL (28 deep, 1152 wide)."""
-    found = []
-    for heads in range(2, 129):
-        width = heads * HEAD
-        depth = max(2, round(28 * width / 1152))
-        if width % 4 == 0:
-            found.append(presets.Shape(depth, width, heads, patch))
-    return found
-
-
 def largest_model(
-    asked: Sequence[Resolved], gpu: Gpu, folder: Path, jobs: int, progress: Any
+    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any
 ) -> list[Largest]:
-    """The largest DiT of each recipe, depth and width scaled together, at the same batch."""
-    shapes = ladder(asked[0].shape.patch_size)
+    """The largest of the models that differ from the one asked for in size alone, at the same
+    batch.
+
+    Raises:
+        BadInput: no such models are known.
+    """
+    models = asked[0].subject.sizes_up()
+    if not models:
+        model = asked[0].spec.model
+        raise BadInput(f"model {model} comes in one size; take --largest batch, or a DiT")
 
     def at(resolved: Resolved, index: int) -> Resolved:
-        shape = shapes[index]
-        sizes = f"depth={shape.depth},hidden={shape.hidden_size},heads={shape.num_heads}"
-        model = f"DiT-XL/2:{sizes},patch={shape.patch_size}"
-        return resolve(dataclasses.replace(resolved.spec, model=model))
+        return resolve(dataclasses.replace(resolved.spec, model=models[index][0]))
 
-    weights = [float(presets.trainable_count(shape)) for shape in shapes]
-    models = Ladder(weights=weights, at=at, named=model_name)
-    return _search(asked, models, gpu, folder, jobs, progress)
+    weights = [float(parameters) for _, parameters in models]
+    return _search(
+        asked, Ladder(weights=weights, at=at, named=model_name), gpu, folder, jobs, progress
+    )
 
 
 def model_name(resolved: Resolved) -> str:
     """The size of a row of ``largest_model``, with its millions of parameters."""
-    shape = resolved.shape
-    count = presets.trainable_count(shape) / 1e6
-    return f"depth {shape.depth}, width {shape.hidden_size} ({count:.0f} M)"
+    subject = resolved.subject
+    size, count = subject.dimensions, subject.sizes.total / 1e6
+    return f"depth {size.depth}, width {size.width} ({count:.0f} M)"
 
 
 @dataclass
@@ -125,11 +118,11 @@ class _State:
 
 
 def _search(
-    asked: Sequence[Resolved], sizes: Ladder, gpu: Gpu, folder: Path, jobs: int, progress: Any
+    asked: Sequence[Resolved], sizes: Ladder, gpu: Card, folder: Path, jobs: int, progress: Any
 ) -> list[Largest]:
     """Rounds of one prediction for each recipe whose bracket is open."""
     top = len(sizes.weights)
-    states = [_State(-1, top, stopped=fit.lack_of(one, gpu)) for one in asked]
+    states = [_State(-1, top, stopped=verdict.lack_of(one, gpu)) for one in asked]
     kind = attention.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
@@ -139,7 +132,7 @@ def _search(
         found = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
         progress.end()
         for i, index, row, prediction in zip(active, tries, rows, found, strict=True):
-            _narrow(states[i], index, fit.judge(row, prediction, gpu), sizes.named(row))
+            _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
     return [_answer(*pair) for pair in zip(asked, states, strict=True)]
 
 

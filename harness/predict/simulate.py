@@ -8,30 +8,32 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from harness import anatomy, setup
-from harness.loop import Log, Run, optimizer_step
-from harness.predict import nvme, storageless, workspace, world
+from harness.memory.record import Record, peak, phase_peaks
+from harness.memory.tracer import following
+from harness.predict import workspace, world
 from harness.predict.allocator import replay
 from harness.predict.attention import USUAL, of_operations
 from harness.predict.cudalike import cuda_like
 from harness.predict.limits import NoTrace
-from harness.predict.peak import Record, peak, phase_peaks
 from harness.predict.prediction import Prediction
-from harness.predict.replicas import replicas_for
 from harness.predict.shortcuts import Shortcuts, stays_in_backward
-from harness.predict.trace import Tracer
+from harness.predict.storageless import storageless
+from harness.predict.trace import StoragelessTracer
 from harness.predict.work import Counter
 from harness.resolve import Resolved
+from harness.worker import setup
+from harness.worker.loop import Log, Run, optimizer_step
+from strategies.engine import Imitation
 
 __all__ = ["simulate", "trace_training"]
 
+NVME = "nvme"
 STEPS = 2
 """Optimizer steps traced: the first makes the optimizer's state, the second is every later one."""
 
@@ -47,50 +49,49 @@ def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
 
 def trace_training(
     resolved: Resolved, steps: int = STEPS, kind: str = USUAL
-) -> tuple[Tracer, Counter, int]:
+) -> tuple[StoragelessTracer, Counter, int]:
     """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
-    on_gpu = resolved.spec.device == "cuda"
-    device, host = (world.GPU, "cpu") if on_gpu else ("cpu", "cpu")
-    counter = Counter(device, host)
-    tracer = Tracer(
-        {device: "device", **({"cpu": "host"} if on_gpu else {})},
-        temporary=kernel_scratch if on_gpu else gloo_scratch,
-        witness=counter.see,
-    )
+    imitation, counter = resolved.launch.engine.imitation(), _counter(resolved)
+    tracer = _tracer(resolved, imitation, counter)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(world.world(resolved))
-        for patch in _patches(resolved, tracer, counter):
-            stack.enter_context(patch)
-        if on_gpu:
+        stack.enter_context(world.world(resolved, imitation))
+        for stand_in in (storageless(), *imitation.stand_ins(tracer)):
+            stack.enter_context(stand_in)
+        if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
         stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
-        run, first = _prepare(resolved, tracer), 0
-        swapped = nvme.Swapped(resolved, tracer, run) if nvme.is_used(resolved) else None
+        run, first = _prepare(resolved, imitation, tracer), 0
+        finish = imitation.prepared(run.trained, tracer)
         for step in range(steps):
             first = _step(run, step, tracer, counter)
-        if swapped:
-            swapped.finish(counter)
+        finish()
     return tracer, counter, first
 
 
-def _patches(resolved: Resolved, tracer: Tracer, counter: Counter) -> list[Any]:
-    def reduced(size: int) -> None:
-        counter.add("backward", "overlapped", "", 0, 2 * size)
-
-    def stepped(size: int) -> None:
-        counter.add("optimizer", "host", "", 0, size)
-
-    replicas = replicas_for(tracer, reduced)
-    return [
-        storageless.storageless(resolved.launch.engine == "DEEPSPEED", stepped),
-        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", replicas),
-    ]
+def _counter(resolved: Resolved) -> Counter:
+    return Counter(world.GPU if resolved.spec.device == "cuda" else "cpu", "cpu")
 
 
-def _prepare(resolved: Resolved, tracer: Tracer) -> Run:
-    accelerator = world.make_accelerator(resolved)
+def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> StoragelessTracer:
+    """Without a GPU the host is the device; with one both are followed."""
+    on_gpu = resolved.spec.device == "cuda"
+
+    def moved(phase: str, kind: str, size: int) -> None:
+        counter.add(phase, kind, "", 0, size)
+
+    return StoragelessTracer(
+        {world.GPU: "device", "cpu": "host"} if on_gpu else {"cpu": "device"},
+        temporary=kernel_scratch if on_gpu else gloo_scratch,
+        witness=counter.see,
+        moved=moved,
+        shapes_in=imitation.shapes_in,
+    )
+
+
+def _prepare(resolved: Resolved, imitation: Imitation, tracer: StoragelessTracer) -> Run:
+    accelerator = world.make_accelerator(resolved, imitation)
     feed = setup.build_feed(resolved, accelerator)
     if resolved.spec.device == "cpu":
         # A resident meter's baseline holds the data already.
@@ -99,28 +100,15 @@ def _prepare(resolved: Resolved, tracer: Tracer) -> Run:
     return setup.prepare(resolved, feed, accelerator, scratch, tracer.enter)
 
 
-def _step(run: Run, step: int, tracer: Tracer, counter: Counter) -> int:
+def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> int:
     """One optimizer step under the eyes of both; the event at which it began."""
     gc.collect()  # what only cycles keep alive would die at any moment
-    tracer.tag_known(run.trained)
+    tracer.know(run.trained)
     counter.begin()
     first = len(tracer.record.events)
-    parameters = [p for p in run.trained.module.parameters() if p.requires_grad]
-
-    def arrived(gradient: torch.Tensor) -> None:
-        tracer.tag("gradients", [gradient])
-
-    def enter(phase: str) -> None:
-        tracer.enter(phase)
-        if phase == "optimizer":
-            tracer.tag_gradients(run.trained)
-
-    handles = [p.register_hook(arrived) for p in parameters]
-    with anatomy.phase_marks(run.trained, enter), must_step():
+    with following(tracer, run.trained), must_step():
         optimizer_step(run, step, Log())
-    for handle in handles:
-        handle.remove()
-    tracer.tag_known(run.trained)
+    tracer.know(run.trained)
     return first
 
 
@@ -167,15 +155,16 @@ def summary(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
         method="trace",
+        buckets=resolved.launch.engine.buckets,
         # What the data took while it was opened is over before the training begins.
         peak=peak(record, "device", record.marks[0][0]),
         steady=peak(record, "device", steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from) if on_gpu else None,
-        nvme=sum(b.size for b in record.blocks if b.pool == nvme.POOL and b.freed_in is None),
+        nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),
         phases=phase_peaks(record, "device"),
         work=counter.work(),
-        attention=of_operations(block.op for block in record.blocks) if on_gpu else [],
+        attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],
         **(_allocator(record) if on_gpu else {}),
         **more,
     )

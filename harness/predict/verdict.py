@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.doctor import card_lacks
 from harness.predict.attention import WORDS, preferred
-from harness.predict.gpus import Gpu
-from harness.predict.prediction import MARGIN, Prediction
+from harness.predict.cards import Card
+from harness.predict.prediction import Prediction
 from harness.predict.roofline import NODE, Seconds, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
+from harness.system.requirements import card_lacks
 
 __all__ = ["Fit", "assumed", "cannot", "fastest", "judge", "lack_of", "lacking", "nearest"]
 
@@ -27,7 +27,7 @@ class Fit:
 
     resolved: Resolved
     prediction: Prediction
-    gpu: Gpu
+    gpu: Card
     verdict: str
     need_bytes: int | None
     least_bytes: int | None
@@ -55,7 +55,7 @@ class Fit:
         return self.resolved.spec.global_batch / self.seconds.total if self.seconds else None
 
 
-def judge(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Fit:
+def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     """Set a prediction against a card."""
     need, least = _needs(resolved, prediction, gpu)
     if need is None:
@@ -76,19 +76,19 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Fit:
     )
 
 
-def lack_of(resolved: Resolved, gpu: Gpu) -> str:
+def lack_of(resolved: Resolved, gpu: Card) -> str:
     """What a recipe needs of a card and ``gpu`` is too old for, with the way out; or nothing."""
     lack = card_lacks(resolved.needs, gpu.name, gpu.capability)
     return f"{lack.reason} -> {lack.way_out}" if lack else ""
 
 
-def cannot(resolved: Resolved, gpu: Gpu, lack: str) -> Fit:
+def cannot(resolved: Resolved, gpu: Card, lack: str) -> Fit:
     """A recipe that a card cannot run: nothing is predicted."""
     nothing = Prediction(recipe=str(resolved.recipe), device="cuda", method="none", reason=lack)
     return dataclasses.replace(judge(resolved, nothing, gpu), verdict="cannot", lack=lack)
 
 
-def assumed(gpu: Gpu) -> str:
+def assumed(gpu: Card) -> str:
     """What a plan takes for granted of the card: its kernels of attention; or that it is taken for
     one that can run everything."""
     how = WORDS[preferred(gpu.capability)]
@@ -109,13 +109,11 @@ def lacking(fits: Sequence[Fit]) -> list[str]:
     return [f"Cannot run: {', '.join(labels)}: {lack}" for lack, labels in found.items()]
 
 
-def _needs(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> tuple[int | None, int | None]:
+def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> tuple[int | None, int | None]:
     """(comfortably, at the least) what a card must have: the allocator's reserve and the rest."""
     beside = standing(gpu, resolved.spec.processes).total
     if prediction.reserved is not None:
         return prediction.reserved + beside, prediction.least + beside
-    if prediction.closed_form is not None:
-        return int(prediction.closed_form * MARGIN) + beside, None
     return None, None
 
 
@@ -125,7 +123,7 @@ def _host(resolved: Resolved, prediction: Prediction) -> int | None:
     return prediction.host.bytes * min(NODE, resolved.spec.processes)
 
 
-def _seconds(resolved: Resolved, prediction: Prediction, gpu: Gpu) -> Seconds | None:
+def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds | None:
     if not prediction.work:
         return None
     tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)

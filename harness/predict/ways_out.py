@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness import matrix
-from harness.predict import fit
-from harness.predict.fit import Fit
+from harness.predict import verdict
+from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies import parse
+from strategies.advice import lighter
 from strategies.base import BadInput, Slot
 
 __all__ = ["Ask", "Ways", "seek"]
@@ -24,17 +24,6 @@ Ask = Callable[[list[Resolved], str], list[Fit]]
 Edit = dict[Slot, str]
 """Places of a recipe -> the part that is to fill them."""
 
-SHARDINGS = {
-    "single": ("zero2", "zero3"),
-    "ddp": ("zero1", "zero2", "zero3"),
-    "zero1": ("zero2", "zero3"),
-    "zero2": ("zero3", "zero2_offload"),
-    "zero2_offload": ("zero3_offload",),
-    "zero3": ("zero3_offload",),
-}
-"""Sharding -> what holds less on a GPU, the faster first."""
-ALONE = ("zero2_offload", "zero3_offload")
-"""The same for one GPU, which has nobody to share with."""
 EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
 RECOMPUTED = ("activations", "autocast", "temporaries")
 GROWING = ("activations", "recomputed", "temporaries")
@@ -64,7 +53,7 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
 
     First one part changed at a time, then ever more together, then more GPUs: until one fits.
     """
-    close = fit.nearest(fits)
+    close = verdict.nearest(fits)
     if close is None or any(one.fits for one in fits):
         return None
     known = {_key(one.resolved) for one in fits}
@@ -75,8 +64,8 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
         tried += ask(list(_new(rows, known)), "None fits; what else might: ")
         if any(one.fits for one in tried):
             return Ways(tried=tried)
-    sharded = [one for one in (close, *tried) if one.resolved.launch.zero_stage]
-    least = fit.nearest(sharded)
+    sharded = [one for one in (close, *tried) if "shards" in one.resolved.launch.traits]
+    least = verdict.nearest(sharded)
     rows = list(_on_more_gpus(least.resolved)) if least else []
     return Ways(tried=tried, wider=ask(rows, "None of these fits; on more GPUs: "))
 
@@ -101,7 +90,7 @@ def _changed(row: Resolved, edit: Edit, processes: int) -> Resolved | None:
     parts = {part.slot: str(part) for part in row.recipe.strategies}
     try:
         recipe = parse("+".join({**parts, **edit}.values()))
-        ranks = 1 if matrix.is_single(recipe, "cuda") else processes
+        ranks = 1 if recipe.alone("cuda") else processes
         spec = dataclasses.replace(row.spec, recipe=recipe.text, processes=ranks)
         changed = resolve(spec)
     except BadInput:
@@ -177,7 +166,8 @@ def _smaller_batch(row: Resolved) -> Edit:
 
 
 def _offloaded(row: Resolved) -> Edit:
-    return {Slot.SHARD: "zero3_offload"} if row.launch.offload_param == "none" else {}
+    on_device = row.launch.engine.place("parameters") == "device"
+    return {Slot.SHARD: "zero3_offload"} if on_device else {}
 
 
 def _plain(row: Resolved, slot: Slot, text: str) -> bool:
@@ -186,9 +176,8 @@ def _plain(row: Resolved, slot: Slot, text: str) -> bool:
 
 
 def _shardings(row: Resolved, processes: int) -> Iterator[Edit]:
-    name = row.recipe.sharding.name
-    more = SHARDINGS.get(name, ()) if processes > 1 else ALONE
-    yield from ({Slot.SHARD: other} for other in more if other != name)
+    for name in lighter(row.recipe.sharding.name, processes):
+        yield {Slot.SHARD: name}
 
 
 def _recomputing(row: Resolved) -> Edit:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from harness.free_ops import is_free
+from harness.memory.free_ops import is_free
 from harness.predict.roofline import Work
 
 __all__ = ["Counter"]

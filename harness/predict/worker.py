@@ -16,32 +16,31 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.predict import closed_form, limits
+from harness.predict import limits
 from harness.predict.attention import USUAL
-from harness.predict.prediction import Prediction
-from harness.process import die_with_parent
+from harness.predict.prediction import Prediction, none
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from strategies.base import BadInput, Strategy
+from harness.system.process import die_with_parent
+from strategies.base import BadInput
+from strategies.strategy import Strategy
 
 __all__ = ["main", "predict"]
 
 
 def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
-    """A prediction for a card of that ``kind`` by trace; where that fails, by closed form with
-    the reason."""
+    """A prediction for a card of that ``kind`` by trace; where that fails, why."""
     if "compiled" in resolved.launch.traits:
         # The compiler decides anew what is kept for backward and what is fused away.
-        return closed_form.fallback(resolved, "compiled graphs keep other tensors than eager ones")
+        return none(resolved, "compiled graphs keep other tensors than eager ones")
     try:
         from harness.predict.simulate import simulate
 
-        found = simulate(resolved, kind)
+        return simulate(resolved, kind)
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
         reason = _reason(resolved.recipe.strategies, error)
-        return closed_form.fallback(resolved, reason, _fault(error))
-    return dataclasses.replace(found, closed_form=closed_form.peak_bytes(resolved))
+        return none(resolved, reason, _fault(error))
 
 
 def _reason(parts: Sequence[Strategy], error: Exception) -> str:

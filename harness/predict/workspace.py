@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.predict.gpus import Gpu
+from harness.predict.cards import Card
 
 __all__ = ["Standing", "libraries", "scratch", "standing"]
 
@@ -58,7 +58,7 @@ class Standing:
         return self.libraries + self.context + self.communication
 
 
-def libraries(gpu: Gpu | None) -> int:
+def libraries(gpu: Card | None) -> int:
     """What libraries take out of the caching allocator; None is a card that is not in the table.
 
     cuBLAS: one workspace a handle, and the forward and the autograd thread have one each
@@ -67,7 +67,7 @@ def libraries(gpu: Gpu | None) -> int:
     return int(2 * (32 if gpu and gpu.hopper else 8.125) * MIB)
 
 
-def standing(gpu: Gpu | None, processes: int) -> Standing:
+def standing(gpu: Card | None, processes: int) -> Standing:
     """What stands beside a training of ``processes`` ranks."""
     return Standing(
         libraries=libraries(gpu),

@@ -1,7 +1,8 @@
 """Reports: pure functions of results. The only place where numbers are derived; no torch.
 
 ``write_report`` writes report.md, .csv, .json and .html; ``print_report`` prints to a terminal;
-``compare`` sets two result sets against each other.
+``compare`` sets two result sets against each other. Imports within go one way:
+anatomy -> rendering -> stories -> data, and this module is for those outside alone.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.report import export, html, markdown
-from harness.report.compare import Comparison, compare
-from harness.report.grouping import build
-from harness.report.predicted import read_predictions
-from harness.report.rows import Report, Suite, read_suite
+from harness.report.data.compare import Comparison, compare
+from harness.report.data.grouping import build
+from harness.report.data.predicted import read_predictions
+from harness.report.data.rows import Report, SuiteHead, read_suite
+from harness.report.rendering import export, html, markdown
 from harness.result import Result
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Report",
-    "Suite",
+    "SuiteHead",
     "build",
     "compare",
+    "print_comparison",
     "print_report",
     "read_suite",
     "write_report",
@@ -49,8 +51,8 @@ def write_report(
 ) -> list[Path]:
     """Write every format to ``folder``; the paths written.
 
-    ``folder/suite.json`` may name the suite and its reference row; ``reference``, the recipe of
-    another one, goes before it.
+    ``folder/suite.json`` may name the suite and its reference row; the recipe ``reference`` takes
+    that row's place. ``skipped`` has a line for each file that was no result.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,7 @@ def print_report(
     skipped: Sequence[str],
     console: Console,
     *,
-    suite: Suite | None = None,
+    suite: SuiteHead | None = None,
     reference: str | None = None,
     folder: Path | None = None,
 ) -> None:
@@ -75,14 +77,21 @@ def print_report(
 
     ``folder`` is where predictions lie beside the results.
     """
-    from harness.report import terminal
+    from harness.report.rendering import terminal
 
-    suite = _with_reference(suite or Suite(), reference)
+    suite = _with_reference(suite or SuiteHead(), reference)
     predictions = read_predictions(folder) if folder else {}
     terminal.render(build(list(results), list(skipped), suite, predictions), console)
 
 
-def _with_reference(suite: Suite, reference: str | None) -> Suite:
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print what differs between two result sets."""
+    from harness.report.rendering import terminal
+
+    terminal.render_comparison(comparison, console)
+
+
+def _with_reference(suite: SuiteHead, reference: str | None) -> SuiteHead:
     return dataclasses.replace(suite, reference=reference) if reference else suite
 
 

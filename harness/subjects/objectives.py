@@ -1,4 +1,4 @@
-"""Objectives: what a DiT is trained to predict, and how samples are drawn from it.
+"""Objectives: what a model is trained to predict, and how samples are drawn from it.
 
 ``epsilon``: discrete diffusion (DDPM, arXiv:2006.11239; learned variance, arXiv:2102.09672), with
 the settings of DiT (arXiv:2212.09748): 1000 steps, linear betas, noise prediction, variance
@@ -19,18 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.model import guide
-
 __all__ = ["OBJECTIVES", "Epsilon", "Flow", "Objective", "spaced_steps"]
 
 STEPS = 1000
-Model = Callable[..., Tensor]
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""(noisy samples, timesteps [B]) -> the model's output."""
 
 
 class Objective(Protocol):
     """What the trainer needs to know of a way to train."""
-
-    learn_sigma: bool
 
     def draw(
         self,
@@ -43,27 +40,22 @@ class Objective(Protocol):
 
     def loss(
         self,
-        model: Model,
+        predict: Predict,
         x_BCHW: Tensor,
-        y_B: Tensor,
         t_B: Tensor,
         noise_BCHW: Tensor,
-        drop_B: Tensor | None,
     ) -> Tensor:
-        """Loss of each sample, float32 [B], from one call ``model(x_t, t, y, drop)``."""
+        """Loss of each sample, float32 [B], from one call ``predict(x_t, t)``."""
 
     def sample(
         self,
-        model: Model,
+        predict: Predict,
         noise_BCHW: Tensor,
-        y_B: Tensor,
         *,
         steps: int,
-        guidance: float,
         generator: torch.Generator | None,
-        guided_channels: int | None = None,
     ) -> Tensor:
-        """Latents [B, C, H, W] of classes ``y_B``, from a bare DiT in eval mode."""
+        """Samples [B, C, H, W] from noise, by the predictions of a model in eval mode."""
 
 
 class Tables:
@@ -137,8 +129,6 @@ def spaced_tables(steps: list[int]) -> Tables:
 class Epsilon:
     """Noise prediction with a learned variance."""
 
-    learn_sigma = True
-
     def __init__(self) -> None:
         self.tables = Tables(linear_betas())
 
@@ -148,14 +138,14 @@ class Epsilon:
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
 
-    def loss(self, model, x_BCHW, y_B, t_B, noise_BCHW, drop_B):
+    def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
 
         The bound trains the variance alone: the mean enters it without gradient.
         """
         names = ("signal", "noise", "mean_error", "log_low", "log_span")
         signal, scale, mean_error, log_low, log_span = self.tables.at(t_B, *names)
-        out = model(torch.addcmul(scale * noise_BCHW, signal, x_BCHW), t_B, y_B, drop_B)
+        out = predict(torch.addcmul(scale * noise_BCHW, signal, x_BCHW), t_B)
         predicted, fraction = out.float().chunk(2, dim=1)
         error = predicted - noise_BCHW
         # Difference of the true and the predicted posterior mean: x_t cancels.
@@ -168,14 +158,13 @@ class Epsilon:
         return error.square().flatten(1).mean(1) + bound.flatten(1).mean(1)
 
     @torch.no_grad()
-    def sample(self, model, noise_BCHW, y_B, *, steps, guidance, generator, guided_channels=None):
+    def sample(self, predict, noise_BCHW, *, steps, generator):
         """See ``Objective.sample``; ancestral sampling over ``steps`` of the 1000 steps."""
         visited = spaced_steps(steps)
         tables = spaced_tables(visited)
-        predict = _guided(model, y_B, guidance, guided_channels)
         x_BCHW = noise_BCHW
         for index in reversed(range(steps)):
-            out = predict(x_BCHW, visited[index])
+            out = predict(x_BCHW, _repeat(visited[index], x_BCHW))
             draw = torch.randn(
                 x_BCHW.shape, generator=generator, device=x_BCHW.device, dtype=x_BCHW.dtype
             )
@@ -227,33 +216,20 @@ def _normal_cdf(x: Tensor) -> Tensor:
 class Flow:
     """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data."""
 
-    learn_sigma = False
-
     def draw(self, generator, count, sample_shape, device):
         """See ``Objective.draw``; t is float32, uniform in [0, 1)."""
         t_B = torch.rand(count, generator=generator, device=device)
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
 
-    def loss(self, model, x_BCHW, y_B, t_B, noise_BCHW, drop_B):
+    def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the velocity."""
         velocity = x_BCHW - noise_BCHW
-        out = model(torch.lerp(noise_BCHW, x_BCHW, t_B.view(-1, 1, 1, 1)), t_B, y_B, drop_B)
+        out = predict(torch.lerp(noise_BCHW, x_BCHW, t_B.view(-1, 1, 1, 1)), t_B)
         return (out.float() - velocity).square().flatten(1).mean(1)
 
     @torch.no_grad()
-    def sample(
-        self,
-        model,
-        noise_BCHW,
-        y_B,
-        *,
-        steps,
-        guidance,
-        generator=None,
-        guided_channels=None,
-        method="heun",
-    ):
+    def sample(self, predict, noise_BCHW, *, steps, generator=None, method="heun"):
         """See ``Objective.sample``; ``steps`` even steps of Heun's (two calls each) or Euler's.
 
         Deterministic: ``generator`` is taken only so that objectives are called alike.
@@ -263,31 +239,15 @@ class Flow:
         """
         if steps < 1 or method not in ("heun", "euler"):
             raise ValueError(f"{steps} steps by {method!r}; give 1 or more by 'heun' or 'euler'")
-        predict = _guided(model, y_B, guidance, guided_channels)
         x_BCHW = noise_BCHW
         for index in range(steps):
             now, then = index / steps, (index + 1) / steps
-            slope = predict(x_BCHW, now).float()
+            slope = predict(x_BCHW, _repeat(now, x_BCHW)).float()
             if method == "heun":
-                slope = (slope + predict(x_BCHW + slope / steps, then).float()) / 2
+                ahead = x_BCHW + slope / steps
+                slope = (slope + predict(ahead, _repeat(then, ahead)).float()) / 2
             x_BCHW = x_BCHW + slope / steps
         return x_BCHW
-
-
-def _guided(
-    model: Model, y_B: Tensor, guidance: float, channels: int | None
-) -> Callable[[Tensor, float], Tensor]:
-    """A function (x, t) -> the model's output for classes ``y_B``, guided; t is one number."""
-    if guidance == 1:
-        return lambda x_BCHW, t: model(x_BCHW, _repeat(t, x_BCHW), y_B)
-    y_2B = torch.cat([y_B, torch.full_like(y_B, model.y_embedder.num_classes)])
-    learned = model.in_channels if channels is None else channels
-
-    def predict(x_BCHW: Tensor, t: float) -> Tensor:
-        x_2B = torch.cat([x_BCHW, x_BCHW])
-        return guide(model(x_2B, _repeat(t, x_2B), y_2B), guidance, learned)
-
-    return predict
 
 
 def _repeat(t: float, x_BCHW: Tensor) -> Tensor:

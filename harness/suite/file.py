@@ -11,14 +11,22 @@ from typing import Any
 
 import yaml
 
-from harness.report.stories import STORIES
-from harness.spec import DEVICES, Spec
+from harness.spec import DEVICES, Spec, located
 from strategies import parse
 from strategies.base import BadInput
 
-__all__ = ["ALL", "FIT", "Row", "Suite", "SuiteError", "known_suites", "load_suite", "title_of"]
+__all__ = [
+    "ALL",
+    "FIT",
+    "Suite",
+    "SuiteError",
+    "SuiteRow",
+    "known_suites",
+    "load_suite",
+    "title_of",
+]
 
-FOLDER = Path(__file__).resolve().parent / "suites"
+FOLDER = Path(__file__).resolve().parent / "catalog"
 TIMEOUT_SECONDS = 1800.0
 ALL = "all"
 
@@ -56,7 +64,7 @@ class SuiteError(BadInput):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SuiteRow:
     """One recipe in its canonical text, and the settings in which it differs from the suite."""
 
     recipe: str
@@ -66,15 +74,18 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """What is compared on one device. ``settings`` may hold ``processes: all`` and
-    ``per_process_batch`` (a number or ``fit``), which ``specs`` turns into numbers."""
+    ``per_process_batch`` (a number or ``fit``), which ``specs`` turns into numbers. ``story``
+    names what the rows tell together; which stories there are is the report's to say.
+    ``path`` is the file that it was read from."""
 
+    path: Path
     name: str
     title: str
     reference: str
     timeout_seconds: float
     device: str
     settings: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[SuiteRow, ...]
     story: str = ""
 
 
@@ -110,15 +121,11 @@ def load_suite(name: str, device: str) -> Suite:
         raise SuiteError(
             f"{path}: reference {reference!r} is not among the recipes; add it or name another"
         )
-    story = data.get("story", "")
-    if story not in ("", *STORIES):
-        raise SuiteError(
-            f"{path}: story is {story!r}; one of {', '.join(STORIES)}, or leave it out"
-        )
     return Suite(
+        path=path,
         name=data.get("name", path.stem),
         title=data.get("title", ""),
-        story=story,
+        story=data.get("story", ""),
         reference=reference,
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
@@ -211,11 +218,11 @@ def _settings(path: Path, where: str, data: Any, known: Mapping[str, type]) -> d
         raise SuiteError(
             f"{path}: {where} has global_batch and per_process_batch; keep one of them"
         )
-    return {k: float(v) if known[k] is float else v for k, v in data.items()}
+    return located({k: float(v) if known[k] is float else v for k, v in data.items()})
 
 
-def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tuple[Row, ...]:
-    found: list[Row] = []
+def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tuple[SuiteRow, ...]:
+    found: list[SuiteRow] = []
     for key in ("recipes", f"{block}_recipes"):
         for index, item in enumerate(data.get(key, [])):
             row = _row(path, f"{key}[{index}]", item, settings)
@@ -227,7 +234,7 @@ def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tup
     return tuple(found)
 
 
-def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Row:
+def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> SuiteRow:
     item = {"recipe": item} if isinstance(item, str) else item
     if not isinstance(item, dict) or not isinstance(item.get("recipe"), str):
         raise SuiteError(
@@ -235,7 +242,7 @@ def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Row:
         )
     own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
     text = _canonical(path, where, item["recipe"], {**settings, **own})
-    return Row(recipe=text, settings=own)
+    return SuiteRow(recipe=text, settings=own)
 
 
 def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -> str:

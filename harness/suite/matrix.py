@@ -1,23 +1,20 @@
 """The matrix: a suite's rows as specs, once the machine is known. No torch.
 
-load_suite -> specs -> harness.suite_run.run_suite
+load_suite -> specs -> harness.suite.run.run_suite
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.predict.fitting import fitting_batch
 from harness.spec import Spec
-from harness.suite_file import ALL, FIT, Row, Suite, SuiteError, load_suite
+from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
 from strategies import parse
-from strategies.recipe import Recipe
-from strategies.sharding import read
 
-__all__ = ["ad_hoc", "is_single", "settled", "specs"]
+__all__ = ["ad_hoc", "specs"]
 
 
 def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
@@ -37,7 +34,7 @@ def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
         name="recipes",
         title="Recipes of the command line",
         reference=texts[0],
-        rows=tuple(Row(recipe=text) for text in texts),
+        rows=tuple(SuiteRow(recipe=text) for text in texts),
     )
 
 
@@ -97,22 +94,9 @@ def _on_machine(
     return {**settings, "global_batch": share * processes}
 
 
-def _spec(suite: Suite, row: Row, settings: dict[str, Any], repeat: int) -> Spec:
+def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) -> Spec:
     recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0)
-    if is_single(recipe, suite.device) or settings.get("world"):
+    if recipe.alone(suite.device) or settings.get("world"):
         # One process of the same global batch: what the others are measured against.
         settings["processes"] = 1
-    if "data" in settings:
-        settings["data"] = settled(settings["data"])
     return Spec(**{**settings, "recipe": recipe.text, "device": suite.device, "repeat": repeat})
-
-
-def settled(data: str) -> str:
-    """``data`` with a folder's path in full: the worker starts in the root, the user need not."""
-    kind, _, path = data.partition(":")
-    return f"latents:{os.path.abspath(path)}" if kind == "latents" and path else data
-
-
-def is_single(recipe: Recipe, device: str) -> bool:
-    """Whether the launch file of ``recipe`` starts one process whatever is asked for."""
-    return read(recipe.sharding.path(device)).engine == "NO"

@@ -7,24 +7,23 @@ import datetime
 import fcntl
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from harness import launch
-from harness.doctor import Lack, notes, obstacle
-from harness.identity import identity
-from harness.machine import Machine
-from harness.progress import Progress
-from harness.resolve import Resolved, resolve, run_name
+from harness.launch import launch
+from harness.resolve import Resolved, run_name
 from harness.result import BadResult, Result, Status, load, write_json
-from harness.spec import Spec
-from harness.suite_file import Suite
+from harness.suite.file import Suite
+from harness.suite.identity import identity
+from harness.system.machine import Machine
+from harness.system.requirements import Lack, notes, obstacle
 
 __all__ = [
-    "Interrupted",
+    "Listener",
     "OutputError",
     "Planned",
+    "SuiteInterrupted",
     "check_out",
     "plan",
     "run_suite",
@@ -41,7 +40,7 @@ class OutputError(OSError):
     """A results folder that cannot be used: one line with the way out."""
 
 
-class Interrupted(Exception):
+class SuiteInterrupted(Exception):
     """Ctrl-C: ``results`` are of the rows that had ended."""
 
     def __init__(self, results: list[Result]) -> None:
@@ -59,13 +58,31 @@ class Planned(NamedTuple):
     notes: list[str]
 
 
-def plan(specs: Sequence[Spec], out: Path, machine: Machine) -> list[Planned]:
-    """Check every row before any process starts.
+class Listener(Protocol):
+    """Who is told how a suite goes on, in the order of its events."""
 
-    Raises:
-        ValueError: bad input, which ends the whole command; one line.
-    """
-    return [_planned(resolve(spec), out, machine) for spec in specs]
+    def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
+        """A suite of these rows begins; the others are finished or cannot run here."""
+
+    def begin_run(self, recipe: str, timeout: float | None) -> None:
+        """A row starts its processes; ``timeout`` is its deadline in seconds."""
+
+    def status(self, status: dict[str, Any]) -> None:
+        """What the run says of itself (``launch.run``)."""
+
+    def end_run(self, result: Result) -> None:
+        """The row that ran has ended."""
+
+    def skip(self, result: Result) -> None:
+        """A row that is not run: finished earlier, refused, or unsupported."""
+
+    def end_suite(self) -> None:
+        """No more rows; also after an interruption."""
+
+
+def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]:
+    """What stands against each row on ``machine``, before any process starts."""
+    return [_planned(row, out, machine) for row in rows]
 
 
 def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
@@ -81,28 +98,25 @@ def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
 
 def run_suite(
     suite: Suite,
-    specs: Sequence[Spec],
+    planned: Sequence[Planned],
     out: Path,
     *,
     machine: Machine,
-    progress: Progress,
+    progress: Listener,
     fresh: bool = False,
     timeout: float | None = None,
-    start: Callable[..., Result] = launch.run,
 ) -> list[Result]:
-    """Run what is not finished yet; one result a spec, in order, each written as it ends.
+    """Run what is not finished yet; one result a row, in order, each written as it ends.
 
     Args:
         fresh: repeat finished runs too.
         timeout: seconds a run may take; None takes the suite's.
-        start: ``launch.run``, or what a test puts in its place.
 
     Raises:
-        ValueError: bad input, before any process starts.
         OutputError: ``out`` cannot be written, is full, or another suite is writing to it.
-        Interrupted: Ctrl-C; carries the results so far.
+        SuiteInterrupted: Ctrl-C; carries the results so far.
     """
-    planned, results = plan(specs, out, machine), []
+    results: list[Result] = []
     check_out(out)
     with _alone(out):
         _write_head(suite, out)
@@ -111,10 +125,10 @@ def run_suite(
         try:
             for row in planned:
                 results.append(
-                    _one(row, machine, progress, fresh, timeout or suite.timeout_seconds, start)
+                    _one(row, machine, progress, fresh, timeout or suite.timeout_seconds)
                 )
         except KeyboardInterrupt:
-            raise Interrupted(
+            raise SuiteInterrupted(
                 [*results, *_interrupted_row(planned[len(results)], machine)]
             ) from None
         finally:
@@ -122,14 +136,7 @@ def run_suite(
     return results
 
 
-def _one(
-    row: Planned,
-    machine: Machine,
-    progress: Progress,
-    fresh: bool,
-    timeout: float,
-    start: Callable[..., Result],
-) -> Result:
+def _one(row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float) -> Result:
     mark = identity(row.resolved.spec, machine)
     earlier = None if fresh else _finished(row.folder, mark)
     if earlier is not None:
@@ -140,7 +147,7 @@ def _one(
         progress.skip(result)
     else:
         progress.begin_run(str(row.resolved.recipe), timeout)
-        result = start(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
+        result = launch.run(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
         # A worker that died has not told what it ran on.
         result.environment = result.environment or seen(row.resolved.spec.device, machine)
@@ -191,11 +198,11 @@ def _not_run(row: Planned, machine: Machine) -> Result:
         reason=row.lack.reason,
         way_out=row.lack.way_out,
         parity=resolved.recipe.parity.value,
-        command=launch.display(resolved.spec, row.folder),
+        command=launch.display(resolved, row.folder),
         started=_now(),
         meter="cuda" if resolved.spec.device == "cuda" else "resident",
         meter_notes=row.notes,
-        parameters=resolved.parameters,
+        parameters=resolved.subject.parameters,
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         environment=seen(resolved.spec.device, machine),

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness import gpus, kernel, tree
-from harness.gpus import Gpu
-from harness.probe import PACKAGES, version
-from harness.resolve import project_root
+from harness import ROOT
 from harness.result import write_json
+from harness.system import gpus, kernel, tree
+from harness.system.gpus import Gpu
+from harness.system.probe import PACKAGES, version
 
 __all__ = ["Machine", "examine", "look", "recall"]
 
@@ -149,7 +149,7 @@ def _cache_path(machine: Machine) -> Path:
         [os.environ.get(n) for n in ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CFLAGS", "LDFLAGS")],
         machine.device_names,
         [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
-        [_text(str(project_root() / "harness" / n)) for n in ("probe.py", "capability.py")],
+        [_text(str(ROOT / "harness/system" / n)) for n in ("probe.py", "capability.py")],
     ]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"headroom-{os.getuid()}" / f"probe-{key}.json"
@@ -191,12 +191,12 @@ def _keep(path: Path, known: dict[str, Any]) -> None:
 
 
 def _ask(build: set[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "harness.probe", "--build", *sorted(build)]
+    command = [sys.executable, "-m", "harness.system.probe", "--build", *sorted(build)]
     empty = {"torch": None, "gpus": [], "backends": [], "bf16": {}, "ops": {}}
     tree.free_stale_locks()
     child = subprocess.Popen(
         command,
-        cwd=project_root(),
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,6 +1,6 @@
 """What torch and DeepSpeed can do on this machine, found out in a process of its own.
 
-    python -m harness.probe [--build OP ...]
+    python -m harness.system.probe [--build OP ...]
 
 prints one line of JSON. ``harness.doctor`` starts it, so that the launching process never imports
 torch (a CUDA context there would be counted as memory). Nothing that is missing makes it fail.
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-from harness.capability import shortfall
-from harness.process import own_tools_first
+from harness.system.capability import shortfall
+from harness.system.process import own_tools_first
 
 __all__ = ["NUMBERS", "OPS", "PACKAGES", "facts", "main"]
 
@@ -226,7 +226,7 @@ def decisive(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the facts as the last line of stdout."""
-    parser = argparse.ArgumentParser(prog="python -m harness.probe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m harness.system.probe", description=__doc__)
     parser.add_argument("--build", nargs="*", default=[], choices=tuple(OPS), metavar="OP")
     options = parser.parse_args(argv)
     # Compilers and DeepSpeed write to stdout as they please: they get stderr instead.

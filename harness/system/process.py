@@ -19,14 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.tree import MARK, Tree, remove
+from harness import ROOT
+from harness.system.tree import MARK, Tree, remove
 
 __all__ = ["CannotStart", "Ended", "Interrupted", "die_with_parent", "own_tools_first", "run_child"]
 
 TICK_SECONDS = 0.3
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,12 @@ class Ended:
         return self.stopped == "interrupted"
 
 
+GRACE_SECONDS = 10.0
+"""Between a request to end and the kill."""
+LINGER_SECONDS = 30.0
+"""For a child to end by itself once its work is done."""
+
+
 class CannotStart(OSError):
     """The command or its log cannot be opened: nothing was started."""
 
@@ -80,14 +86,12 @@ def run_child(
     timeout: float | None = None,
     on_tick: Callable[[int], None] = lambda resident_bytes: None,
     finished: Callable[[], bool] = lambda: False,
-    grace: float = 10.0,
-    linger: float = 30.0,
     scratch: Sequence[Path] = (),
 ) -> Ended:
     """Run ``argv`` to its end, stdout and stderr in ``log``; times are in seconds.
 
     ``on_tick`` gets the tree's resident bytes a few times a second. ``finished`` says that the
-    work is done (or lost): the child then has ``linger`` seconds to end by itself. ``scratch``
+    work is done (or lost): the child then has LINGER_SECONDS to end by itself. ``scratch``
     folders are removed at the end, also when this process is killed.
 
     Raises:
@@ -102,10 +106,10 @@ def run_child(
         watch = _Watch(tree, child, on_tick, finished, caught, tell)
         left = survivors = 0
         try:
-            stopped = watch.until_end(timeout, linger)
+            stopped = watch.until_end(timeout)
             left = 0 if stopped else tree.wait(1.0)
         finally:
-            survivors = tree.stop(grace, hurry=lambda: len(caught) > 1)
+            survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
             with suppress(subprocess.TimeoutExpired):  # one stuck in the kernel
                 child.wait(1.0)
             tree.remove_files()
@@ -166,7 +170,7 @@ class _Watch:
     caught: list[int]
     tell: Callable[[set[str]], None]
 
-    def until_end(self, timeout: float | None, linger: float) -> str | None:
+    def until_end(self, timeout: float | None) -> str | None:
         """Watch; why the child has to be stopped, or None when it ended by itself."""
         started, finished_at = time.monotonic(), None
         while True:
@@ -179,7 +183,7 @@ class _Watch:
                 return "interrupted"
             if finished_at is None and self.finished():
                 finished_at = now
-            if finished_at is not None and now - finished_at > linger:
+            if finished_at is not None and now - finished_at > LINGER_SECONDS:
                 return "lingered"
             if timeout is not None and now - started > timeout:
                 return "timeout"
@@ -243,7 +247,7 @@ def own_tools_first() -> None:
 def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]], None]]:
     """A small process that ends the tree should this one be killed; told what to remove then."""
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "harness.process", mark],
+        [sys.executable, "-m", "harness.system.process", mark],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -1,32 +1,22 @@
-"""What a run lacks on this machine, and the way out: before any process starts. No torch."""
+"""What a run needs and this machine lacks, and the way out: before any process starts. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from harness.capability import shortfall
-from harness.lint import lint_resolved
-from harness.linting import lint_spec, own_findings
-from harness.machine import Machine
-from harness.probe import NUMBERS, version
-from harness.resolve import Resolved, resolve
+from harness.resolve import Resolved
 from harness.spec import Spec
-from strategies import CATALOG, parse
-from strategies.base import Conflict, Slot
+from harness.system.capability import shortfall
+from harness.system.machine import Machine
+from harness.system.probe import NUMBERS, version
 
-__all__ = ["Lack", "card_lacks", "lacks", "needed_ops", "notes", "obstacle", "print_doctor"]
+__all__ = ["BUSY_BYTES", "Lack", "card_lacks", "gib", "lacks", "needed_ops", "notes", "obstacle"]
 
 SWAP_BYTES = 16 * 1.2
 """NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
 BUSY_BYTES = 2**30
 """What a desktop session or the driver may hold on a GPU; more than that is another job."""
-
-LINTED = "DiT-XL/2"
 
 TORCH = "let ./run.sh set up its environment, or install what requirements name into your Python"
 WAYS = {
@@ -64,8 +54,8 @@ def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
     found = _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
         found = found or lacks(need, machine, spec)
-    if "nvme" in (resolved.launch.offload_optimizer, resolved.launch.offload_param):
-        found = found or _lacks_disk(resolved.parameters, machine)
+    if "nvme" in map(resolved.launch.engine.place, ("optimizer", "parameters")):
+        found = found or _lacks_disk(resolved.subject.parameters, machine)
     return found
 
 
@@ -178,8 +168,8 @@ def _lacks_disk(parameters: int, machine: Machine) -> Lack | None:
     if machine.disk_free_bytes >= wanted:
         return None
     return Lack(
-        f"NVMe offload swaps about {_gib(wanted)} to {machine.folder}, which has "
-        f"{_gib(machine.disk_free_bytes)} free",
+        f"NVMe offload swaps about {gib(wanted)} to {machine.folder}, which has "
+        f"{gib(machine.disk_free_bytes)} free",
         "free disk space, or put the results on a larger disk with --out",
     )
 
@@ -189,9 +179,7 @@ def notes(resolved: Resolved, machine: Machine) -> list[str]:
     spec, found = resolved.spec, []
     if spec.device == "cpu" and spec.processes > machine.cores:
         found.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
-    if resolved.launch.zero_stage and spec.ranks == 1:
-        found.append("one process: ZeRO has nobody to share with, all of the state is on it")
-    return [*found, *(f"{resolved.file.path.name}: {waste}" for waste in lint_resolved(resolved))]
+    return found + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
@@ -201,97 +189,5 @@ def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
     return ops | ({"shm_comm"} if on_cpu else set())
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-# ---- ./run.sh doctor ----
-
-
-def print_doctor(machine: Machine, console: Console) -> None:
-    """What is here, and for each strategy of the catalog whether it can run, or what to do."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, text in _facts(machine):
-        facts.add_row(name, Text(text))
-    console.print(facts)
-    console.print()
-    console.print(_strategies(machine))
-
-
-def _facts(machine: Machine) -> list[tuple[str, str]]:
-    probe = machine.probe or {}
-    limit = machine.container_bytes
-    memory = _gib(machine.memory_bytes) + (f", container limit {_gib(limit)}" if limit else "")
-    versions = ", ".join(f"{n} {v or 'missing'}" for n, v in machine.versions.items())
-    cards = [
-        f"{g.index}: {g.name}, {_gib(g.total_bytes)}"
-        + (f", in use: {g.who()}" if g.others_bytes > BUSY_BYTES else ", free")
-        for g in machine.gpus
-    ]
-    faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
-    return [
-        ("machine", f"{machine.cores} cores, {memory}"),
-        ("GPUs", "\n".join(cards) or "none that torch can use: runs on the CPU"),
-        ("disk", f"{_gib(machine.disk_free_bytes)} free at {machine.folder}"),
-        ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
-        ("packages", f"Python {probe.get('python', '?')}, {versions}"),
-        ("backends", ", ".join(probe.get("backends", [])) or "none"),
-        ("launch files", _launch_files(machine)),
-        *([("faults", faults)] if faults else []),
-    ]
-
-
-def _launch_files(machine: Machine) -> str:
-    """What the DeepSpeed files of this project waste for the largest preset on these devices."""
-    devices = max(2, len(machine.gpus))
-    found = own_findings(lint_spec(LINTED, devices))
-    wastes = [f"{name}: {finding}" for name, many in found.items() for finding in many]
-    fine = f"all {len(found)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
-    return "\n".join(wastes) or fine
-
-
-def _strategies(machine: Machine) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("runs", no_wrap=True)
-    table.add_column("why not, and the way out", overflow="fold")
-    for name in CATALOG:
-        why = _why_not(name, machine)
-        text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
-        table.add_row(name, Text("no", "red") if why else Text("yes", "green"), text)
-    return table
-
-
-COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")
-"""What a strategy may be run with: the first that it does not refuse shows whether it can run."""
-
-
-def _why_not(name: str, machine: Machine) -> Lack | None:
-    """What stands against a plain run of the strategy ``name`` here."""
-    sharding = CATALOG[name].slot is Slot.SHARD
-    recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
-    tried = [_plain_run(recipe, machine) for recipe in recipes if _parses(recipe)]
-    resolved = next((run for run in tried if not run.refusal), tried[0])
-    if resolved.refusal:
-        return Lack(resolved.refusal, "see ./run.sh list")
-    return obstacle(resolved, machine)
-
-
-def _parses(recipe: str) -> bool:
-    """Whether no two parts want one place."""
-    try:
-        return bool(parse(recipe))
-    except Conflict:
-        return False
-
-
-def _plain_run(recipe: str, machine: Machine) -> Resolved:
-    single = recipe.partition("+")[0] == "single"
-    processes = 1 if single else max(1, len(machine.gpus))
-    if machine.device != "cuda":
-        return resolve(Spec(recipe=recipe))
-    return resolve(
-        Spec(recipe=recipe, device="cuda", processes=processes, global_batch=64 * processes)
-    )

@@ -6,6 +6,7 @@ process without it, and without an ancestor of ours, is never touched, whatever 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -141,7 +142,8 @@ class Tree:
         return bool(named) and int(named[1]) in self.members
 
     def _note_files(self, alive: dict[int, Process]) -> None:
-        """Look at who holds new files; a look is dear (memory maps), so strangers get few."""
+        """Find new files that our processes hold. Reading memory maps is slow: a file that none of
+        them holds is looked for ``TRIES`` times."""
         new = {p for p in _new_files(self._before) if self._tries.get(p, 0) < TRIES} - self.files
         self.files |= {path for path in new if self._named_after_us(path)}
         if not new - self.files:
@@ -231,10 +233,13 @@ def _held(path: str) -> bool:
 
 def _opened(pid: int) -> set[str]:
     """Paths that a process has open or mapped; empty when it is gone or another user's."""
+    folder, paths = f"/proc/{pid}/fd", set()
     try:
-        links = [os.path.join(f"/proc/{pid}/fd", name) for name in os.listdir(f"/proc/{pid}/fd")]
+        names = os.listdir(folder)
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return set()
-    paths = {os.path.realpath(link) for link in links}
+    for name in names:
+        with contextlib.suppress(OSError):  # closed since it was listed
+            paths.add(os.readlink(os.path.join(folder, name)))
     return paths | {line.split(None, 5)[5] for line in maps.splitlines() if " /" in line}

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.data import sample_order
-from harness.loop import Log
+from harness.data.feed import sample_order
 from harness.resolve import Resolved
 from harness.result import Check
-from strategies.base import NotInForce, Trained
+from harness.worker.loop import Log
+from strategies.base import NotInForce
+from strategies.engine import Layout, Told, Trained
 
-__all__ = ["audit", "collect_evidence", "weights_digest"]
+__all__ = ["audit", "collect_evidence", "gather", "weights_digest"]
 
 
 def weights_digest(module: torch.nn.Module) -> str:
@@ -44,7 +45,7 @@ def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, An
             mine, fault = {}, str(error)
         except (AttributeError, KeyError, IndexError) as error:
             mine, fault = {}, f"could not be read back ({type(error).__name__}: {error})"
-        faults = [f for f in _gather(trained, fault) if f]
+        faults = [f for f in gather(trained, fault) if f]
         facts[part.name] = mine
         found = faults[0] if faults else "shown"
         checks.append(Check(name=f"evidence: {part}", asked="shown", found=found, ok=not faults))
@@ -65,40 +66,55 @@ def audit(
         losses: global mean loss of each step.
         digest: hash of the initial weights on this rank.
     """
-    spec, accelerator, positions = resolved.spec, trained.accelerator, log.positions
-    everyone = _gather(trained, [[m.tolist() for m in step] for step in positions])
+    spec, accelerator, told = resolved.spec, trained.accelerator, trained.engine.told(trained)
+    twins = gather(trained, [[m.tolist() for m in step] for step in log.positions])
+    everyone = _shares(resolved.launch.layout, twins)
+    steps = len(log.positions)
     micro = {len(m) for rank in everyone for step in rank for m in step}
     # In a simulated world rank 0 was fed its share, and the others' would be as large.
-    times = spec.world or 1
-    fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(len(positions))]
+    times = resolved.launch.layout.data if spec.world else 1
+    fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(steps)]
     found = [
         ("processes", spec.ranks, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
-        ("engine", resolved.launch.engine, accelerator.distributed_type.value),
+        ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
         ("global batch", [spec.global_batch], sorted({times * n for n in fed})),
         ("micro batch", [resolved.micro_batch], sorted(micro)),
-        ("accumulation", resolved.recipe.accumulation, len(positions[0])),
-        ("optimizer steps", trained.optimizer_steps, _steps_taken(trained)),
+        ("accumulation", resolved.recipe.accumulation, len(log.positions[0])),
+        ("optimizer steps", trained.optimizer_steps, _steps_taken(trained, told)),
         (
             "data order",
-            _asked_order(resolved, trained.resumed_steps, len(positions)),
+            _asked_order(resolved, trained.resumed_steps, steps),
             _found_order(everyone),
         ),
-        ("initial weights alike", 1, len(set(_gather(trained, digest)))),
-        ("gradient clipping", spec.grad_clip, _clipping(trained, log)),
+        ("initial weights alike", 1, len(set(gather(trained, digest)))),
+        ("gradient clipping", spec.grad_clip, _clipping(trained, told, log)),
     ]
+    if resolved.launch.layout.data < len(twins):
+        found.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
     if spec.world:
         found.append(("process group", "fake", torch.distributed.get_backend()))
     else:  # a simulated rank learns from its own samples alone: its losses mean nothing
         found.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
-    if trained.engine is not None:
-        told = trained.engine.train_micro_batch_size_per_gpu()
-        found.append(("engine's micro batch", resolved.micro_batch, told))
+    if told.micro_batch is not None:
+        found.append(("engine's micro batch", resolved.micro_batch, told.micro_batch))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in found]
 
 
-def _gather(trained: Trained, value: Any) -> list[Any]:
-    """``value`` of every rank, in order, on every rank."""
+def _shares(layout: Layout, everyone: list[Any]) -> list[Any]:
+    """What each share of a global batch consumed: of ranks that work on the same, the first."""
+    first = {layout.share(rank): rank for rank in reversed(range(len(everyone)))}
+    return [everyone[first[share]] for share in sorted(first)]
+
+
+def _alike(layout: Layout, everyone: list[Any]) -> bool:
+    """Whether ranks that are to work on the same samples did."""
+    chosen = _shares(layout, everyone)
+    return all(chosen[layout.share(rank)] == one for rank, one in enumerate(everyone))
+
+
+def gather(trained: Trained, value: Any) -> list[Any]:
+    """``value`` of every rank, in order, on every rank; of a simulated world this rank's alone."""
     if trained.accelerator.num_processes == 1 or trained.launch.simulated:
         return [value]
     everyone: list[Any] = [None] * trained.accelerator.num_processes
@@ -106,18 +122,18 @@ def _gather(trained: Trained, value: Any) -> list[Any]:
     return everyone
 
 
-def _steps_taken(trained: Trained) -> int | None:
+def _steps_taken(trained: Trained, told: Told) -> int | None:
     """Optimizer steps by the engine's count, or by the optimizer's own state."""
-    if trained.engine is not None:
-        return int(trained.engine.global_steps)
+    if told.steps is not None:
+        return told.steps
     steps = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
     return int(max(float(s) for s in steps)) if steps else None
 
 
-def _clipping(trained: Trained, log: Log) -> float | str:
+def _clipping(trained: Trained, told: Told, log: Log) -> float | str:
     """The limit that was in force: the engine's, or the one that the first clipping obeyed."""
-    if trained.engine is not None:
-        return float(trained.engine.gradient_clipping())
+    if told.clip is not None:
+        return told.clip
     if log.clipped is None:
         return 0.0
     limit, (before, after) = trained.settings.grad_clip, log.clipped
@@ -132,10 +148,11 @@ def _order_digest(rows: list[np.ndarray]) -> str:
 
 
 def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
-    spec, size = resolved.spec, resolved.facts.size
-    share = spec.global_batch // (spec.world or 1)
+    spec, size = resolved.spec, resolved.subject.data.size
+    # Of a simulated world only rank 0's share is consumed.
+    part = spec.global_batch // (resolved.launch.layout.data if spec.world else 1)
     rows = [
-        sample_order(spec.seed, size, step * spec.global_batch, share)
+        sample_order(spec.seed, size, step * spec.global_batch, part)
         for step in range(first, first + steps)
     ]
     return _order_digest(rows)

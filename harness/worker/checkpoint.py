@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harness.result import write_json
-from strategies.base import Trained
+from strategies.engine import Trained
 
 __all__ = ["latest", "restore", "save"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from harness import kernel
-from harness.identity import code
-from harness.resolve import project_root
+from harness import ROOT
+from harness.launch.sources import MEASURED, digest
+from harness.system import kernel
 
 __all__ = ["allocator", "attention", "describe"]
 
@@ -29,7 +29,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "code": code(),
+        "code": digest(MEASURED),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -74,7 +74,7 @@ def _version(name: str) -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    return _output(["git", "-C", str(project_root()), *words])
+    return _output(["git", "-C", str(ROOT), *words])
 
 
 def _driver() -> str | None:

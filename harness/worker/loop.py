@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import data
-from harness.diffusion import Objective
-from harness.meter import Meter
-from strategies.base import Trained
+from harness.data.feed import Batch, Feed
+from harness.subjects.objectives import Objective
+from harness.worker.meter import Meter
+from strategies.engine import Trained
 
 __all__ = ["Log", "Run", "optimizer_step", "timed_step"]
 
@@ -22,7 +22,7 @@ class Run:
     """What the loop needs; ``digest`` names the initial weights."""
 
     trained: Trained
-    feed: data.Feed
+    feed: Feed
     objective: Objective
     digest: str
 
@@ -47,8 +47,7 @@ class Log:
         """Mean loss over all ranks, one a step; every rank takes part."""
         if not self.losses:
             return self.earlier
-        stacked = torch.stack(self.losses)
-        mean = run.trained.accelerator.reduce(stacked, reduction="mean")
+        mean = run.trained.engine.mean(run.trained, torch.stack(self.losses))
         return self.earlier + mean.tolist()
 
     def all_norms(self) -> list[float]:
@@ -58,21 +57,23 @@ class Log:
 
 def optimizer_step(run: Run, step: int, log: Log) -> None:
     """One optimizer step over this rank's share of global batch ``step``."""
-    trained, accelerator = run.trained, run.trained.accelerator
-    losses, positions = [], []
-    for batch in run.feed.micro_batches(step):
-        with accelerator.accumulate(trained.model):
-            loss = run.objective.loss(
-                trained.model, batch.x, batch.y, batch.t, batch.noise, batch.drop
-            ).mean()
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                log.norms.append(gradient_norm(run, log))
-            trained.optimizer.step()
-            trained.optimizer.zero_grad()
-        trained.micro_steps += 1
-        losses.append(loss.detach())
+    trained, losses, positions = run.trained, [], []
+
+    def loss_of(batch: Batch) -> torch.Tensor:
         positions.append(batch.positions)
+
+        def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
+            return trained.subject.predict(trained.model, x, t_B, batch.conditions)
+
+        return run.objective.loss(predict, batch.x, batch.t, batch.noise).mean()
+
+    def arrived() -> None:
+        log.norms.append(gradient_norm(run, log))
+
+    batches = run.feed.micro_batches(step)
+    for loss in trained.engine.micro_steps(trained, batches, loss_of, arrived):
+        trained.micro_steps += 1
+        losses.append(loss)
     for attachment in trained.attached.values():
         attachment.after_step()
     trained.optimizer_steps += 1
@@ -82,22 +83,16 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
 
 def gradient_norm(run: Run, log: Log) -> Any:
     """Global gradient norm before clipping; clips by the spec where the engine does not."""
-    trained = run.trained
+    trained, limit = run.trained, run.trained.settings.grad_clip
     if trained.gradient_norm is not None:
         return trained.gradient_norm()
-    if trained.engine is not None:
-        return trained.engine.get_global_grad_norm()
-    parameters = [p for p in trained.module.parameters() if p.grad is not None]
-    if trained.settings.grad_clip:
-        norm = trained.accelerator.clip_grad_norm_(parameters, trained.settings.grad_clip)
+    if limit and "own_clipping" not in trained.launch.traits:
+        norm = trained.engine.clip(trained, limit)
         if log.clipped is None:  # once is a proof, and each time would cost every step
-            after = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-            log.clipped = (float(norm), float(after))
+            log.clipped = (float(norm), float(trained.engine.norm(trained)))
         return norm
     trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
-    # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
-    gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
-    return torch.nn.utils.get_total_norm(gradients)
+    return trained.engine.norm(trained)
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:

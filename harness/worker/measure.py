@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from harness import anatomy, environment, record, setup
-from harness.audit import audit, collect_evidence
-from harness.fit import Fit
-from harness.loop import Log, Run, optimizer_step, timed_step
-from harness.memory_limit import hold
-from harness.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.memory import dissect
+from harness.memory.tracer import trace_step
 from harness.resolve import Resolved
 from harness.result import Check, Rank, Result, Status
-from harness.status import Reporter
-from strategies.support import frozen, zero
+from harness.worker import environment, record, setup
+from harness.worker.audit import audit, collect_evidence, gather
+from harness.worker.loop import Log, Run, optimizer_step, timed_step
+from harness.worker.memory_limit import hold
+from harness.worker.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.status import Reporter
+from harness.worker.training import Training
+from strategies.evidence import frozen
 
 __all__ = ["measure"]
 
@@ -40,40 +41,56 @@ class Bench:
         """accelerate's, which the run was prepared with."""
         return self.run.trained.accelerator
 
+    @property
+    def baseline(self) -> tuple[Any, ...]:
+        """Data opened before a CPU's baseline is in it; a GPU's allocator counts it."""
+        on_gpu = self.accelerator.device.type == "cuda"
+        return () if on_gpu else tuple(vars(self.run.feed.dataset).values())
+
     def step(self) -> None:
         """One optimizer step more, in no chapter of the books."""
         optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
+
+    def infer(self) -> None:
+        """One micro batch through the model."""
+        batch = next(iter(self.run.feed.micro_batches(self.run.trained.optimizer_steps)))
+        trained = self.run.trained
+        trained.subject.predict(trained.model, batch.x, batch.t, batch.conditions)
+
+    def look(self) -> dissect.Look:
+        """How this rank is looked at closely."""
+        return dissect.Look(self.step, self.infer, self.meter.synchronize, self.baseline)
 
 
 def measure(
     resolved: Resolved,
     folder: Path,
     reporter: Reporter,
-    fit: Fit | None = None,
+    training: Training | None = None,
     memory_limit: int | None = None,
     *,
     portrait: bool = False,
 ) -> Result | None:
-    """A measured run; the result on rank 0, None elsewhere. ``fit`` makes it a training run,
+    """A measured run; the result on rank 0, None elsewhere. ``training`` makes it a training run,
     ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
     ``portrait`` leaves ``anatomy.json`` in its folder as well."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter, memory_limit)
-    if fit is not None:
-        fit.begin(bench.run, resolved, bench.log)
-    train_steps(bench, fit)
+    if training is not None:
+        training.begin(bench.run, resolved, bench.log)
+    train_steps(bench, training)
     averages = _record(bench)
     reporter.enter("anatomy")
-    traced = fit is None and memory_limit is None
-    categories = dissect(bench) if traced else {}
+    traced = training is None and memory_limit is None
+    categories = traced_steps(bench) if traced else {}
     if portrait:
         _portray(bench)
     losses, evidence, checks = _prove(bench)
     reporter.enter("save")
-    if fit is not None:
-        fit.finish(bench.run, resolved)
+    if training is not None:
+        training.finish(bench.run, resolved)
     mine = _books(bench, categories)
-    ranks = _gather(bench.accelerator, mine, resolved.launch.simulated)
+    ranks = gather(bench.run.trained, mine)
     if not bench.accelerator.is_main_process:
         return None
     facts = {"started": started, "key_averages": averages, "evidence": evidence}
@@ -100,7 +117,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
     )
 
 
-def train_steps(bench: Bench, fit: Fit | None) -> None:
+def train_steps(bench: Bench, training: Training | None) -> None:
     """Warm-up, then the timed steps: one loop, in several chapters of the books."""
     spec, run, log = bench.resolved.spec, bench.run, bench.log
     meter, reporter = bench.meter, bench.reporter
@@ -114,10 +131,10 @@ def train_steps(bench: Bench, fit: Fit | None) -> None:
         if index in chapters:
             meter.enter(chapters[index])
         timed_step(run, first + index, log, meter)
-        more = {} if fit is None else {"loss": float(log.losses[-1])}
+        more = {} if training is None else {"loss": float(log.losses[-1])}
         reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
-        if fit is not None:
-            fit.after_step(run, bench.resolved, log, last=index + 1 == total)
+        if training is not None:
+            training.after_step(run, bench.resolved, log, last=index + 1 == total)
     meter.close()
 
 
@@ -130,11 +147,11 @@ def _record(bench: Bench) -> list[dict[str, Any]]:
     return record.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
 
 
-def dissect(bench: Bench) -> dict[str, Any]:
+def traced_steps(bench: Bench) -> dict[str, Any]:
     """Two or three more steps, untimed: the peak of each phase, and what lived at the peak."""
     meter, trained = bench.meter, bench.run.trained
     device_type = bench.accelerator.device.type
-    with anatomy.phase_marks(trained, meter.enter):
+    with trained.engine.marks(trained, meter.enter):
         bench.step()
         meter.synchronize()
     meter.close()
@@ -144,16 +161,12 @@ def dissect(bench: Bench) -> dict[str, Any]:
         meter.notes.append("not traced by category: compiled graphs allocate unseen")
         return found
     for kind in dict.fromkeys((device_type, "cpu")):
-        # Data opened before a CPU's baseline is in it; a GPU's allocator counts it.
-        held = () if device_type == "cuda" else vars(bench.run.feed.dataset).values()
-        found[kind] = anatomy.trace_step(trained, kind, bench.step, held)
+        found[kind] = trace_step(trained, kind, bench.step, bench.baseline)
     return found
 
 
 def _portray(bench: Bench) -> None:
-    from harness.dissect import take
-
-    taken = take(bench.resolved, bench.run, bench.log, bench.meter)
+    taken = dissect.take(bench.resolved, bench.run.trained, bench.look())
     if bench.accelerator.is_main_process:
         taken.write(bench.folder / "anatomy.json")
 
@@ -180,7 +193,7 @@ def _books(bench: Bench, categories: dict[str, Any]) -> Rank:
         host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
         host_peak_bytes=_host_peak(meter),
         pinned_bytes=pinned_bytes(),
-        nvme_bytes=_nvme_bytes(bench.run),
+        nvme_bytes=bench.run.trained.engine.told(bench.run.trained).swapped_bytes,
         warmup_seconds=warmup.tolist(),
         step_seconds=timed.tolist(),
         phase_seconds=dict(bench.reporter.phase_seconds),
@@ -207,7 +220,7 @@ def _result(
         meter=meter.kind,
         meter_notes=meter.notes,
         flops_per_step=float(resolved.flops_per_step),
-        parameters=frozen.count(run.trained.module.parameters()),
+        parameters=frozen.count(run.trained.module.parameters(), run.trained.engine),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         # Of a simulated world both are of one rank's own samples: no curve to compare.
@@ -222,11 +235,11 @@ def _result(
 
 
 def _configs(resolved: Resolved, run: Run) -> dict[str, Any]:
-    engine = run.trained.engine
+    file = resolved.launch.engine.file
     return {
-        "launch_file": f"launch_configs/{resolved.file.path.name}",
-        "accelerate": resolved.file.path.read_text(encoding="utf-8"),
-        "deepspeed": engine.config if engine is not None else None,
+        "launch_file": f"launch_configs/{file.path.name}",
+        "accelerate": file.path.read_text(encoding="utf-8"),
+        "deepspeed": run.trained.engine.told(run.trained).config,
         "initial_weights": run.digest,
     }
 
@@ -235,17 +248,3 @@ def _host_peak(meter: Meter) -> int:
     """The resident meter resets the kernel's mark, so the highest of its phases is the peak."""
     marks = [p.process or 0 for p in meter.phases.values()] if meter.kind == "resident" else []
     return max([*marks, resident_peak_bytes()])
-
-
-def _nvme_bytes(run: Run) -> int:
-    if run.trained.engine is None:
-        return 0
-    return sum(size for _, size in zero.swap_files(run.trained.engine))
-
-
-def _gather(accelerator: Any, mine: Rank, simulated: bool) -> list[Rank]:
-    if accelerator.num_processes == 1 or simulated:
-        return [mine]
-    everyone: list[Any] = [None] * accelerator.num_processes
-    torch.distributed.all_gather_object(everyone, mine)
-    return everyone

@@ -15,12 +15,10 @@ from typing import Protocol
 
 import torch
 
+from harness.launch.command import ALLOCATOR
 from harness.result import Peak
 
 __all__ = ["CudaMeter", "Meter", "ResidentMeter", "make_meter", "resident_peak_bytes"]
-
-# glibc returns freed blocks from this size on to the kernel at once, if told to.
-ALLOCATOR_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 class Meter(Protocol):
@@ -114,7 +112,7 @@ class ResidentMeter(_Phases):
     """The process's resident high-water mark (VmHWM) above a baseline.
 
     Follows live tensors only if freed memory goes back to the kernel at once: see
-    ALLOCATOR_SETTINGS, which must be in the environment when the process starts.
+    ``launch.command.ALLOCATOR``, which must be in the environment when the process starts.
     """
 
     kind = "resident"
@@ -176,8 +174,8 @@ def _trim() -> None:
 
 
 def _resident_notes() -> list[str]:
-    unset = [k for k, v in ALLOCATOR_SETTINGS.items() if os.environ.get(k) != v]
+    unset = [k for k, v in ALLOCATOR.items() if os.environ.get(k) != v]
     if not unset:
         return []
-    wanted = " ".join(f"{k}={ALLOCATOR_SETTINGS[k]}" for k in unset)
+    wanted = " ".join(f"{k}={ALLOCATOR[k]}" for k in unset)
     return [f"freed memory may still be counted: start with {wanted} in the environment"]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from harness import recordings
+from harness.launch import recordings
 
 __all__ = ["allocator_history", "profiled_steps"]
 

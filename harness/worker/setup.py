@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from harness import data, model, world
-from harness.audit import weights_digest
-from harness.diffusion import OBJECTIVES
-from harness.loop import Run
+from harness.data.feed import Feed, open_data
 from harness.resolve import Resolved
-from strategies.base import Slot, Trained
+from harness.subjects.objectives import OBJECTIVES
+from harness.worker import world
+from harness.worker.audit import weights_digest
+from harness.worker.loop import Run
+from strategies.base import Slot
+from strategies.engine import Trained, Workload
 
 __all__ = ["build_feed", "build_model", "make_accelerator", "prepare"]
 
@@ -27,43 +29,27 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
     return Accelerator(**resolved.recipe.accelerator_kwargs(resolved.launch))
 
 
-def build_feed(resolved: Resolved, accelerator: Accelerator) -> data.Feed:
+def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
     """This rank's micro batches."""
-    spec = resolved.spec
-    return data.Feed(
-        dataset=data.open_data(spec.data, accelerator.device),
-        objective=OBJECTIVES[spec.objective],
+    spec, layout = resolved.spec, resolved.launch.layout
+    return Feed(
+        dataset=open_data(spec.data, accelerator.device),
+        draw=OBJECTIVES[spec.objective].draw,
         seed=spec.seed,
         global_batch=spec.global_batch,
-        processes=accelerator.num_processes,
-        rank=accelerator.process_index,
+        shares=layout.data,
+        share=layout.share(accelerator.process_index),
         micro_batch=resolved.micro_batch,
         class_dropout=spec.class_dropout,
         device=accelerator.device,
     )
 
 
-def build_model(resolved: Resolved) -> model.DiT:
-    """The DiT with the spec's initial weights, float32, in host memory."""
-    spec, facts = resolved.spec, resolved.facts
-    return model.build(
-        spec.model,
-        input_size=facts.input_size,
-        channels=facts.channels,
-        classes=facts.classes,
-        seed=spec.seed,
-        init=spec.init,
-        learn_sigma=OBJECTIVES[spec.objective].learn_sigma,
-        class_dropout=spec.class_dropout,
-    )
+def build_model(resolved: Resolved) -> torch.nn.Module:
+    """The model with the spec's initial weights, float32, in host memory."""
+    return resolved.subject.build(resolved.spec.seed, resolved.spec.init)
 
 
-ENGINE_MODULES = (
-    "deepspeed.runtime.zero.stage3",
-    "deepspeed.runtime.zero.stage_1_and_2",
-    "deepspeed.ops.adam",
-    "deepspeed.checkpoint",
-)
 LIBRARIES = {
     "peft": ("peft",),
     "bitsandbytes": ("bitsandbytes",),
@@ -82,25 +68,21 @@ def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
     """
     if accelerator.device.type != "cpu":
         return
-    modules = list(ENGINE_MODULES) if resolved.launch.engine == "DEEPSPEED" else []
+    modules = [*resolved.launch.engine.modules]
     modules += [name for need in resolved.needs for name in LIBRARIES.get(need, ())]
     for name in modules:
         importlib.import_module(name)
-    facts = resolved.facts
-    module = model.build(
-        "DiT-T/8", input_size=32, channels=facts.channels, classes=facts.classes, seed=0
-    )
+    subject = resolved.subject.small()
+    module = subject.build(seed=0, init=resolved.spec.init)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
-    x_BCHW = torch.zeros(1, facts.channels, 32, 32)
-    index_B = torch.zeros(1, dtype=torch.long)
-    module(x_BCHW, index_B, index_B).square().mean().backward()
+    subject.predict(module, *subject.example("cpu")).square().mean().backward()
     torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
     optimizer.step()
 
 
 def prepare(
     resolved: Resolved,
-    feed: data.Feed,
+    feed: Feed,
     accelerator: Accelerator,
     scratch: Path,
     enter: Callable[[str], None],
@@ -117,20 +99,23 @@ def prepare(
     module = build_model(resolved)
     digest = weights_digest(module)
     enter("prepare")
-    settle_engine(resolved, accelerator, scratch)
     for part in recipe.strategies:
-        part.edit_model(module)
+        part.edit_model(module, resolved.subject)
     # Only now is it known what is trained: an engine's buffers are sized by that.
+    work = Workload(
+        micro_batch=resolved.micro_batch,
+        clip=resolved.settings.grad_clip,
+        sizes=resolved.subject.sizes_of(module),
+        scratch=scratch,
+    )
+    launch.engine.configure(accelerator, work)
     for part in recipe.strategies:
-        part.configure(accelerator, module)
+        part.configure(accelerator, module, launch)
     module.train()
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    chosen = recipe.in_slot(Slot.OPTIMIZE)
-    optimizer = chosen.make_optimizer(parameters, resolved.settings, launch)
-    prepared, optimizer = accelerator.prepare(module, optimizer)
+    model, optimizer = launch.engine.prepare(accelerator, module, _optimizer_of(resolved))
     trained = Trained(
         accelerator=accelerator,
-        model=prepared,
+        model=model,
         module=module,
         optimizer=optimizer,
         launch=launch,
@@ -141,28 +126,15 @@ def prepare(
         attachment = part.attach(trained)
         if attachment is not None:
             trained.attached[part.name] = attachment
-    if launch.simulated:
-        world.average_alone(prepared)
+    launch.engine.ready(trained)
     objective = OBJECTIVES[resolved.spec.objective]
     return Run(trained=trained, feed=feed, objective=objective, digest=digest)
 
 
-def settle_engine(resolved: Resolved, accelerator: Accelerator, scratch: Path) -> None:
-    """Write what the spec owns into DeepSpeed's config: micro batch, clipping, scratch folder.
-
-    The JSON says "auto" or an explicit 0.0 there; left alone, accelerate would clip at 1.0.
-    """
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    if plugin is None:
-        return
-    config: dict[str, Any] = plugin.deepspeed_config
-    config["train_micro_batch_size_per_gpu"] = resolved.micro_batch
-    config["gradient_clipping"] = resolved.settings.grad_clip
-    for what in ("offload_optimizer", "offload_param"):
-        block = config["zero_optimization"].get(what, {})
-        if block.get("device") == "nvme":
-            scratch.mkdir(parents=True, exist_ok=True)
-            block["nvme_path"] = str(scratch)
+def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], Any]:
+    """What makes the recipe's optimizer once the engine has the parameters."""
+    chosen = resolved.recipe.in_slot(Slot.OPTIMIZE)
+    return lambda params: chosen.make_optimizer(params, resolved.settings, resolved.launch)
 
 
 def to_device_note(device: torch.device) -> str:

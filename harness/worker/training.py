@@ -10,20 +10,21 @@ from typing import Any
 
 import torch
 
-from harness import checkpoint, sample, setup
-from harness.loop import Log, Run
 from harness.resolve import Resolved
+from harness.subjects.guidance import guided
+from harness.worker import checkpoint, grid, setup
+from harness.worker.loop import Log, Run
+from strategies.adapters import files
 from strategies.base import Slot
-from strategies.ema import Average
-from strategies.support import adapter_files
+from strategies.step.ema import Average
 
-__all__ = ["Fit", "add_arguments", "from_options"]
+__all__ = ["Training", "add_arguments", "from_options"]
 
 COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class Training:
     """What a training run does beside training. ``folder`` None keeps no checkpoint."""
 
     folder: Path | None
@@ -56,7 +57,7 @@ class Fit:
         """Save what was trained, and draw samples of every class from the averaged weights; all
         ranks take part."""
         if self.trained is not None:
-            adapter_files.save(run.trained, self.trained)
+            files.save(run.trained, self.trained)
         if self.samples is None:
             return
         average = run.trained.attached.get("ema")
@@ -67,11 +68,12 @@ class Fit:
             self._draw(run, resolved, state)
 
     def _draw(self, run: Run, resolved: Resolved, state: dict[str, torch.Tensor]) -> None:
-        device, classes = run.trained.accelerator.device, resolved.facts.classes
+        device, subject = run.trained.accelerator.device, resolved.subject
+        classes = subject.data.classes
         module = setup.build_model(resolved)
         for part in resolved.recipe.strategies:
             if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change what the model is
-                part.edit_model(module)
+                part.edit_model(module, subject)
         # What is frozen is not averaged: as it was just built, it is.
         with torch.no_grad():
             for name, p in module.named_parameters():
@@ -82,18 +84,13 @@ class Fit:
         labels_B = torch.arange(COLUMNS * min(classes, COLUMNS), device=device) // COLUMNS
         if classes >= 10 and resolved.spec.data == "digits":
             labels_B = torch.arange(10 * COLUMNS, device=device) // COLUMNS
-        shape = (len(labels_B), *resolved.facts.sample_shape)
+        shape = (len(labels_B), *subject.data.sample_shape)
         noise = torch.randn(shape, generator=generator, device=device)
-        drawn = run.objective.sample(
-            module,
-            noise,
-            labels_B,
-            steps=self.sample_steps,
-            # Trained without withheld labels there is no "no class" to guide away from.
-            guidance=self.guidance if resolved.spec.class_dropout else 1.0,
-            generator=generator,
-        )
-        sample.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
+        # Trained without withheld labels there is no "no class" to guide away from.
+        scale = self.guidance if resolved.spec.class_dropout else 1.0
+        predict = guided(subject, module, {"y": labels_B}, scale)
+        drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
+        grid.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
 
 
 def _facts(resolved: Resolved) -> dict[str, Any]:
@@ -115,11 +112,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--guidance", type=float, default=2.0, metavar="SCALE", help="classifier-free guidance")
 
 
-def from_options(options: argparse.Namespace) -> Fit | None:
+def from_options(options: argparse.Namespace) -> Training | None:
     """What was asked for, or None for a run that only measures."""
     if options.checkpoint is None and options.samples is None and options.trained is None:
         return None
-    return Fit(
+    return Training(
         folder=options.checkpoint,
         save_every=options.save_every,
         resume=options.resume,

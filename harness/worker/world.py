@@ -9,9 +9,8 @@ communication, and losses mean nothing. What NCCL itself holds on a GPU is not t
 from __future__ import annotations
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Alone", "average_alone", "simulate"]
+__all__ = ["simulate"]
 
 
 def simulate(ranks: int) -> None:
@@ -20,34 +19,3 @@ def simulate(ranks: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-
-
-class Alone:
-    """DDP's communication hook in a world without peers: divides a bucket as an average would.
-
-    ``storages`` are those of the buckets it was shown.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.storages: set[int] = set()
-
-
-def average_alone(model: torch.nn.Module) -> None:
-    """Let a DDP model finish its buckets without peers.
-
-    DDP's reducer takes the reduced bucket from the collective's future, and the fake group's
-    holds nothing (torch 2.13, comm.cpp: "expected the hook result is either a Tensor"). Other
-    engines read the tensor itself and need nothing here.
-    """
-    if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
-        model.register_comm_hook(Alone(model.process_group.size()), _divide)
-
-
-def _divide(alone, bucket):
-    # Not annotated: DDP compares a hook's annotations with its types, and strings are not those.
-    buffer = bucket.buffer().div_(alone.ranks)
-    alone.storages.add(buffer.untyped_storage()._cdata)
-    done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-    done.set_result(buffer)
-    return done

@@ -5,50 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.support import forward
+from strategies.activations.kernels import KERNELS, ByKernel, flex, forced, naive
+from strategies.activations.runners import surround
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import forward
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
-__all__ = ["KERNELS", "Attend"]
+__all__ = ["Attend"]
 
-KERNELS = {
-    "naive": None,
-    "math": "MATH",
-    "efficient": "EFFICIENT_ATTENTION",
-    "flash": "FLASH_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-    "flex": None,
-}
-"""Kernel -> torch's name of the backend, None where it is not one of those."""
 FUSED = "aten::_scaled_dot_product_{}_attention"
 WRITTEN_OUT = ("naive", "math")
-
-
-def naive(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
-    """softmax(q k^T / sqrt(K)) v, with the scores [B, N, T, T] in memory."""
-    scores_BNTT = (q_BNTK * q_BNTK.shape[-1] ** -0.5) @ k_BNTK.transpose(-2, -1)
-    return scores_BNTT.softmax(dim=-1) @ v_BNTK
-
-
-def forced(backend: str) -> Any:
-    """torch's attention with no other backend to fall back on."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    kernel = SDPBackend.__members__[backend]
-
-    def attend(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
-        with sdpa_kernel(kernel):
-            return scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
-
-    return attend
-
-
-def flex() -> Any:
-    """torch's flex_attention, compiled into one fused kernel."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +45,10 @@ class Attend(Strategy):
         return () if self.kernel in WRITTEN_OUT else (f"attention_{self.kernel}",)
 
     def refuses(self, launch: Launch) -> str | None:
+        if KERNELS[self.kernel] is None:
+            lack = launch.subject.lacks("attend", "take kernel=math, efficient, flash or cudnn")
+            if lack:
+                return lack
         if self.kernel == "flex" and "recomputes" in launch.traits:
             return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits
@@ -84,16 +56,20 @@ class Attend(Strategy):
             return f"{self.kernel} takes 16 bits on GPUs; add bf16, or take kernel=efficient"
         return None
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         backend = KERNELS[self.kernel]
+        if "attend" not in subject.parts:
+            surround(module, subject, lambda inner: ByKernel(inner, backend))
+            return
         chosen = {"naive": lambda: naive, "flex": flex}.get(self.kernel, lambda: forced(backend))()
-        for attention in forward.attentions(module):
+        for attention in subject.attentions(module):
             attention.attend = chosen
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         ran = forward.operations(trained)
         found = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
-        depth, full = len(forward.attentions(trained.module)), _score_matrices(trained, ran)
+        depth, full = _layers(trained), _score_matrices(trained, ran)
+        demand(depth > 0, "no attention of torch's is called")
         facts = {"calls": {name: count for name, count in found.items() if count}}
         facts["score_matrices"] = full
         fused = {name: count for name, count in found.items() if name not in WRITTEN_OUT and count}
@@ -109,14 +85,23 @@ class Attend(Strategy):
         return facts
 
 
-def _score_matrices(trained: Trained, ran: list[forward.Operation]) -> int:
-    """Products that took a matrix [tokens, tokens] a head: the scores, times v.
+def _layers(trained: Trained) -> int:
+    """Attentions of one forward pass."""
+    subject = trained.subject
+    if "attend" in subject.parts:
+        return len(subject.attentions(trained.module))
+    return len(subject.survey.attention)
 
-    Where a head is as wide as there are tokens, q looks alike, and is one more a block.
+
+def _score_matrices(trained: Trained, ran: list[forward.Operation]) -> int:
+    """Products that took a matrix [queries, keys] a head: the scores, times v.
+
+    Where a head is as wide as there are keys, q looks alike, and is one more a layer.
     """
-    tokens, attention = trained.module.grid**2, trained.module.blocks[0].attn
-    square = sum(o.name == "aten::bmm" and o.shapes[0][1:] == [tokens, tokens] for o in ran)
-    alike = attention.qkv.in_features // attention.num_heads == tokens
+    calls = trained.subject.survey.attention
+    scores = {(call.queries, call.keys) for call in calls}
+    square = sum(o.name == "aten::bmm" and tuple(o.shapes[0][1:]) in scores for o in ran)
+    alike = any((call.queries, call.width) in scores for call in calls)
     return square // 2 if alike else square
 
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.support.parts import (
+from strategies.activations.parts import (
     Recompute,
     Split,
     block_runs,
@@ -16,7 +15,11 @@ from strategies.support.parts import (
     prefixes,
     segments,
 )
-from strategies.support.runners import runner_of
+from strategies.activations.runners import runner_of, surround
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Checkpoint"]
 
@@ -58,6 +61,11 @@ class Checkpoint(Strategy):
         return frozenset({"recomputes"})
 
     def refuses(self, launch: Launch) -> str | None:
+        grouped = f"every={self.every}" if self.every != 1 else f"keep={self.keep}"
+        if self.every != 1 or self.keep in ("nested", "nothing"):
+            lack = launch.subject.lacks("chain", f"leave {grouped} out")
+            if lack:
+                return lack
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "
@@ -65,9 +73,10 @@ class Checkpoint(Strategy):
             )
         return None
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         policy = keep_products if self.keep == "products" else None
-        module.run_blocks = Recompute(module.run_blocks, self._split(len(module.blocks)), policy)
+        split, random = self._split(len(subject.blocks(module))), subject.random_blocks
+        surround(module, subject, lambda inner: Recompute(inner, split, policy, random=random))
 
     def _split(self, depth: int) -> Split:
         nested = {"nested": halves, "nothing": prefixes}
@@ -75,13 +84,16 @@ class Checkpoint(Strategy):
         return nested.get(self.keep) or segments(length)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        runner, depth = runner_of(trained.module, Recompute), len(trained.module.blocks)
+        runner, depth = runner_of(trained.module, Recompute), len(trained.blocks())
         demand(runner is not None, "the blocks are not run by parts")
+        demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are run by parts")
         split = self._split(depth)
-        parts, ran = len(split(depth, 0)[0]), runner.parts_run / trained.micro_steps
+        each = [len(split(call.count, 0)[0]) for call in runner.calls]
+        parts, ran = sum(each), runner.parts_run / trained.micro_steps
         demand(ran == parts, f"{ran} parts a micro step, not {parts}")
-        widest = runner.input_bytes * (1 + ("doubles_tokens" in trained.launch.traits))
-        most = parts * widest + RNG_BYTES * depth
+        wider = 1 + ("doubles_tokens" in trained.launch.traits)
+        inputs = sum(n * call.input_bytes for n, call in zip(each, runner.calls, strict=True))
+        most = inputs * wider + RNG_BYTES * depth
         demand(
             0 < runner.kept_bytes <= most,
             f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",
@@ -89,14 +101,15 @@ class Checkpoint(Strategy):
         found = {"parts": parts, "kept_bytes": runner.kept_bytes}
         if "compiled" in trained.launch.traits:
             return found  # blocks are not counted inside a graph: what is kept shows the effect
-        forwards, asked = runner.blocks_run / trained.micro_steps, block_runs(split, depth)
+        forwards = runner.blocks_run / trained.micro_steps
+        asked = sum(block_runs(split, call.count) for call in runner.calls)
         demand(
             forwards == asked,
             f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {asked}",
         )
         if self.keep == "products":
-            least = 5 * depth  # qkv, projection, two of the MLP, adaLN; and attention's
-            demand(runner.products["kept"] > least, f"{runner.products['kept']} products are kept")
+            kept, least = runner.products["kept"], trained.subject.survey.products
+            demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
             found["kept_products"] = runner.products["kept"]
             found["kept_product_bytes"] = runner.products["bytes"]
         return {**found, "block_forwards": forwards / depth}

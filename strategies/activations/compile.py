@@ -6,10 +6,14 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.support.graphs import Counted, kept_by_a_block
-from strategies.support.parts import Recompute
-from strategies.support.runners import Weighed, runner_of
+from strategies.activations.graphs import Counted, kept_without_budget
+from strategies.activations.parts import Recompute
+from strategies.activations.runners import runner_of, surround
+from strategies.activations.weighed import Weighed
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Compile"]
 
@@ -62,7 +66,7 @@ class Compile(Strategy):
             return "kept activations are managed block by block; leave scope=model out"
         return None
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
         from torch._dynamo.utils import counters
 
@@ -77,10 +81,10 @@ class Compile(Strategy):
         if parts is not None:
             parts.compile_parts(functools.partial(torch.compile, **given))
         else:
-            for block in module.blocks:
+            for block in subject.blocks(module):
                 block.compile(**given)
         if runner_of(module, Weighed) is None:
-            module.run_blocks = Weighed(module.run_blocks)
+            surround(module, subject, Weighed)
 
     def attach(self, trained: Trained) -> Counted | None:
         return getattr(trained.module, "compiled_by", None)
@@ -90,7 +94,7 @@ class Compile(Strategy):
         demand(isinstance(backend, Counted), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
         calls, parts = last["calls"] / trained.micro_steps, runner_of(trained.module, Recompute)
-        units = parts.parts_run / trained.micro_steps if parts else len(trained.module.blocks)
+        units = parts.parts_run / trained.micro_steps if parts else len(trained.blocks())
         units = 1 if self.scope == "model" else units
         demand(calls >= units, f"{calls} calls of compiled graphs a micro step, not {units}")
         facts = {
@@ -106,9 +110,9 @@ class Compile(Strategy):
 
     def _budgeted(self, trained: Trained) -> dict[str, Any]:
         """Against what a block compiled without a budget keeps: the share of it above its input."""
-        runner, depth = runner_of(trained.module, Weighed), len(trained.module.blocks)
-        full = depth * kept_by_a_block(trained, runner.given, self.backend)
-        least = depth * runner.input_bytes
+        runner = runner_of(trained.module, Weighed)
+        full = kept_without_budget(trained, runner.calls, self.backend)
+        least = sum(call.count * call.input_bytes for call in runner.calls)
         share = (runner.kept_bytes - least) / (full - least)
         demand(
             share <= self.budget + SLACK,

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from strategies.base import Trained, Watcher
-from strategies.support.runners import Weighed
+from strategies.activations.weighed import Call, Weighed
+from strategies.base import Watcher
+from strategies.engine import Trained
 
-__all__ = ["Counted", "kept_by_a_block"]
+__all__ = ["Counted", "kept_without_budget"]
 
 
 class Counted(Watcher):
@@ -56,14 +57,31 @@ class Counted(Watcher):
         self.steps.append({**now, "seconds": self.seconds})
 
 
-def kept_by_a_block(trained: Trained, given: list[Any], backend: str) -> int:
-    """Bytes that autograd holds for one block compiled without a budget, its input included."""
-    import torch
+def kept_without_budget(trained: Trained, calls: list[Call], backend: str) -> int:
+    """Bytes that autograd holds for the blocks compiled without a budget, inputs included; of
+    blocks of one class that were given alike one is compiled."""
+    known: dict[str, int] = {}
+    total = 0
+    for call in calls:
+        alike = f"{type(call.block)} {[(t.shape, t.dtype) for t in call.tensors]}"
+        if alike not in known:
+            known[alike] = _kept_by_a_block(trained, call, backend)
+        total += call.count * known[alike]
+    return total
 
-    runner = Weighed(lambda blocks, x_BTD, c_BD: compiled(x_BTD, c_BD))
-    compiled = torch.compile(trained.module.blocks[0].forward, backend=backend, dynamic=False)
-    with torch._functorch.config.patch(activation_memory_budget=1.0), torch.enable_grad():
-        values = [torch.zeros(**like, requires_grad=True) for like in given]
-        with trained.accelerator.autocast():
-            runner(None, *values)
+
+def _kept_by_a_block(trained: Trained, call: Call, backend: str) -> int:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def zeros(like: Any) -> Any:
+        made = torch.zeros_like(like, device=trained.accelerator.device)
+        return made.requires_grad_(like.is_floating_point())
+
+    runner = Weighed(lambda blocks, *given, **named: compiled(*given, **named))
+    compiled = torch.compile(call.block.forward, backend=backend, dynamic=False)
+    given, named = tree_map_only(torch.Tensor, zeros, call.given)
+    whole = torch._functorch.config.patch(activation_memory_budget=1.0)
+    with whole, torch.enable_grad(), trained.accelerator.autocast():
+        runner([call.block], *given, **named)
     return runner.kept_bytes

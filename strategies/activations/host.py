@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.support.runners import Weighed, is_weight
+from strategies.activations.weighed import Weighed, is_weight
 
 __all__ = ["LEAST_BYTES", "Host"]
 
@@ -38,15 +38,16 @@ class Host(Weighed):
         self.stays: list[Stay | None] = []
         self.stream: Any = None
 
-    def run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
+    def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
 
         self.stays = []
-        if x_BTD.is_cuda and self.stream is None:
-            self.stream = torch.cuda.Stream(x_BTD.device)
+        device = next(blocks[0].parameters()).device
+        if device.type == "cuda" and self.stream is None:
+            self.stream = torch.cuda.Stream(device)
         pack, unpack = (torch.compiler.disable(f) for f in (self.pack, self.unpack))
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return self.inner(blocks, x_BTD, c_BD)
+            return self.inner(blocks, *given, **named)
 
     def pack(self, kept: Any) -> Any:
         """A tensor that autograd keeps -> its place in host memory; weights stay where they are."""

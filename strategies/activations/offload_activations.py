@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.support.host import LEAST_BYTES, Host
-from strategies.support.parts import Recompute
-from strategies.support.runners import runner_of
+from strategies.activations.host import LEAST_BYTES, Host
+from strategies.activations.parts import Recompute
+from strategies.activations.runners import runner_of, surround
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["OffloadActivations"]
 
@@ -43,12 +46,13 @@ class OffloadActivations(Strategy):
             return "what is recomputed is not kept; take what=checkpoints, or leave checkpoint out"
         return None
 
-    def edit_model(self, module: Any) -> None:
-        module.run_blocks = Host(module.run_blocks)
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        surround(module, subject, Host)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        host, depth = runner_of(trained.module, Host), len(trained.module.blocks)
+        host, depth = runner_of(trained.module, Host), len(trained.blocks())
         demand(host is not None, "the blocks' activations stay on the device")
+        demand(host.blocks == depth, f"those of {host.blocks} of {depth} blocks leave the device")
         moved, steps = host.moved, trained.micro_steps
         demand(
             (moved["out"], moved["out_bytes"]) == (moved["back"], moved["back_bytes"]),
@@ -57,10 +61,11 @@ class OffloadActivations(Strategy):
         tensors, size = moved["out"] / steps, moved["out_bytes"] / steps
         inner = runner_of(trained.module, Recompute)
         parts = inner.parts_run / steps if inner else 0
-        # Beside checkpoint a part keeps two inputs (compiled, the generator's state as well); else
+        # Beside checkpoint a part keeps its inputs (compiled, the generator's state as well); else
         # a block keeps a dozen tensors.
+        inputs = parts * max(len(call.tensors) for call in host.calls)
         least, most = (
-            (parts, 2 * parts + depth) if self.what == "checkpoints" else (5 * depth, 99 * depth)
+            (parts, inputs + depth) if self.what == "checkpoints" else (2 * depth, 99 * depth)
         )
         demand(max(least, 1) <= tensors <= most, f"{tensors} tensors left the device a micro step")
         demand(size >= host.kept_bytes - LEAST_BYTES * tensors, "not all that is kept was moved")

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from strategies.support.runners import Weighed
+from strategies.activations.weighed import Weighed
 
 __all__ = ["Recompute", "Split", "block_runs", "halves", "keep_products", "prefixes", "segments"]
 
@@ -60,39 +60,46 @@ class Recompute(Weighed):
     ``products`` are the outputs that ``policy`` had torch keep in the first forward.
     """
 
-    def __init__(self, inner: Any, split: Split, policy: Any = None) -> None:
+    def __init__(
+        self, inner: Any, split: Split, policy: Any = None, *, random: bool = False
+    ) -> None:
         super().__init__(inner)
         self.split, self.blocks_run, self.parts_run = split, 0, 0
         self.products = {"kept": 0, "bytes": 0}
-        self.more = {"context_fn": functools.partial(policy, self)} if policy else {}
+        # Where blocks draw no random numbers the generator's state need not travel along.
+        self.options = {"use_reentrant": False, "preserve_rng_state": random}
+        if policy:
+            self.options["context_fn"] = functools.partial(policy, self)
 
-    def run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
-        for size in self.split(len(blocks), 0)[0]:
-            self.parts_run += 1
-            x_BTD = self.part(blocks[:size], x_BTD, c_BD, 1)
+    def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        sizes = self.split(len(blocks), 0)[0]
+        self.parts_run += len(sizes)
+        return self._parts(blocks, sizes, 1, given, named)
+
+    def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
+        """Parts of these sizes, each under a checkpoint: what one returns is the first thing that
+        the next is given."""
+        for size in sizes:
+            given = (self.part(blocks[:size], level, *given, **named), *given[1:])
             blocks = blocks[size:]
-        return x_BTD
+        return given[0]
 
-    def part(self, blocks: Any, x_BTD: Any, c_BD: Any, level: int) -> Any:
+    def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         """Some blocks under one checkpoint."""
         from torch.utils.checkpoint import checkpoint
 
-        # Blocks draw no random numbers: the generator's state need not travel along.
-        return checkpoint(
-            self._inside, blocks, x_BTD, c_BD, level,
-            use_reentrant=False, preserve_rng_state=False, **self.more,
-        )  # fmt: skip
+        return checkpoint(self._inside, blocks, level, *given, **named, **self.options)
 
-    def _inside(self, blocks: Any, x_BTD: Any, c_BD: Any, level: int) -> Any:
+    def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         import torch
 
         sizes, left = self.split(len(blocks), level)
-        for size in sizes:
-            x_BTD = self.part(blocks[:size], x_BTD, c_BD, level + 1)
-            blocks = blocks[size:]
+        if sizes:
+            given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])
+            blocks = blocks[sum(sizes) :]
         if left and not torch.compiler.is_compiling():
             self.blocks_run += left
-        return self.inner(blocks, x_BTD, c_BD) if left else x_BTD
+        return self.inner(blocks, *given, **named) if left else given[0]
 
     def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
         """Compile the parts with their checkpoints inside: torch recomputes outside of compiled

@@ -1,51 +1,79 @@
-"""What several strategies put in the place of ``run_blocks``, one around the other."""
+"""What autograd keeps for the blocks, weighed as they are run."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Weighed", "is_weight", "runner_of"]
+__all__ = ["Call", "Weighed", "is_weight"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a runner: the first of ``count`` blocks, and what it was given, on meta."""
+
+    block: Any
+    count: int
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors that it was given."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        return [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class Weighed:
     """A way to run blocks around another one (``inner``; the innermost is the module's own).
 
-    Weighs, in the first forward, what autograd holds for the blocks: ``kept_bytes``, weights left
-    out, each tensor once. ``given`` says what one block is given, ``input_bytes`` how much.
+    Weighs, in the first forward of each block, what autograd holds for the blocks: ``kept_bytes``,
+    weights left out, each tensor once. ``calls`` are those of that first forward, with tensors'
+    sizes in the place of what was given.
     """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.kept_bytes = self.input_bytes = 0
-        self.given: list[dict[str, Any]] = []
+        self.kept_bytes = 0
+        self.calls: list[Call] = []
         self.weighing = self.within = False
+        self._begun: set[int] = set()
         self._seen: dict[int, weakref.ref] = {}
         if isinstance(inner, Weighed):
             inner.within = True  # autograd tells the innermost hook alone: ours tells it on
 
-    def __call__(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
+    def __call__(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
 
         if not torch.is_grad_enabled():
-            return self.inner(blocks, x_BTD, c_BD)
-        if self.input_bytes:
-            return self.run(blocks, x_BTD, c_BD)
-        self.input_bytes, self.weighing = x_BTD.nbytes + c_BD.nbytes, True
-        self.given = [
-            {"size": t.shape, "dtype": t.dtype, "device": t.device} for t in (x_BTD, c_BD)
-        ]
+            return self.inner(blocks, *given, **named)
+        if id(blocks[0]) in self._begun:
+            return self.run(blocks, *given, **named)
+        self._begun.add(id(blocks[0]))
+        self.calls.append(_noted(blocks, given, named))
         weigh = torch.compiler.disable(self.weigh)  # a compiled block would trace it
         hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept)
+        self.weighing = True
         with contextlib.nullcontext() if self.within else hooks:
-            x_BTD = self.run(blocks, x_BTD, c_BD)
+            out = self.run(blocks, *given, **named)
         self.weighing = False
-        return x_BTD
+        return out
 
-    def run(self, blocks: Any, x_BTD: Any, c_BD: Any) -> Any:
+    @property
+    def blocks(self) -> int:
+        """How many blocks were run by it."""
+        return sum(call.count for call in self.calls)
+
+    def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
         """The blocks, with gradients."""
-        return self.inner(blocks, x_BTD, c_BD)
+        return self.inner(blocks, *given, **named)
 
     def weigh(self, kept: Any) -> Any:
         """Count a tensor that autograd keeps; also for a runner within this one."""
@@ -59,6 +87,16 @@ class Weighed:
         return kept
 
 
+def _noted(blocks: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def like(tensor: Any) -> Any:
+        return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+
+    return Call(blocks[0], len(blocks), tree_map_only(torch.Tensor, like, (given, named)))
+
+
 def is_weight(kept: Any) -> bool:
     """Whether a tensor that autograd keeps is a parameter, autocast's copy of one, or a view."""
     from torch import nn
@@ -70,11 +108,3 @@ def is_weight(kept: Any) -> bool:
     if made_by is None or made_by.name() != "ToCopyBackward0":
         return False
     return made_by.next_functions[0][0].name() == "torch::autograd::AccumulateGrad"
-
-
-def runner_of(module: Any, kind: type) -> Any | None:
-    """The runner of that kind in the module's chain of them, or None."""
-    runner = module.run_blocks
-    while runner is not None and not isinstance(runner, kind):
-        runner = getattr(runner, "inner", None)
-    return runner

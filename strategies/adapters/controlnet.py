@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, Strategy, Trained, demand
-from strategies.support.frozen import Frozen, split_facts, train_only
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence.frozen import Frozen, split_facts, train_only
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["ControlNet"]
 
@@ -37,16 +40,22 @@ class ControlNet(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "doubles_tokens", "other_products"})
 
+    def refuses(self, launch: Launch) -> str | None:
+        return launch.subject.lacks("token_blocks") or launch.subject.lacks("halves")
+
     def _number(self, depth: int) -> int:
         return max(1, round(self.share * depth))
 
-    def edit_model(self, module: Any) -> None:
-        from strategies.support.controlled import Controlled
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        import torch
 
-        number = self._number(len(module.blocks))
+        from strategies.adapters.controlled import Controlled
+
+        (blocks,) = subject.groups(module)
+        number = self._number(len(blocks))
+        like = torch.empty(subject.dimensions.width, dtype=subject.dtype(module))
         for i in range(number):
-            first, last = i == 0, i == number - 1
-            module.blocks[i] = Controlled(module.blocks[i], module.pos_embed, first, last)
+            blocks[i] = Controlled(blocks[i], like, first=i == 0, last=i == number - 1)
         names = {n for n, _ in module.named_parameters() if any(word in n for word in TRAINED)}
         train_only(module, names)
 
@@ -60,6 +69,6 @@ class ControlNet(Strategy):
         demand(not strange, f"{len(strange)} weights outside the branch take a gradient")
         moved = trained.attached[self.name].changed()
         copies = sum(n.endswith(".zero.weight") for n in moved)
-        wanted = self._number(len(trained.module.blocks))
+        wanted = self._number(len(trained.blocks()))
         demand(copies == wanted, f"{copies} copies act on the model, of {wanted} asked for")
         return {"copies": copies, **facts}

@@ -5,39 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from strategies.base import Trained
-from strategies.support import zero
+from strategies.engine import Trained
+from strategies.subject import Subject
 
 __all__ = ["load", "save"]
 
 
 def save(trained: Trained, path: Path) -> None:
-    """Write every parameter that takes a gradient to a safetensors file; all ranks call it."""
-    from safetensors.torch import save_file
-
+    """Write every parameter that takes a gradient to one file; all ranks call it."""
     state = {}
-    zero.settle(trained)
-    for name, p in trained.module.named_parameters():
-        if p.requires_grad:
-            with zero.whole([p]):
-                if trained.accelerator.is_main_process:
-                    state[name] = p.detach().cpu().contiguous().clone()
+    named = {n: p for n, p in trained.module.named_parameters() if p.requires_grad}
+    whole = trained.engine.whole(trained, list(named.values()))
+    for name, p in zip(named, whole, strict=True):
+        if trained.accelerator.is_main_process:
+            state[name] = p.detach().cpu().contiguous().clone()
     if trained.accelerator.is_main_process:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(state, str(path))
+        trained.subject.save(state, path)
     trained.accelerator.wait_for_everyone()
 
 
-def load(module: Any, path: Path) -> list[str]:
+def load(module: Any, subject: Subject, path: Path) -> list[str]:
     """Read what ``save`` wrote into a bare model that the same recipe has edited; the names.
 
     Raises:
         ValueError: the model lacks one of the parameters, or trains one that the file lacks.
     """
     import torch
-    from safetensors.torch import load_file
 
-    state = load_file(str(path))
+    state = subject.load(path)
     mine = {n: p for n, p in module.named_parameters() if p.requires_grad}
     odd = sorted(mine.keys() ^ state.keys())
     if odd:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.support.frozen import Frozen, split_facts
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence.frozen import Frozen, split_facts
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
-__all__ = ["TARGETS", "Dora", "Lora", "Qlora"]
-
-TARGETS = r"blocks\.\d+\.(attn\.(qkv|proj)|mlp\.fc[12])"
-"""The linear layers of the blocks that work on tokens; adaLN's work on one vector a sample."""
+__all__ = ["Dora", "Lora", "Qlora"]
 
 
-def inject(module: Any, rank: int, **more: Any) -> None:
-    """Put peft's adapters beside every target; the same first weights in every process."""
+def inject(module: Any, subject: Subject, rank: int, **more: Any) -> None:
+    """Put peft's adapters beside every linear layer of the subject's; the same first weights in
+    every process."""
     import peft
     import torch
 
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=TARGETS, **more)
+    # As a pattern: peft takes names in a list for endings of names.
+    targets = "|".join(re.escape(name) for name in subject.linears)
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, **more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         peft.inject_adapter_in_model(config, module)
     for name, p in module.named_parameters():
         if "lora_" in name:  # beside packed weights peft would take float32
-            p.data = p.data.to(module.pos_embed.dtype)
+            p.data = p.data.to(subject.dtype(module))
 
 
 def adapted(module: Any) -> list[Any]:
@@ -35,8 +39,8 @@ def adapted(module: Any) -> list[Any]:
 
 def adapter_facts(trained: Trained, name: str, rank: int, magnitudes: bool) -> dict[str, Any]:
     """Adapters beside every target with the rank asked for, moved, and nothing else moved."""
-    layers, depth = adapted(trained.module), len(trained.module.blocks)
-    demand(len(layers) == 4 * depth, f"{len(layers)} layers carry an adapter, not {4 * depth}")
+    layers, wanted = adapted(trained.module), len(trained.subject.linears)
+    demand(len(layers) == wanted, f"{len(layers)} layers carry an adapter, not {wanted}")
     ranks = {layer.r["default"] for layer in layers}
     demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, not {rank}")
     dora = [layer for layer in layers if len(layer.lora_magnitude_vector)]
@@ -71,8 +75,8 @@ class Lora(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "other_products"})
 
-    def edit_model(self, module: Any) -> None:
-        inject(module, self.rank, use_dora=self.magnitudes)
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        inject(module, subject, self.rank, use_dora=self.magnitudes)
 
     def attach(self, trained: Trained) -> Frozen:
         return Frozen(trained)
@@ -102,19 +106,19 @@ class Qlora(Lora):
         return super().traits() | {"quantized_weights"}
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.zero_stage == 3:
-            return "ZeRO-3 shards elements, and two of these share a byte; use zero2, or lora"
+        if "split_parameters" in launch.traits:
+            return "the engine shards elements, and two of these share a byte; use zero2, or lora"
         return None
 
-    def edit_model(self, module: Any) -> None:
-        from strategies.support.nf4 import quantize
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.adapters.nf4 import quantize
 
-        quantize(module, TARGETS)
+        quantize(module, subject.linears)
         module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
-        inject(module, self.rank)
+        inject(module, subject, self.rank)
         del module.is_loaded_in_4bit
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.support.nf4 import packed_facts
+        from strategies.adapters.nf4 import packed_facts
 
         return {**super().evidence(trained), **packed_facts(trained.module)}

@@ -5,7 +5,7 @@ Imports torch and bitsandbytes: import it only where both are there.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any
 
 import bitsandbytes
@@ -45,12 +45,10 @@ def pack(linear: nn.Linear) -> Packed:
     return layer.to(weight.device)  # the move is what packs the weight
 
 
-def quantize(module: nn.Module, targets: str) -> None:
-    """Replace every linear layer whose name matches ``targets``."""
-    found = [(n, m) for n, m in module.named_modules() if re.fullmatch(targets, n)]
-    for name, linear in found:
-        parent, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, pack(linear))
+def quantize(module: nn.Module, names: Iterable[str]) -> None:
+    """Replace the linear layers of these names."""
+    for name in names:
+        module.set_submodule(name, pack(module.get_submodule(name)))
 
 
 def packed_facts(module: nn.Module) -> dict[str, Any]:

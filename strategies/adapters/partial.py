@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.support.frozen import Frozen, split_facts, train_only
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence.frozen import Frozen, split_facts, train_only
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["DiffFit", "Head"]
 
@@ -28,21 +31,26 @@ class Head(Strategy):
             return (
                 "backward ends before the blocks, and nothing of them is kept; leave checkpoint out"
             )
-        return None
+        return launch.subject.lacks("head")
 
-    def edit_model(self, module: Any) -> None:
-        names = {n for n, _ in module.named_parameters() if n.startswith("final_layer.")}
-        train_only(module, names)
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        train_only(module, names_in(module, subject.head(module)))
 
     def attach(self, trained: Trained) -> Frozen:
         return Frozen(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         facts = split_facts(trained, self.name)
-        named = trained.module.named_parameters()
-        inner = [n for n, p in named if p.requires_grad and not n.startswith("final_layer.")]
+        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
+        inner = free - names_in(trained.module, trained.subject.head(trained.module))
         demand(not inner, f"{len(inner)} weights before the final layer take a gradient")
         return facts
+
+
+def names_in(module: Any, part: Any) -> set[str]:
+    """Names, in ``module``, of the parameters of a part of it."""
+    own = {id(p) for p in part.parameters()}
+    return {name for name, p in module.named_parameters() if id(p) in own}
 
 
 def scaled(layer: Any, given: Any, output: Any) -> Any:
@@ -65,20 +73,22 @@ class DiffFit(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "pure_bf16" in launch.traits:
             return "a scale of one moves by steps that bfloat16 cannot hold; use bf16"
-        return None
+        return launch.subject.lacks("halves") or launch.subject.lacks("label_table")
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
-        ones = torch.ones_like(module.pos_embed.data[0, 0])  # as wide as the model, in its dtype
-        for layer in (part for block in module.blocks for part in (block.attn, block.mlp)):
-            layer.gamma = torch.nn.Parameter(ones.clone())
-            layer.register_forward_hook(scaled)
-        train_only(module, {n for n, _ in module.named_parameters() if self._trained(n)})
+        width, dtype = subject.dimensions.width, subject.dtype(module)
+        for block in subject.blocks(module):
+            for layer in (block.attn, block.mlp):
+                layer.gamma = torch.nn.Parameter(torch.ones(width, dtype=dtype))
+                layer.register_forward_hook(scaled)
+        train_only(module, self._trained(module, subject))
 
     @staticmethod
-    def _trained(name: str) -> bool:
-        return name.endswith((".bias", ".gamma")) or name.startswith("y_embedder.")
+    def _trained(module: Any, subject: Subject) -> set[str]:
+        names = {n for n, _ in module.named_parameters() if n.endswith((".bias", ".gamma"))}
+        return names | names_in(module, subject.label_table(module))
 
     def attach(self, trained: Trained) -> Frozen:
         return Frozen(trained)
@@ -86,10 +96,10 @@ class DiffFit(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         facts = split_facts(trained, self.name)
         free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
-        strange = sorted(n for n in free if not self._trained(n))
+        strange = free - self._trained(trained.module, trained.subject)
         demand(not strange, f"{len(strange)} weights beside biases and scales take a gradient")
         scales = {n for n in free if n.endswith(".gamma")}
-        wanted = 2 * len(trained.module.blocks)
+        wanted = 2 * len(trained.blocks())
         moved = len(scales & trained.attached[self.name].changed())
         demand(moved == wanted, f"{moved} scales have moved, of {wanted} asked for")
         return {**facts, "scales": moved}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.support import wire
-from strategies.support.power_sgd import DENSE_STEPS, PowerSgd, low_rank_bytes
+from strategies.base import Parity, Slot, demand
+from strategies.communication import wire
+from strategies.communication.power_sgd import DENSE_STEPS, PowerSgd, low_rank_bytes
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
 
 __all__ = ["Compress"]
 

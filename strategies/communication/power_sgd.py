@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from strategies.base import Trained
-from strategies.support import wire
+from strategies.communication import wire
+from strategies.engine import Trained
 
 __all__ = ["DENSE_STEPS", "PowerSgd", "low_rank_bytes"]
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, Watcher, demand
-from strategies.support import states
+from strategies.base import Slot, Watcher, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence.stored import stored
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
-__all__ = ["Rows", "SparseEmbedding"]
+__all__ = ["SparseEmbedding", "TouchedRows"]
 
 
-class Rows(Watcher):
+class TouchedRows(Watcher):
     """Bytes of the label table's gradient as this rank's backward left it, and of a dense one."""
 
     def __init__(self, trained: Trained) -> None:
         self.bytes = self.dense_bytes = self.rows = self.seen = 0
-        table = trained.module.y_embedder.embedding_table.weight
+        table = trained.subject.label_table(trained.module).weight
         table.register_post_accumulate_grad_hook(self._count)
 
     def _count(self, table: Any) -> None:
@@ -24,7 +27,7 @@ class Rows(Watcher):
         self.dense_bytes, self.seen = table.numel() * table.element_size(), self.seen + 1
         if gradient.is_sparse:
             self.rows = len(gradient._values())
-        self.bytes = sum(t.numel() * t.element_size() for t in states.stored(gradient))
+        self.bytes = sum(t.numel() * t.element_size() for t in stored(gradient))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,9 @@ class SparseEmbedding(Strategy):
         return frozenset({"sparse_gradients"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.engine == "DEEPSPEED":
-            return "ZeRO flattens gradients, and a flat one is dense; use ddp or single"
-        if launch.engine == "MULTI_GPU":
+        if "flat_weights" in launch.traits:
+            return "the engine flattens gradients, and a flat one is dense; use ddp or single"
+        if "one_process" not in launch.traits and launch.device == "cuda":
             return "NCCL reduces no sparse tensors; use single, or leave this out"
         if "takes_sparse" not in launch.traits:
             return (
@@ -52,20 +55,24 @@ class SparseEmbedding(Strategy):
             return "clipping reads gradients as dense; set --grad-clip 0"
         if "frozen_weights" in launch.traits:
             return "the label table may be frozen here; leave this out"
-        return None
+        return launch.subject.lacks("label_table")
 
-    def edit_model(self, module: Any) -> None:
-        module.y_embedder.embedding_table.sparse = True
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        subject.label_table(module).sparse = True
 
-    def attach(self, trained: Trained) -> Rows:
-        return Rows(trained)
+    def attach(self, trained: Trained) -> TouchedRows:
+        return TouchedRows(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         rows = trained.attached.get(self.name)
-        demand(isinstance(rows, Rows) and rows.seen > 0, "no gradient of the label table was seen")
+        demand(
+            isinstance(rows, TouchedRows) and rows.seen > 0,
+            "no gradient of the label table was seen",
+        )
         demand(rows.rows > 0, "the label table's gradient is dense")
         launch = trained.launch
-        sent = launch.engine != "NO" and launch.processes > 1 and not launch.simulated
+        alone = "one_process" in launch.traits or launch.processes == 1
+        sent = not (alone or launch.simulated)
         return {
             "rows": rows.rows,
             "wire_bytes" if sent else "gradient_bytes": rows.bytes,

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.support import wire
+from strategies.base import Parity, Slot, demand
+from strategies.communication import wire
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
 
 __all__ = ["TopK", "TopKHook"]
 

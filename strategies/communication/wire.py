@@ -6,7 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from strategies.base import Launch, Trained, Watcher, demand
+from strategies.base import Watcher, demand
+from strategies.engine import Launch, Trained
 
 __all__ = ["Compression", "Counted", "WithFeedback", "counted_hooks", "facts", "refusal"]
 
@@ -103,11 +104,11 @@ def refusal(launch: Launch) -> str | None:
     """Why DDP's all-reduce cannot be compressed under ``launch``."""
     if launch.simulated:
         return "a simulated world sends nothing that could be compressed; leave --world out"
-    if launch.engine in ("MULTI_CPU", "MULTI_GPU"):
+    if "replicas" in launch.traits:
         return None
-    if launch.engine == "NO":
+    if "one_process" in launch.traits:
         return "one process sends no gradients; use ddp"
-    return "it hooks into DDP's all-reduce, and DeepSpeed reduces by itself; use ddp"
+    return "it hooks into DDP's all-reduce, and this engine reduces by itself; use ddp"
 
 
 def facts(trained: Trained, name: str) -> dict[str, Any]:

@@ -1,163 +1,147 @@
-"""Facts read back from a DeepSpeed engine: stage, shard sizes, offload, skipped steps.
+"""Facts read back from DeepSpeed's objects: stage, shard sizes, offload, what each rank holds.
 
-Attribute names are DeepSpeed's own (0.19); evidence fails loudly where one is missing.
+Attribute names are DeepSpeed's own (0.19); evidence fails loudly where one is missing. ``ds`` is
+DeepSpeed's engine, which is the prepared model.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import Trained, demand
+from strategies.base import demand
+from strategies.engine import Fragment, Maker, Trained
+from strategies.evidence.stored import stored, tensors, within
 
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["evidence", "fragments", "held", "makers", "masters", "swap_files"]
+
 # A shard is padded to a multiple of the group size and of DeepSpeed's alignment.
 PADDING = 0.02
+BACKWARD = ("forward", "backward")
+
+
+# ---- evidence ----
 
 
 def evidence(trained: Trained) -> dict[str, Any]:
-    """Stage, what share of the elements this rank holds, where they live; all read from the engine.
+    """Stage, what share of the elements this rank holds, where they live; all read back.
 
     Raises:
-        NotInForce: the engine runs another stage, holds another share, or skipped a step.
+        NotInForce: DeepSpeed runs another stage, holds another share, or skipped a step.
     """
-    engine, launch = trained.engine, trained.launch
-    demand(engine is not None, f"the model is a {type(trained.model).__name__}, not an engine")
-    stage = int(engine.zero_optimization_stage())
-    demand(stage == launch.zero_stage, f"the engine runs stage {stage}, not {launch.zero_stage}")
-    demand(engine.skipped_steps == 0, f"the engine skipped {engine.skipped_steps} steps")
-    facts = {"stage": stage, "skipped_steps": engine.skipped_steps, **_shares(trained)}
+    ds, asked = trained.model, trained.engine.stage
+    demand(
+        hasattr(ds, "zero_optimization_stage"), f"the model is a {type(ds).__name__}, not DeepSpeed"
+    )
+    stage = int(ds.zero_optimization_stage())
+    demand(stage == asked, f"DeepSpeed runs stage {stage}, not {asked}")
+    demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
+    facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     facts |= _gradients(trained) | _offload(trained)
-    facts["buckets"] = buckets(engine)
+    facts["buckets"] = _buckets(ds)
     return facts
 
 
-def buckets(engine: Any) -> dict[str, int]:
+def _buckets(ds: Any) -> dict[str, int]:
     """The buffer sizes in force, in elements."""
-    config = engine.config["zero_optimization"]
+    config = ds.config["zero_optimization"]
     sizes = ("size", "stage3_prefetch", "stage3_max", "stage3_param")
     return {k: v for k, v in config.items() if any(word in k for word in sizes)}
 
 
+def _expected(share: float, trained: Trained, what: str) -> float:
+    """``share``, which must be this rank's of all ranks'."""
+    wanted = 1 / trained.launch.processes
+    demand(
+        abs(share - wanted) <= PADDING,
+        f"this rank {what.format(f'{share:.3f}')}, {wanted:.3f} were expected",
+    )
+    return round(share, 4)
+
+
 def _shares(trained: Trained) -> dict[str, float]:
     """Share of the float32 master, and under stage 3 of the parameters, that this rank holds."""
-    total = sum(_full_numel(p) for p in trained.module.parameters() if p.requires_grad)
-    expected = _share(trained)
+    parts = [p for p in trained.module.parameters() if p.requires_grad]
+    total = sum(map(_elements, parts))
     held = sum(master.numel() for _, master in masters(trained)) / total
-    demand(
-        abs(held - expected) <= PADDING,
-        f"this rank holds {held:.3f} of the optimizer's elements, {expected:.3f} were expected",
-    )
-    facts = {"optimizer_share": round(held, 4)}
-    if trained.launch.zero_stage == 3:
-        parts = [p for p in trained.module.parameters() if p.requires_grad]
+    facts = {"optimizer_share": _expected(held, trained, "holds {} of the optimizer's elements")}
+    if trained.engine.stage == 3:
         demand(hasattr(parts[0], "ds_tensor"), "the parameters are not partitioned")
         share = sum(p.ds_tensor.ds_numel for p in parts) / total
-        demand(
-            abs(share - expected) <= PADDING,
-            f"this rank holds {share:.3f} of the parameters, {expected:.3f} were expected",
-        )
-        facts["parameter_share"] = round(share, 4)
+        facts["parameter_share"] = _expected(share, trained, "holds {} of the parameters")
         facts["gathered_elements"] = sum(p.numel() for p in parts)
     return facts
 
 
-def _full_numel(parameter: Any) -> int:
+def _elements(parameter: Any) -> int:
     return getattr(parameter, "ds_numel", None) or parameter.numel()
 
 
 def _gradients(trained: Trained) -> dict[str, Any]:
-    """Whether the engine reduces gradients to their owner alone (stage 2 and 3)."""
-    optimizer, stage = trained.engine.optimizer, trained.launch.zero_stage
+    """Whether gradients are reduced to their owner alone (stage 2 and 3)."""
+    optimizer, stage = trained.model.optimizer, trained.engine.stage
     if stage == 3:
-        total = sum(_full_numel(p) for p in trained.module.parameters() if p.requires_grad)
-        share, expected = optimizer.grad_partitions_flat_buffer.numel() / total, _share(trained)
-        demand(
-            abs(share - expected) <= PADDING,
-            f"this rank keeps {share:.3f} of the gradients, {expected:.3f} were expected",
-        )
-        return {"gradient_share": round(share, 4)}
+        total = sum(_elements(p) for p in trained.module.parameters() if p.requires_grad)
+        share = optimizer.grad_partitions_flat_buffer.numel() / total
+        return {"gradient_share": _expected(share, trained, "keeps {} of the gradients")}
     partitioned = bool(optimizer.partition_gradients)
     demand(partitioned == (stage == 2), f"gradients partitioned: {partitioned} at stage {stage}")
     return {"gradients_partitioned": partitioned}
 
 
-def _share(trained: Trained) -> float:
-    return 1 / trained.launch.processes
+def _flags(trained: Trained) -> dict[str, str]:
+    """DeepSpeed's flag -> the place that makes it true."""
+    optimizer = trained.engine.place("optimizer")
+    if trained.engine.stage < 3:
+        return {"cpu_offload": optimizer}
+    return {
+        "offload_optimizer": optimizer,
+        "offload_param": trained.engine.place("parameters"),
+        "swap_optimizer": "nvme" if optimizer == "nvme" else "device",
+    }
 
 
 def _offload(trained: Trained) -> dict[str, Any]:
     """Where optimizer and parameters live: the devices of the tensors, and files on NVMe."""
-    engine, launch = trained.engine, trained.launch
-    facts: dict[str, Any] = {}
-    flags = {"cpu_offload": launch.offload_optimizer}
-    if launch.zero_stage == 3:
-        flags = {
-            "offload_optimizer": launch.offload_optimizer,
-            "offload_param": launch.offload_param,
-            "swap_optimizer": "nvme" if launch.offload_optimizer == "nvme" else "none",
-        }
-    for flag, place in flags.items():
-        found = bool(getattr(engine.optimizer, flag))
-        demand(found == (place != "none"), f"the engine's {flag} is {found}, asked is {place}")
-    if launch.offload_optimizer == "cpu":
+    ds, facts = trained.model, {}
+    for flag, place in _flags(trained).items():
+        value = bool(getattr(ds.optimizer, flag))
+        demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, asked is {place}")
+    if trained.engine.place("optimizer") == "cpu":
         devices = {master.device.type for _, master in masters(trained)}
         demand(devices == {"cpu"}, f"the optimizer's weights live on {devices}, not in host memory")
         facts["optimizer_on"] = "cpu"
-    if launch.offload_optimizer == "nvme":
-        files = list(swap_files(engine))
+    if trained.engine.place("optimizer") == "nvme":
+        files = list(swap_files(ds))
         demand(bool(files), "no swap file of the optimizer was found")
         facts["optimizer_on"] = "nvme"
         facts["nvme_bytes"] = sum(size for _, size in files)
-    if launch.offload_param == "cpu":
+    if trained.engine.place("parameters") == "cpu":
         places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
         demand(places == {"cpu"}, f"parameter shards live on {places}, not in host memory")
         facts["parameters_on"] = "cpu"
     return facts
 
 
-def whole(parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
-    """A context in which parameters are whole also where ZeRO-3 split them; all ranks enter it."""
-    if not any(hasattr(p, "ds_tensor") for p in parameters):
-        return contextlib.nullcontext()
-    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
-
-    return GatheredParameters(parameters)
+# ---- what a rank holds ----
 
 
-def settle(trained: Trained) -> None:
-    """End the gathers that ZeRO-3 began ahead of a forward pass that did not come: a parameter in
-    flight cannot be made whole (``whole``) and split again. All ranks call it."""
-    if trained.launch.zero_stage == 3:
-        trained.engine.empty_partition_cache()
-
-
-def swap_files(engine: Any) -> Iterator[tuple[Path, int]]:
+def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
     """This rank's NVMe swap files and their bytes, empty where nothing is swapped."""
-    swapper = getattr(engine.optimizer, "optimizer_swapper", None)
+    swapper = getattr(ds.optimizer, "optimizer_swapper", None)
     if swapper is None:
         return
     for path in sorted(Path(swapper.swap_folder).rglob("*.swp")):
         yield path, path.stat().st_size
 
 
-class Fragment:
-    """A piece of a parameter inside this rank's flat master shard; counts are elements."""
-
-    __slots__ = ("name", "numel", "offset", "shard", "start")
-
-    def __init__(self, name: str, shard: int, start: int, numel: int, offset: int) -> None:
-        self.name, self.shard, self.start = name, shard, start
-        self.numel, self.offset = numel, offset
-
-
 def fragments(trained: Trained) -> Iterator[Fragment]:
     """Where this rank's share of each trainable parameter lies in its flat master shards."""
-    optimizer = trained.engine.optimizer
+    optimizer = trained.model.optimizer
     for name, p in trained.module.named_parameters():
         if not p.requires_grad:
             continue
@@ -174,8 +158,8 @@ def fragments(trained: Trained) -> Iterator[Fragment]:
 
 def masters(trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
     """This rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
-    optimizer = trained.engine.optimizer
-    if trained.launch.zero_stage < 3:
+    optimizer = trained.model.optimizer
+    if trained.engine.stage < 3:
         yield from enumerate(optimizer.single_partition_of_fp32_groups)
         return
     for index, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
@@ -187,3 +171,56 @@ def masters(trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
         finally:  # also where the reader stops early: a shard left in memory blocks the next read
             if swapped:
                 optimizer._release_swap_buffers(index)
+
+
+def held(trained: Trained) -> dict[str, list[torch.Tensor]]:
+    """Category -> tensors: flat low-precision copies are parameters, float32 masters are state of
+    the optimizer (in ZeRO's terms), and buckets are their own."""
+    optimizer, optimized = trained.model.optimizer, trained.optimized()
+    parts = [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
+    flats = [
+        *_flat(optimizer, "bit16_groups_flat"),
+        *_flat(optimizer, "fp16_partitioned_groups_flat"),
+    ]
+    whole = [t for p in trained.module.parameters() for t in stored(p.data)]
+    return {
+        "parameters": [*whole, *parts, *flats, *trained.module.buffers()],
+        "optimizer_state": [*tensors(trained.inner_optimizer), *optimized],
+        "buckets": [t for b in optimizer.ipg_buckets.values() for t in within(vars(b))],
+        "gradients": [
+            *_gradient_buffers(optimizer),
+            *(m.grad for m in optimized if m.grad is not None),
+        ],
+    }
+
+
+def _flat(optimizer: Any, name: str) -> list[torch.Tensor]:
+    return [t for t in getattr(optimizer, name, []) if t is not None]
+
+
+def _gradient_buffers(optimizer: Any) -> list[torch.Tensor]:
+    """Partitions of gradients and their copies in host memory."""
+    names = (
+        "averaged_gradients",
+        "grad_partitions_flat_buffer",
+        "temp_grad_buffer_for_cpu_offload",
+    )
+    return [t for name in names for t in within(getattr(optimizer, name, None))]
+
+
+def makers() -> Iterator[Maker]:
+    """DeepSpeed swaps ``.data`` under the parameters and cuts gradients out of buckets: only the
+    method that makes a tensor can say what it is."""
+    from deepspeed.runtime.zero import partition_parameters, stage3, stage_1_and_2
+    from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+
+    gathering = coordinator.PartitionedParameterCoordinator
+    for name in ("fetch_sub_module", "release_sub_module", "release_and_reset_all"):
+        yield Maker(gathering, name, "gathered")
+    for name in ("__enter__", "__exit__"):
+        yield Maker(partition_parameters.GatheredParameters, name, "gathered")
+    both = ("overlapping_partition_gradients_reduce_epilogue", "backward_prologue")
+    for name in (*both, "backward_epilogue", "process_gradients", "setup_buckets"):
+        yield Maker(stage_1_and_2.DeepSpeedZeroOptimizer, name, "buckets", BACKWARD)
+    for name in (*both, "backward_epilogue", "reduce_ready_partitions_and_remove_grads"):
+        yield Maker(stage3.DeepSpeedZeroOptimizer_Stage3, name, "buckets", BACKWARD)

@@ -1,8 +1,8 @@
 """DeepSpeed settings that cost memory for nothing, for a model of a given size. No torch.
 
 Each rule names the setting, the bytes it costs on each device, and the value that removes it.
-``"auto"`` passes: ``strategies.sharding`` settles it from the model. A setting that is absent
-counts as DeepSpeed's default (0.19.8, runtime/zero/config.py), since that is what runs.
+``"auto"`` passes: ``zero_sizes`` settles it from the model. A setting that is absent counts as
+DeepSpeed's default (0.19.8, runtime/zero/config.py), since that is what runs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness import presets
-from harness.resolve import Resolved
-from strategies.base import Slot
-from strategies.sharding import zero_sizes
+from strategies.engines.zero_sizes import buffer_sizes
+from strategies.sizes import Sizes
 
-__all__ = ["RULES", "Finding", "Job", "job_of", "lint", "lint_resolved"]
+__all__ = ["DEFAULTS", "RULES", "Finding", "Job", "waste"]
 
 DEFAULTS: dict[str, Any] = {
     "reduce_bucket_size": 500_000_000,
@@ -35,22 +33,16 @@ NVME_STATE_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the bytes depend on; counts are elements, ``itemsize`` is bytes of a parameter.
+    """What the bytes depend on; ``itemsize`` is bytes of a stored weight."""
 
-    ``tensors`` holds the size of every trainable weight that is no bias.
-    """
-
-    total: int
-    block: int
-    tensors: tuple[int, ...]
-    bias: int
+    sizes: Sizes
     itemsize: int
     ranks: int
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def auto(self) -> dict[str, int]:
         """The sizes that "auto" becomes."""
-        return zero_sizes(self.total, self.block, max(self.tensors), self.bias)
+        return buffer_sizes(self.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,35 +64,10 @@ class Finding:
         return f"{self.key} is {self.value}: {self.why}, {cost}; set {self.fix}"
 
 
-def lint(zero: Mapping[str, Any], job: Job) -> list[Finding]:
+def waste(zero: Mapping[str, Any], job: Job) -> list[Finding]:
     """What ``zero`` (a zero_optimization block) wastes for ``job``, the most costly first."""
     found = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
     return sorted(found, key=lambda finding: -finding.bytes)
-
-
-def lint_resolved(resolved: Resolved) -> list[Finding]:
-    """What the launch file of a run wastes; nothing outside DeepSpeed."""
-    return lint(resolved.file.zero, job_of(resolved)) if resolved.file.zero else []
-
-
-def job_of(resolved: Resolved) -> Job:
-    """The sizes of a run, from closed forms."""
-    precision = resolved.recipe.in_slot(Slot.PRECISION)
-    facts, shape = resolved.facts, resolved.shape
-    total = presets.trainable_count(
-        shape, facts.input_size, facts.channels, facts.classes, resolved.learn_sigma
-    )
-    d, m = shape.hidden_size, shape.mlp_size
-    block = (3 * d * d, d * d, d * m, m * d, 6 * d * d)
-    ends = (presets.FREQUENCIES * d, d * d, (facts.classes + 1) * d, 2 * d * d)
-    return Job(
-        total=total,
-        block=presets.largest_block_count(shape),
-        tensors=block * shape.depth + ends,
-        bias=6 * d,
-        itemsize=2 if precision.name in ("bf16", "fp16") else 4,
-        ranks=resolved.spec.ranks,
-    )
 
 
 # ---- rules ----
@@ -114,9 +81,9 @@ def _number(zero: Mapping[str, Any], key: str) -> int | None:
 
 def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """The reduce bucket is allocated whole, however small the model (issues 1302, 3734)."""
-    size, right = _number(zero, "reduce_bucket_size"), job.sizes["reduce_bucket_size"]
+    size, right = _number(zero, "reduce_bucket_size"), job.auto["reduce_bucket_size"]
     if size is not None and size > MUCH * right and zero.get("contiguous_gradients", True):
-        times = size / job.total
+        times = size / job.sizes.total
         share = f"{times:.1f} times" if times > 1 else f"{times:.0%} of"
         yield Finding(
             key="reduce_bucket_size",
@@ -131,7 +98,7 @@ def doubled_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """Overlapping reduction keeps a second bucket under stages 1 and 2 (setup_buckets)."""
     if int(zero.get("stage", 0)) not in (1, 2) or not zero.get("overlap_comm", False):
         return
-    size = _number(zero, "reduce_bucket_size") or job.sizes["reduce_bucket_size"]
+    size = _number(zero, "reduce_bucket_size") or job.auto["reduce_bucket_size"]
     yield Finding(
         key="overlap_comm",
         value="true",
@@ -148,47 +115,47 @@ def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     what stays gathered; what a rank owns is there anyway.
     """
     reuse = _number(zero, "stage3_max_reuse_distance")
-    if int(zero.get("stage", 0)) != 3 or reuse is None or reuse < job.total:
+    if int(zero.get("stage", 0)) != 3 or reuse is None or reuse < job.sizes.total:
         return
-    gathered = min(job.total, reuse // 2) - 2 * job.block
+    gathered = min(job.sizes.total, reuse // 2) - 2 * job.sizes.block
     yield Finding(
         key="stage3_max_reuse_distance",
         at_most=True,
         value=reuse,
         bytes=max(0, gathered) * job.itemsize * (job.ranks - 1) // job.ranks,
         why="gathered parameters are kept for a use that far ahead, so ZeRO-3 saves few or none",
-        fix=f'"stage3_max_reuse_distance": "auto" ({2 * job.block:,} here)',
+        fix=f'"stage3_max_reuse_distance": "auto" ({2 * job.sizes.block:,} here)',
     )
 
 
 def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """The bound on gathered parameters is the model or more: ZeRO-3 then holds all of them."""
     live = _number(zero, "stage3_max_live_parameters")
-    if int(zero.get("stage", 0)) != 3 or live is None or live < job.total:
+    if int(zero.get("stage", 0)) != 3 or live is None or live < job.sizes.total:
         return
     yield Finding(
         key="stage3_max_live_parameters",
         at_most=True,
         value=live,
-        bytes=(job.total - 2 * job.block) * job.itemsize * (job.ranks - 1) // job.ranks,
-        why=f"all {job.total:,} parameters stay gathered, so ZeRO-3 saves none of them",
-        fix=f'"stage3_max_live_parameters": "auto" ({2 * job.block:,} here)',
+        bytes=(job.sizes.total - 2 * job.sizes.block) * job.itemsize * (job.ranks - 1) // job.ranks,
+        why=f"all {job.sizes.total:,} parameters stay gathered, so ZeRO-3 saves none of them",
+        fix=f'"stage3_max_live_parameters": "auto" ({2 * job.sizes.block:,} here)',
     )
 
 
 def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """Prefetching more than the two blocks that are allowed to live."""
     ahead = _number(zero, "stage3_prefetch_bucket_size")
-    if int(zero.get("stage", 0)) != 3 or ahead is None or ahead <= 2 * job.block:
+    if int(zero.get("stage", 0)) != 3 or ahead is None or ahead <= 2 * job.sizes.block:
         return
-    held = min(ahead, job.total) - job.block // 2
+    held = min(ahead, job.sizes.total) - job.sizes.block // 2
     yield Finding(
         key="stage3_prefetch_bucket_size",
         at_most=True,
         value=ahead,
         bytes=held * job.itemsize * (job.ranks - 1) // job.ranks,
         why="more than two blocks are fetched ahead",
-        fix=f'"stage3_prefetch_bucket_size": "auto" ({job.block // 2:,} here)',
+        fix=f'"stage3_prefetch_bucket_size": "auto" ({job.sizes.block // 2:,} here)',
     )
 
 
@@ -197,13 +164,13 @@ def unsharded_weights(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     limit = _number(zero, "stage3_param_persistence_threshold")
     if int(zero.get("stage", 0)) != 3 or limit is None:
         return
-    whole = [size for size in job.tensors if size <= limit]
+    whole = [size for size in job.sizes.weights if size <= limit]
     yield Finding(
         key="stage3_param_persistence_threshold",
         value=limit,
         bytes=sum(whole) * job.itemsize * (job.ranks - 1) // job.ranks,
         why=f"{len(whole)} weights are not sharded",
-        fix=f'"stage3_param_persistence_threshold": "auto" ({job.bias:,} here)',
+        fix=f'"stage3_param_persistence_threshold": "auto" ({job.sizes.bias:,} here)',
     )
 
 
@@ -211,13 +178,13 @@ def whole_shard_swapped(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """An optimizer on NVMe is read in by sub groups: one larger than the model reads all of it."""
     size = _number(zero, "sub_group_size")
     place = (zero.get("offload_optimizer") or {}).get("device", "none")
-    if int(zero.get("stage", 0)) != 3 or place != "nvme" or size is None or size < job.total:
+    if int(zero.get("stage", 0)) != 3 or place != "nvme" or size is None or size < job.sizes.total:
         return
-    right = job.sizes["sub_group_size"]
+    right = job.auto["sub_group_size"]
     yield Finding(
         key="sub_group_size",
         value=size,
-        bytes=(job.total - right) * NVME_STATE_BYTES // job.ranks,
+        bytes=(job.sizes.total - right) * NVME_STATE_BYTES // job.ranks,
         why="the whole shard of the optimizer is read into host memory at once",
         fix=f'"sub_group_size": "auto" ({right:,} here)',
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
-from strategies.base import Trained
-from strategies.support.states import wrapped
+from strategies.engine import Trained
+from strategies.evidence.stored import wrapped
 
-__all__ = ["Operation", "attentions", "compute_dtype", "forward_once", "loss_once", "operations"]
+__all__ = ["Operation", "compute_dtype", "forward_once", "loss_once", "operations"]
 
 
 def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
@@ -18,13 +18,10 @@ def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
     """
     import torch
 
-    module = trained.module
-    side = module.grid * module.patch_size
-    device = trained.accelerator.device
-    x_BCHW = torch.zeros((1, module.in_channels, side, side), device=device)
-    index_B = torch.zeros(1, dtype=torch.long, device=device)
+    subject = trained.subject
+    sample = subject.example(trained.accelerator.device)
     with torch.set_grad_enabled(gradients):
-        return trained.model(x_BCHW, index_B, index_B, torch.zeros_like(index_B, dtype=torch.bool))
+        return subject.predict(trained.model, *sample)
 
 
 def loss_once(trained: Trained) -> Any:
@@ -34,13 +31,14 @@ def loss_once(trained: Trained) -> Any:
 
 
 def compute_dtype(trained: Trained) -> str:
-    """The type in which the model's matrix products really ran: the first qkv projection's output.
+    """The type in which the model's matrix products really ran: that of the output of the first
+    linear layer of the blocks.
 
     A compiled block knows nothing of hooks that came after it, so there it is run uncompiled.
     """
     seen: list[str] = []
-    qkv = trained.module.blocks[0].attn.qkv
-    handle = qkv.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
+    first = trained.module.get_submodule(trained.subject.linears[0])
+    handle = first.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
     try:
         with _eager(trained):
             forward_once(trained)
@@ -72,7 +70,7 @@ def operations(trained: Trained, *, compiled: bool = True) -> list[Operation]:
     profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
     """
     graphs = compiled and "compiled" in trained.launch.traits
-    if graphs and trained.launch.zero_stage < 3:
+    if graphs and "split_parameters" not in trained.launch.traits:
         return _profiled(trained)
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -100,8 +98,3 @@ def _profiled(trained: Trained) -> list[Operation]:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         forward_once(trained)
     return [Operation(event.name, event.input_shapes) for event in seen.events()]
-
-
-def attentions(module: Any) -> list[Any]:
-    """Every attention layer: one a block, and one more where a copy stands beside it."""
-    return [layer for layer in module.modules() if hasattr(layer, "attend")]

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import Trained, Watcher, demand
+from strategies.base import Watcher, demand
+from strategies.engine import Trained
 
 if TYPE_CHECKING:
     import torch
 
+    from strategies.engine import Engine
+
 __all__ = ["Frozen", "count", "split_facts", "train_only"]
 
 
-def count(parameters: Iterable[Any]) -> int:
-    """Elements of whole parameters, also where ZeRO-3 holds a part or two share a byte."""
-    return sum(elements(p) for p in parameters)
+def count(parameters: Iterable[Any], engine: Engine | None = None) -> int:
+    """Elements of whole parameters, also where ``engine`` split them or two share a byte."""
+    return sum(_shape(p, engine).numel() for p in parameters)
 
 
-def elements(parameter: Any) -> int:
-    """Elements of the weight that ``parameter`` stands for."""
+def _shape(parameter: Any, engine: Engine | None) -> torch.Size:
+    """The shape of the weight that ``parameter`` stands for."""
     packed = getattr(parameter, "quant_state", None)
     if packed is not None:
-        return packed.shape.numel()
-    return getattr(parameter, "ds_numel", None) or parameter.numel()
+        return packed.shape
+    return engine.shape(parameter) if engine else parameter.shape
 
 
 def train_only(module: Any, wanted: set[str]) -> None:
@@ -45,7 +48,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 class Frozen(Watcher):
-    """Checksums of all parameters as prepare left them: of this rank's part under ZeRO-3."""
+    """Checksums of all parameters as prepare left them: of this rank's parts."""
 
     def __init__(self, trained: Trained) -> None:
         self.trained = trained
@@ -53,7 +56,7 @@ class Frozen(Watcher):
 
     def _now(self) -> Iterator[tuple[str, int]]:
         for name, p in self.trained.module.named_parameters():
-            yield name, checksum(p.ds_tensor if hasattr(p, "ds_tensor") else p)
+            yield name, checksum(self.trained.engine.part(p))
 
     def changed(self) -> set[str]:
         """Names of parameters that are not as they were."""
@@ -78,5 +81,6 @@ def split_facts(trained: Trained, name: str) -> dict[str, Any]:
     stray = sorted(changed - free)
     demand(not stray, f"{len(stray)} frozen weights changed, {stray[0] if stray else ''} first")
     demand(bool(changed), "no weight has moved")
-    trainable, total = count(parameters[n] for n in free), count(parameters.values())
+    trainable = count((parameters[n] for n in free), trained.engine)
+    total = count(parameters.values(), trained.engine)
     return {"trainable": trainable, "frozen": total - trainable, "changed_tensors": len(changed)}

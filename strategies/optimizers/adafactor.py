@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.support import states
+from strategies.base import Parity, Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import states
+from strategies.strategy import Strategy
 
 __all__ = ["Adafactor"]
 
@@ -24,8 +26,8 @@ class Adafactor(Strategy):
         return frozenset({"own_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.engine == "DEEPSPEED":
-            return "ZeRO hands it flat shards without rows and columns to factor; use ddp or single"
+        if "flat_weights" in launch.traits:
+            return "flat shards have no rows and columns to factor; use ddp or single"
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Settings, Slot, Strategy, Trained, demand
-from strategies.support import states
+from strategies.base import Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import states
+from strategies.strategy import Strategy
 
 __all__ = ["AdamW"]
 
@@ -20,8 +22,7 @@ KERNELS = {
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Strategy):
     """AdamW, stepped by one fused kernel, by multi-tensor ops (``foreach``), or tensor by tensor
-    (``plain``). Where the launch file offloads the optimizer it is DeepSpeed's CPU Adam, with all
-    settings (accelerate's own swap would drop betas, eps and the decoupled decay).
+    (``plain``). Where the launch file offloads the optimizer it is the engine's own.
     """
 
     name: ClassVar[str] = "adamw"
@@ -35,26 +36,24 @@ class AdamW(Strategy):
             raise ValueError(f"impl is {self.impl!r}; one of {', '.join(KERNELS)}")
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.offload_optimizer != "none" and self.impl != "fused":
+        if "host_optimizer" in launch.traits and self.impl != "fused":
             return (
-                f"an offloaded optimizer is DeepSpeed's fused CPU Adam; leave impl={self.impl} out"
+                f"an offloaded optimizer is the engine's own CPU Adam; leave impl={self.impl} out"
             )
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         import torch
 
-        if launch.offload_optimizer != "none":
-            from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-            return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
+        if "host_optimizer" in launch.traits:
+            return launch.engine.host_adamw(params, settings)
         return torch.optim.AdamW(params, **settings.adam, **KERNELS[self.impl])
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind, group = type(optimizer).__name__, optimizer.param_groups[0]
-        offloaded = trained.launch.offload_optimizer != "none"
-        wanted = "DeepSpeedCPUAdam" if offloaded else "AdamW"
+        offloaded = "host_optimizer" in trained.launch.traits
+        wanted = trained.engine.host_adamw_class if offloaded else "AdamW"
         demand(kind == wanted, f"the optimizer is {kind}, not {wanted}")
         states.agree(trained, **trained.settings.adam)
         found = {"class": kind, "steps": states.steps(trained)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
+from strategies.base import Parity, Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
 
 __all__ = ["AdamWBf16"]
 
@@ -32,7 +34,7 @@ class AdamWBf16(Strategy):
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
-        from strategies.support.bf16_adamw import Bf16AdamW
+        from strategies.optimizers.bf16_adamw import Bf16AdamW
 
         defaults = {**settings.adam, "kahan": self.write == "kahan"}
         return Bf16AdamW(params, defaults)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.support.quantised import low_bit_facts, torchao_adam
+from strategies.base import Parity, Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.optimizers.quantised import low_bit_facts, torchao_adam
+from strategies.strategy import Strategy
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
 
@@ -36,7 +38,7 @@ class Adam8bit(Strategy):
         return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return HOST if launch.offload_optimizer != "none" else None
+        return HOST if "host_optimizer" in launch.traits else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         if self.lib == "torchao":
@@ -93,7 +95,7 @@ class Adam4bit(Strategy):
         return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return HOST if launch.offload_optimizer != "none" else None
+        return HOST if "host_optimizer" in launch.traits else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         return torchao_adam("AdamW4bit", params, settings, launch.device)

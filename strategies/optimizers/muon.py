@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.support import states
+from strategies.base import Parity, Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import states
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Muon"]
 
@@ -31,20 +34,21 @@ class Muon(Strategy):
         return frozenset({"own_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.engine == "DEEPSPEED":
-            return "ZeRO hands it flat shards, and Muon needs whole matrices; use ddp or single"
+        if "flat_weights" in launch.traits:
+            return "it needs whole matrices, and here gets flat shards of them; use ddp or single"
         if "frozen_matrices" in launch.traits:
             return "no matrix of the blocks is trained here; leave muon out"
         return None
 
-    def edit_model(self, module: Any) -> None:
-        for p in module.blocks.parameters():
-            p.hidden_matrix = p.ndim == 2
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        for block in subject.blocks(module):
+            for p in block.parameters():
+                p.hidden_matrix = p.ndim == 2
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         import torch
 
-        from strategies.support.two_optimizers import TwoOptimizers
+        from strategies.optimizers.two_optimizers import TwoOptimizers
 
         matrices = [p for p in params if getattr(p, "hidden_matrix", False)]
         others = [p for p in params if not getattr(p, "hidden_matrix", False)]
@@ -66,7 +70,8 @@ class Muon(Strategy):
         demand(kinds.get("muon") == "Muon", f"the optimizer is {type(optimizer).__name__}: {kinds}")
         settings = trained.settings
         states.agree(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-        wanted = [p for p in trained.module.blocks.parameters() if p.requires_grad and p.ndim == 2]
+        inner = [p for block in trained.blocks() for p in block.parameters()]
+        wanted = [p for p in inner if p.requires_grad and p.ndim == 2]
         kept = [set(optimizer.state[p]) for p in wanted]
         demand(
             all(k == {"momentum_buffer", "step"} for k in kept),

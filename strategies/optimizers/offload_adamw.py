@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Settings, Slot, Strategy, Trained, demand
-from strategies.support import states
+from strategies.base import Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import states
+from strategies.evidence.stored import bytes_of, tensors
+from strategies.strategy import Strategy
 
 __all__ = ["OffloadAdamW"]
 
@@ -27,9 +30,9 @@ class OffloadAdamW(Strategy):
         return frozenset({"early_gradients", "whole_gradients"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.engine == "DEEPSPEED":
-            return "DeepSpeed offloads its own optimizer; use zero2_offload, or single"
-        if launch.engine != "NO":
+        if "own_step" in launch.traits:
+            return "the engine steps an optimizer of its own; use zero2_offload, or single"
+        if "one_process" not in launch.traits:
             return "it copies gradients in backward, before DDP averages them; use single"
         if launch.clips:
             return "it copies gradients in backward, before they are clipped; set --grad-clip 0"
@@ -38,7 +41,7 @@ class OffloadAdamW(Strategy):
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
-        from strategies.support.host_adamw import HostAdamW
+        from strategies.optimizers.host_adamw import HostAdamW
 
         return HostAdamW(params, **settings.adam)
 
@@ -55,5 +58,5 @@ class OffloadAdamW(Strategy):
         demand(all(c.is_pinned() for c in copies), "the weights' copies are not pinned")
         return {
             "steps": states.steps(trained),
-            "host_bytes": states.bytes_of([*copies, *states.tensors(optimizer)]),
+            "host_bytes": bytes_of([*copies, *tensors(optimizer)]),
         }

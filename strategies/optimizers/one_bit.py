@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.base import Trained
-from strategies.support import wire
-from strategies.support.signs import pack, unpack
+from strategies.communication import wire
+from strategies.engine import Trained
+from strategies.optimizers.signs import pack, unpack
 
 __all__ = ["FrozenVarianceAdam", "OneBitHook"]
 

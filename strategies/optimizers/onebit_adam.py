@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.support import states, wire
+from strategies.base import Parity, Settings, Slot, demand
+from strategies.communication import wire
+from strategies.engine import Launch, Trained
+from strategies.evidence import states
+from strategies.strategy import Strategy
 
 __all__ = ["OneBitAdam"]
 
@@ -43,12 +46,12 @@ class OneBitAdam(Strategy):
         return wire.refusal(launch)
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
-        from strategies.support.one_bit import FrozenVarianceAdam
+        from strategies.optimizers.one_bit import FrozenVarianceAdam
 
         return FrozenVarianceAdam(params, freeze=self.freeze, **settings.adam)
 
     def attach(self, trained: Trained) -> wire.Compression:
-        from strategies.support.one_bit import OneBitHook
+        from strategies.optimizers.one_bit import OneBitHook
 
         return OneBitHook(trained)
 

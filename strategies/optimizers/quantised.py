@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.base import Settings, Trained, demand
-from strategies.support import states
+from strategies.base import Settings, demand
+from strategies.engine import Trained
+from strategies.evidence import states
+from strategies.evidence.stored import bytes_of, stored
 
 __all__ = ["low_bit_facts", "torchao_adam"]
 
@@ -54,7 +56,7 @@ def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str
     codes = sum(t.numel() for t in moments if str(t.dtype) == "torch.uint8")
     elements = sum(p.numel() for p in large)
     demand(codes == elements * 2 * bits // 8, f"{codes} bytes of codes for {elements} elements")
-    mean = states.bytes_of(moments) / elements
+    mean = bytes_of(moments) / elements
     compiled = {"compiled_step": names[0].startswith(home)} if home == "torchao" else {}
     demand(mean <= 1.2 * 2 * bits / 8, f"{mean:.2f} bytes of moments an element")
     return {
@@ -72,4 +74,4 @@ def _moments(state: dict[str, Any]) -> list[Any]:
 
     kept = [v for k, v in state.items() if k != "step" and not k.startswith("qmap")]
     found = [v for v in kept if isinstance(v, torch.Tensor)]
-    return [t for v in found for t in states.stored(v) if t is not getattr(v, "qmap", None)]
+    return [t for v in found for t in stored(v) if t is not getattr(v, "qmap", None)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Settings, Slot, Strategy, Trained, demand
-from strategies.support import states
+from strategies.base import Parity, Settings, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import states
+from strategies.strategy import Strategy
 
 __all__ = ["Sgd"]
 
@@ -31,8 +33,10 @@ class Sgd(Strategy):
         return frozenset({"own_state"} | ({"takes_sparse"} if self.momentum == 0 else set()))
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.offload_optimizer != "none":
-            return "DeepSpeed offloads its own CPU Adam only; take the same sharding without it"
+        if "host_optimizer" in launch.traits:
+            return (
+                "the engine offloads its own CPU Adam only; take the same sharding without offload"
+            )
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

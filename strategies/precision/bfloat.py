@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.precision import Bf16, dtypes
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.precision.mixed import Bf16, dtypes
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Bf16Master", "Bf16Pure"]
 
@@ -21,12 +24,13 @@ class Bf16Master(Bf16):
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.zero_stage:
+        if "float_master" in launch.traits:
             return None
         return "only DeepSpeed keeps a float32 master of bfloat16 weights; use zero1, or bf16"
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        demand(trained.engine is not None, "no engine keeps a master")
+        kept = "float_master" in trained.launch.traits
+        demand(kept, "the engine keeps no master of 16-bit weights")
         return super().evidence(trained)
 
 
@@ -49,7 +53,7 @@ class Bf16Pure(Strategy):
         return frozenset({"half_compute", "pure_bf16"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.offload_optimizer != "none":
+        if "host_optimizer" in launch.traits:
             return (
                 "DeepSpeed's CPU Adam keeps float32 weights and moments; take a sharding without "
                 "offload, or bf16_master"
@@ -57,15 +61,13 @@ class Bf16Pure(Strategy):
         return None
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        return {"mixed_precision": "bf16" if launch.zero_stage else "no"}
+        # An engine that keeps the weights itself must be told of their type; autocast must not.
+        return {"mixed_precision": "bf16" if "float_master" in launch.traits else "no"}
 
-    def configure(self, accelerator: Any, module: Any) -> None:
-        plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:
-            no_master = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-            plugin.deepspeed_config["bf16"] |= no_master
+    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+        launch.engine.sixteen_bits(accelerator, master=False)
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
         module.to(torch.bfloat16)

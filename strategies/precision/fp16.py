@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Trained, demand
-from strategies.precision import Bf16
+from strategies.base import demand
+from strategies.engine import Launch, Trained
+from strategies.precision.mixed import Bf16
 
 __all__ = ["Fp16"]
 
@@ -40,16 +41,11 @@ class Fp16(Bf16):
         scaler = GradScalerKwargs(init_scale=float(self.scale))
         return {"mixed_precision": "fp16", "kwargs_handlers": [scaler]}
 
-    def configure(self, accelerator: Any, module: Any) -> None:
-        plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:
-            scaling = {"loss_scale": 0, "initial_scale_power": self.scale.bit_length() - 1}
-            plugin.deepspeed_config["fp16"] |= scaling
+    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+        launch.engine.sixteen_bits(accelerator, scale=self.scale)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        found, engine = super().evidence(trained), trained.engine
-        scaler = trained.accelerator.scaler
-        demand(engine is not None or scaler is not None, "no loss scale is kept")
-        scale = float(engine.optimizer.loss_scale if engine is not None else scaler.get_scale())
+        found, scale = super().evidence(trained), trained.engine.told(trained).loss_scale
+        demand(scale is not None, "no loss scale is kept")
         demand(scale > 1, f"the loss is scaled by {scale}")
         return {**found, "loss_scale": scale}

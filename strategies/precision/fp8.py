@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.adapters import TARGETS
-from strategies.base import Launch, Trained, demand
-from strategies.precision import Bf16
-from strategies.support import forward
+from strategies.base import demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import forward
+from strategies.precision.mixed import Bf16
+from strategies.subject import Subject
 
 __all__ = ["Fp8"]
 
-PRODUCTS = 4
-"""Of a block: qkv, projection, and the two of the MLP."""
+
+def float8_layers(trained: Trained) -> int:
+    """Layers that multiply in float8: as many as asked for, and more where a copy has its own."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    layers = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
+    asked = len(trained.subject.linears)
+    demand(layers >= asked, f"{layers} of {asked} layers multiply in float8")
+    return layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +48,20 @@ class Fp8(Bf16):
             return "another part replaces the layers that multiply in float8; use bf16"
         return super().refuses(launch)
 
-    def edit_model(self, module: Any) -> None:
-        import torch
+    def edit_model(self, module: Any, subject: Subject) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        def is_product(layer: Any, name: str) -> bool:
-            # Those of adaLN and of the timestep have as many rows as samples, which float8
-            # kernels want in sixteens.
-            return isinstance(layer, torch.nn.Linear) and re.fullmatch(TARGETS, name) is not None
-
-        config = Float8LinearConfig(emulate=self.emulate)
-        convert_to_float8_training(module, module_filter_fn=is_product, config=config)
+        # Layers of one vector a sample have few rows, and float8 kernels want sixteens.
+        chosen = {module.get_submodule(name) for name in subject.linears}
+        convert_to_float8_training(
+            module,
+            module_filter_fn=lambda layer, name: layer in chosen,
+            config=Float8LinearConfig(emulate=self.emulate),
+        )
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         found = super().evidence(trained)
-        wanted = PRODUCTS * len(forward.attentions(trained.module))
+        wanted = float8_layers(trained)
         ran = forward.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         demand(casts >= 2 * wanted, f"{casts} tensors became float8, of {wanted} products' two")

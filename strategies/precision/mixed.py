@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.support import forward
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import forward
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Bf16", "Fp32"]
 
@@ -40,7 +43,7 @@ class Fp32(Strategy):
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         return {"mixed_precision": "no"}
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = self.rounds
@@ -106,7 +109,7 @@ class Bf16(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         found = dtypes(trained)
-        kept = self.half if trained.launch.zero_stage else "float32"
+        kept = self.half if "float_master" in trained.launch.traits else "float32"
         demand(found["compute_dtype"] == self.half, f"computes in {found['compute_dtype']}")
         demand(found["parameters"] == kept, f"keeps parameters in {found['parameters']}")
         demand(found["master"] == "float32", f"the optimizer updates {found['master']} weights")

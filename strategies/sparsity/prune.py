@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, Watcher, demand
-from strategies.support import zero
+from strategies.base import Parity, Slot, Watcher, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Masks", "Prune"]
 
 
-def matrices(module: Any) -> list[Any]:
+def matrices(module: Any, subject: Subject) -> list[Any]:
     """The matrices of the blocks."""
-    return [p for p in module.blocks.parameters() if p.ndim == 2]
+    blocks = subject.blocks(module)
+    return [p for block in blocks for p in block.parameters() if p.ndim == 2]
 
 
 class Masks(Watcher):
     """One bool an element of each pruned matrix; a pruned weight's gradient is zero.
 
-    Adam moves no weight whose gradients were all zero, so the float32 master that ZeRO keeps out
+    Adam moves no weight whose gradients were all zero, so a float32 master that an engine keeps out
     of reach stays zero with the weight. An optimizer that mixes elements would move it; where the
     weights are at hand they are masked once more after each step.
     """
@@ -38,7 +41,7 @@ class Masks(Watcher):
         """Mask the weights themselves where they are the optimizer's own."""
         import torch
 
-        if self.trained.engine is not None:
+        if "flat_weights" in self.trained.launch.traits:
             return
         with torch.no_grad():
             for p, mask in self.pruned:
@@ -60,9 +63,9 @@ class Masks(Watcher):
     def counted(self) -> tuple[int, int, int]:
         """Pruned places, elements, and pruned places whose weight is not zero; all ranks call."""
         pruned = total = wrong = 0
-        for p, mask in self.pruned:
-            with zero.whole([p]):
-                wrong += int((p.detach()[~mask] != 0).sum())
+        whole = self.trained.engine.whole(self.trained, [p for p, _ in self.pruned])
+        for p, (_, mask) in zip(whole, self.pruned, strict=True):
+            wrong += int((p.detach()[~mask] != 0).sum())
             pruned, total = pruned + int((~mask).sum()), total + mask.numel()
         return pruned, total, wrong
 
@@ -88,15 +91,15 @@ class Prune(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:
             return "prunes what is trained, and most is frozen here; leave prune out"
-        if launch.engine == "DEEPSPEED" and "rounds_state" in launch.traits:
+        if launch.traits >= {"flat_weights", "rounds_state"}:
             return "rounded moments move pruned weights, out of reach in ZeRO's master; use adamw"
         return None
 
-    def edit_model(self, module: Any) -> None:
+    def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
         with torch.no_grad():
-            for p in matrices(module):
+            for p in matrices(module, subject):
                 lowest = int(self.fraction * p.numel())
                 order = p.abs().flatten().argsort()
                 mask = torch.ones(p.numel(), dtype=torch.bool)
@@ -110,7 +113,6 @@ class Prune(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         masks = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "no masks are kept")
-        zero.settle(trained)
         pruned, total, wrong = masks.counted()
         share = pruned / total
         demand(abs(share - self.fraction) < 0.01, f"{share:.3f} of the weights are masked")

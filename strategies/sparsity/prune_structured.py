@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
-from strategies.support.frozen import count
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import forward
+from strategies.evidence.frozen import count
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["PruneStructured"]
 
@@ -52,16 +56,10 @@ def prune_channels(mlp: Any, keep: int) -> None:
 
 def forward_flops(trained: Trained) -> int:
     """FLOPs of one sample's forward, counted op by op; every rank takes part."""
-    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    side = trained.module.grid * trained.module.patch_size
-    x_BCHW = torch.zeros(
-        1, trained.module.in_channels, side, side, device=trained.accelerator.device
-    )
-    index_B = torch.zeros(1, dtype=torch.long, device=x_BCHW.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        trained.model(x_BCHW, index_B, index_B, index_B.bool())
+    with FlopCounterMode(display=False) as counter:
+        forward.forward_once(trained)
     return counter.get_total_flops()
 
 
@@ -88,13 +86,13 @@ class PruneStructured(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:
             return "it cuts layers that another part has wrapped or frozen; leave one of them out"
-        return None
+        return launch.subject.lacks("halves")
 
     def _kept(self, number: int) -> int:
         return max(1, round(number * (1 - self.fraction)))
 
-    def edit_model(self, module: Any) -> None:
-        for block in module.blocks:
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        for block in subject.blocks(module):
             # What the model had, for the evidence; plain numbers on the module.
             block.had = (
                 block.attn.num_heads,
@@ -106,13 +104,13 @@ class PruneStructured(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         before = after = 0
-        for block in trained.module.blocks:
+        for block in trained.blocks():
             heads, channels, parameters = getattr(block, "had", (0, 0, 0))
             demand(heads > 0, "no block was pruned")
             shape = (block.attn.num_heads, block.mlp.fc1.out_features)
             wanted = (self._kept(heads), self._kept(channels))
             demand(shape == wanted, f"a block has {shape} heads and channels, not {wanted}")
-            before, after = before + parameters, after + count(block.parameters())
+            before, after = before + parameters, after + count(block.parameters(), trained.engine)
         demand(after < before, f"the blocks still have {after} parameters")
         return {
             "heads": shape[0],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.adapters import TARGETS
-from strategies.base import Launch, Parity, Slot, Strategy, Trained, demand
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 __all__ = ["Sparse24"]
 
@@ -46,19 +47,18 @@ class Sparse24(Strategy):
             return "it packs layers that another part has wrapped; leave one of them out"
         return None
 
-    def edit_model(self, module: Any) -> None:
-        from strategies.support.packed24 import Packed24
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.sparsity.packed24 import Packed24
 
-        found = [(n, m) for n, m in module.named_modules() if re.fullmatch(TARGETS, n)]
-        for name, linear in found:
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, Packed24.from_dense(linear))
+        for name in subject.linears:
+            linear = module.get_submodule(name)
+            module.set_submodule(name, Packed24.from_dense(linear))
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.support.packed24 import Packed24, zero_shares
+        from strategies.sparsity.packed24 import Packed24, zero_shares
 
         layers = [m for m in trained.module.modules() if isinstance(m, Packed24)]
-        wanted = 4 * len(trained.module.blocks)
+        wanted = len(trained.subject.linears)
         demand(len(layers) == wanted, f"{len(layers)} layers are packed, not {wanted}")
         shares = {share for layer in layers for share in zero_shares(layer)}
         demand(shares == {0.5}, f"of four neighbours {shares} are zero in the packed weights")

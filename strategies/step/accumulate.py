@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
 
 __all__ = ["Accumulate"]
 
@@ -32,9 +34,8 @@ class Accumulate(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
         demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
-        engine = trained.engine
-        if engine is not None:
-            told = engine.gradient_accumulation_steps()
+        told = trained.engine.told(trained).accumulation
+        if told is not None:
             demand(told == self.steps, f"the engine accumulates {told} steps, not {self.steps}")
         # The loop counts what it fed, the optimizer's state counts the steps it took.
         taken = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]

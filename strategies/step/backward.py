@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from strategies.base import Launch, Slot, Strategy, Trained, demand
-from strategies.support import forward
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.evidence import forward
+from strategies.strategy import Strategy
 
 __all__ = ["Backward"]
 
@@ -82,7 +84,7 @@ class Backward(Strategy):
             raise ValueError(f"call is {self.call!r}; one of retain_graph, autograd_grad")
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.engine != "NO":
+        if "one_process" not in launch.traits:
             return (
                 "is measured in one plain process: autograd.grad bypasses DDP's hooks, and an "
                 "engine calls backward itself; use single"
@@ -93,7 +95,7 @@ class Backward(Strategy):
             return "autograd.grad leaves out the loss scale that the optimizer divides by; use bf16"
         return None
 
-    def configure(self, accelerator: Any, module: Any) -> None:
+    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
         parameters = [p for p in module.parameters() if p.requires_grad]
         accelerator.backward = Caller(accelerator, parameters, self.call)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, Strategy, Trained, demand
-from strategies.support import zero
+from strategies.base import Slot, demand
+from strategies.engine import Trained
+from strategies.strategy import Strategy
 
 __all__ = ["PIECE", "Average", "Ema"]
 
@@ -21,23 +22,23 @@ WITNESS = 2048
 class Average:
     """float32 averages of this rank's master weights, laid out as the engine shards them.
 
-    Under ZeRO each rank averages the shard it owns: nothing is gathered, and the average is of
-    the float32 master even where the model itself is bfloat16 (whose 8 bits of mantissa cannot
-    take steps of 1 - 0.9999). ``witness`` follows a few elements in float64 on a path of its own.
+    Where weights are sharded each rank averages the shard it owns: nothing is gathered, and the
+    average is of the float32 master even where the model itself is bfloat16 (whose 8 bits of
+    mantissa cannot take steps of 1 - 0.9999). ``witness`` follows a few elements in float64 on a
+    path of its own.
     """
 
     def __init__(self, trained: Trained, decay: float, place: str) -> None:
         self.trained, self.decay = trained, decay
         device = trained.accelerator.device if place == "device" else "cpu"
+        self.swapped = "swapped_weights" in trained.launch.traits
         self.shards = [m.detach().float().clone().to(device) for _, m in self._masters()]
         self.witness = self.followed(self.shards[0])
         self.start = self.witness.clone()
         self.updates = 0
 
     def _masters(self) -> Iterator[tuple[int, Any]]:
-        if self.trained.engine is not None:
-            return zero.masters(self.trained)
-        return enumerate(p for p in self.trained.module.parameters() if p.requires_grad)
+        return self.trained.engine.shards(self.trained)
 
     def followed(self, shard: Any) -> Any:
         """A few elements of a shard, spread over it, in float64."""
@@ -63,7 +64,7 @@ class Average:
                 if alike and master.numel():
                     here.append(self.shards[index])
                     there.append(master.detach())
-                    if self.trained.launch.offload_optimizer != "nvme":
+                    if not self.swapped:
                         continue
                     # A swapped shard is only in memory until the next one is read.
                     here.pop().lerp_(there.pop(), weight)
@@ -103,12 +104,12 @@ class Average:
         import torch
 
         device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
-        pieces = {piece.name: piece for piece in self._fragments()}
+        pieces = {piece.name: piece for piece in self.trained.engine.fragments(self.trained)}
         state = {}
         for name, p in self.trained.module.named_parameters():
             if not p.requires_grad:
                 continue
-            shape = getattr(p, "ds_shape", p.shape)
+            shape = self.trained.engine.shape(p)
             whole = torch.zeros(shape.numel(), device=device)
             if name in pieces:
                 f = pieces[name]
@@ -119,16 +120,6 @@ class Average:
             if first:
                 state[name] = whole.view(shape).cpu()
         return state
-
-    def _fragments(self) -> Iterator[zero.Fragment]:
-        if self.trained.engine is not None:
-            yield from zero.fragments(self.trained)
-            return
-        if not self.trained.accelerator.is_main_process:
-            return
-        trainable = [(n, p) for n, p in self.trained.module.named_parameters() if p.requires_grad]
-        for index, (name, p) in enumerate(trainable):
-            yield zero.Fragment(name, index, 0, p.numel(), 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,9 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Launch, Slot, Strategy, Trained, Watcher, demand
+from strategies.base import Slot, Watcher, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
 
 __all__ = ["InBackward", "OptimizerInBackward"]
 
@@ -82,9 +84,9 @@ class OptimizerInBackward(Strategy):
         return frozenset({"frees_gradients", "early_gradients"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.engine == "DEEPSPEED":
-            return "ZeRO steps its own shards after backward; use single, or leave this out"
-        if launch.engine != "NO":
+        if "own_step" in launch.traits:
+            return "the engine steps its own shards after backward; use single, or leave this out"
+        if "one_process" not in launch.traits:
             return (
                 "DDP averages all gradients in buckets that live as long as the model, so what "
                 "could be freed early is a copy; use single, or zero2"

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import setup
-from harness.loop import Log, optimizer_step, timed_step
-from harness.meter import make_meter
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.status import Reporter
+from harness.worker import setup
+from harness.worker.loop import Log, optimizer_step, timed_step
+from harness.worker.meter import make_meter
+from harness.worker.status import Reporter
 
 
 def main() -> None:

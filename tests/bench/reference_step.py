@@ -24,8 +24,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from harness.diffusion import OBJECTIVES  # noqa: E402
-from harness.model import build  # noqa: E402
+from harness.subjects.dit.model import build  # noqa: E402
+from harness.subjects.objectives import OBJECTIVES  # noqa: E402
 
 DECAY = 0.9999
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import launch
+from harness.launch import launch
 from harness.resolve import resolve
 from harness.spec import Spec
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accelerate import Accelerator, InitProcessGroupKwargs
 
-from harness.process import die_with_parent
+from harness.system.process import die_with_parent
 
 die_with_parent()
 handlers = [] if sys.argv[2] == "NO" else [InitProcessGroupKwargs(backend="gloo")]

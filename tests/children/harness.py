@@ -9,9 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from harness.process import Interrupted, run_child
+from harness.system import process
+from harness.system.process import Interrupted, run_child
 from tests.children.looks import Looks
 
+process.GRACE_SECONDS = 0.5
 mode, folder = sys.argv[1], Path(sys.argv[2])
 argv = [sys.executable, "-m", "tests.children.worker", mode, str(folder)]
 try:
@@ -21,7 +23,6 @@ try:
         env=dict(os.environ),
         log=folder / "log.txt",
         timeout=300,
-        grace=0.5,
         on_tick=Looks(folder),
         scratch=(folder / "nvme",),
     )

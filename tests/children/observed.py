@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from harness import measure, train
+from harness import train
+from harness.worker import measure
 from strategies import CATALOG, sharding
-from strategies.base import NotInForce, Trained
+from strategies.base import NotInForce
+from strategies.engine import Trained
 
 FOLDER = Path(sys.argv[sys.argv.index("--out") + 1])
 
@@ -37,9 +39,9 @@ def crossed(trained: Trained) -> dict[str, str]:
     """Answers to each launch; all ranks ask in the same order, since some answers communicate."""
     found = {}
     for name in sharding.sharding_kinds():
-        launch = CATALOG[name].launch("cpu", trained.launch.processes)
+        launch = CATALOG[name].launch("cpu", trained.launch.processes, trained.subject)
         found[name] = answer(name, dataclasses.replace(trained, launch=launch))
-    if trained.launch.engine == "MULTI_CPU":
+    if "replicas" in trained.launch.traits:
         with torch.no_grad():
             next(trained.module.parameters()).flatten()[0] += trained.accelerator.process_index
         found["drifted"] = answer(trained.launch.sharding, trained)

@@ -20,7 +20,7 @@ os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 import deepspeed  # noqa: F401
 import torch
 
-from harness.predict.peak import peak
+from harness.memory.record import peak
 from harness.predict.simulate import trace_training
 from harness.resolve import resolve
 from harness.spec import Spec

@@ -17,20 +17,23 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from harness import anatomy, setup, train, world
-from harness.loop import Log, optimizer_step
+from harness import train
+from harness.memory.tracer import trace_step
 from harness.resolve import resolve
 from harness.result import write_json
 from harness.spec import Spec, from_arguments
+from harness.worker import setup, world
+from harness.worker.loop import Log, optimizer_step
+from strategies.engine import Engine
 
 STEPS = 2
 
 
-def engine_of(launch: Any, file: Any) -> dict[str, str]:
+def engine_of(engine: Engine) -> dict[str, str]:
     """The variables by which accelerate tells its workers which engine to take."""
-    if launch.engine != "DEEPSPEED":
+    if engine.file.kind != "DEEPSPEED":
         return {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_USE_CPU": "true"}
-    name = f"launch_configs/{file.path.stem}.json"
+    name = f"launch_configs/{engine.file.path.stem}.json"
     return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": name}
 
 
@@ -43,14 +46,14 @@ def categories(spec: Spec, folder: Path) -> dict[str, Any]:
     GradientState._reset_state()
     resolved, log = resolve(spec), Log()
     os.environ.pop("ACCELERATE_USE_CPU", None)
-    os.environ.update(engine_of(resolved.launch, resolved.file))
+    os.environ.update(engine_of(resolved.launch.engine))
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     run = setup.prepare(resolved, feed, accelerator, folder / "nvme", lambda phase: None)
     for step in range(STEPS):
         optimizer_step(run, step, log)
     held = [*vars(feed.dataset).values(), *before]
-    found = anatomy.trace_step(run.trained, "cpu", lambda: optimizer_step(run, STEPS, log), held)
+    found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, STEPS, log), held)
     return {**dataclasses.asdict(found), "total": found.total}
 
 

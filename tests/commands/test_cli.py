@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_matrix import SUITE, machine
-from test_progress import ok
 
-from harness import cli, commands, gpus, launch, listing, one_row, suite_run
-from harness import machine as machines
+from harness import ROOT, cli
+from harness.commands import console, listing, one_row, run
+from harness.launch import launch
 from harness.predict import pool
 from harness.predict.prediction import Prediction
-from harness.resolve import project_root
 from harness.result import Check, Result, Status
-from strategies import sharding
+from harness.system import gpus
+from harness.system import machine as machines
+from tests.made.machines import SUITE, machine
+from tests.made.results import ok
 
 POPEN = subprocess.Popen
 
@@ -33,9 +35,9 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]
         begun.append("probe")
         return machine(folder)
 
-    for module in (commands, one_row):
+    for module in (run, one_row):
         monkeypatch.setattr(module, "recall", machines.look)
-    monkeypatch.setattr(commands, "examine", probe)
+    monkeypatch.setattr(console, "examine", probe)
     monkeypatch.setattr(gpus, "visible", lambda: ())
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: begun.append("process"))
     return begun
@@ -55,10 +57,8 @@ def corrupt_latents(tmp_path: Path) -> list[str]:
     return ["run", "--recipes", "ddp", "--data", f"latents:{tmp_path}/lat"]
 
 
-def bad_launch_file(tmp_path: Path) -> list[str]:
-    (tmp_path / "ddp.yaml").write_text("distributed_type: [")
-    sharding.FOLDER = tmp_path
-    return ["run", "--recipes", "ddp"]
+def misspelt_story(tmp_path: Path) -> str:
+    return write(tmp_path / "s.yaml", SUITE.replace("name: mine", "name: mine\nstory: laddr"))
 
 
 def file_for_folder(tmp_path: Path) -> list[str]:
@@ -95,8 +95,15 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: ["--suite", write(p / "s.yaml", SUITE.replace("steps: 3", "steps: x", 1))],
         "cpu.steps is 'x', not a whole number",
     ),
+    "suite story": (
+        lambda p: ["--suite", misspelt_story(p)],
+        "s.yaml: story is 'laddr'; one of claims, each, ladder, fast_dit, depth, or leave it out",
+    ),
+    "suite story of a plan": (
+        lambda p: ["plan", "--gpu-memory", "24GiB", "--suite", misspelt_story(p)],
+        "s.yaml: story is 'laddr'; one of claims, ",
+    ),
     "suite syntax": (lambda p: ["--suite", write(p / "s.yaml", "a: [")], "line "),
-    "launch file": (bad_launch_file, "ddp.yaml: not YAML"),
     "no GPU": (lambda p: ["--recipes", "ddp", "--device", "cuda"], "use --device cpu"),
     "out is under a file": (file_for_folder, "choose another --out"),
     "unknown option": (lambda p: ["--recipe", "ddp", "--stps", "3"], "see ./run.sh"),
@@ -222,7 +229,6 @@ def test_bad_input(
     monkeypatch,
     nothing_starts: list[str],
 ) -> None:
-    monkeypatch.setattr(sharding, "FOLDER", sharding.FOLDER)
     make, said = BAD[case]
     words = make(tmp_path)
     runs = words[0] == "run" or words[0].startswith("--")
@@ -240,7 +246,7 @@ def test_bad_input(
 
 def test_too_few_gpus(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
     card = gpus.Gpu(index=0, name="H200", total_bytes=2**37)
-    monkeypatch.setattr(commands, "recall", lambda out: machine(out, gpus=(card,), probe=None))
+    monkeypatch.setattr(run, "recall", lambda out: machine(out, gpus=(card,), probe=None))
     words = ["--recipes", "ddp", "--device", "cuda", "--processes", "4", "--out", str(tmp_path)]
     assert call(words) == 2
     assert "use --processes 1" in capsys.readouterr().err
@@ -248,8 +254,8 @@ def test_too_few_gpus(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> No
 
 
 def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
-    usage = suite_run.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(suite_run.shutil, "disk_usage", lambda path: usage)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert call(["--recipes", "ddp", "--out", str(tmp_path)]) == 2
     assert "free disk space" in capsys.readouterr().err
     assert nothing_starts == []
@@ -286,13 +292,13 @@ ENDS = {
 def test_exit_codes(status: Status) -> None:
     good, other = ok("ddp"), ok("zero2")
     other.status = status
-    assert commands.exit_code([good, other]) == ENDS[status]
+    assert console.exit_code([good, other]) == ENDS[status]
 
 
 def test_an_ok_row_whose_audit_failed_is_void() -> None:
     row = ok("ddp")
     row.audit = [Check(name="global batch", asked=16, found=8, ok=False)]
-    assert commands.exit_code([row]) == 1
+    assert console.exit_code([row]) == 1
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, end: Callable[[Result], None]) -> None:
@@ -305,13 +311,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, end: Callable[[Result], None]) -> None
         row.write(folder / "result.json")
         return row
 
-    monkeypatch.setattr(suite_run.run_suite, "__kwdefaults__", _with(start))
     monkeypatch.setattr(launch, "run", start)
     monkeypatch.setattr(pool, "predict_all", foretold)
-
-
-def _with(start: Callable[..., Result]) -> dict[str, object]:
-    return {**(suite_run.run_suite.__kwdefaults__ or {}), "start": start}
 
 
 def foretold(rows, folder: Path, *, done, **more) -> None:
@@ -319,9 +320,7 @@ def foretold(rows, folder: Path, *, done, **more) -> None:
     for index, row in enumerate(rows):
         done(
             index,
-            Prediction(
-                recipe=row.spec.recipe, device="cpu", method="closed form", closed_form=2**30
-            ),
+            Prediction(recipe=row.spec.recipe, device="cpu", method="trace", allocated=2**30),
         )
 
 
@@ -384,7 +383,7 @@ def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch) -> None:
     def broken(*_: object) -> None:
         raise ValueError("too many values to unpack")
 
-    monkeypatch.setattr("harness.commands.run", broken)
+    monkeypatch.setattr("harness.commands.run.run", broken)
     with pytest.raises(ValueError, match="too many values"):
         call(["run"])
 
@@ -420,13 +419,13 @@ def test_list(capsys) -> None:
 
 def test_the_readmes_table_is_the_catalogs() -> None:
     """Made by ``./run.sh list --markdown``."""
-    assert listing.markdown() in (project_root() / "README.md").read_text(encoding="utf-8")
+    assert listing.markdown() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_answers_come_without_torch(monkeypatch) -> None:
     code = "import sys; from harness.cli import main; main(['list']); print('torch' in sys.modules)"
     monkeypatch.setattr(subprocess, "Popen", POPEN)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project_root(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"

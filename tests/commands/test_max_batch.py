@@ -11,13 +11,12 @@ import sys
 import pytest
 from conftest import TINY, launched
 from rich.console import Console
-from test_matrix import machine
 
-from harness import cli
-from harness.max_batch import Search, Unclear, search
-from harness.progress import Progress
-from harness.resolve import project_root
+from harness import ROOT, cli
+from harness.commands.max_batch import Search, Unclear, search
+from harness.commands.progress import Progress
 from harness.result import Result, Status
+from tests.made.machines import machine
 
 MIB = 2**20
 
@@ -43,7 +42,7 @@ class Fake:
     def __init__(self, room: int, broken: int | None = None) -> None:
         self.room, self.broken, self.started = room, broken, []
 
-    def __call__(self, resolved, folder, *, timeout, on_status, argv) -> Result:
+    def __call__(self, resolved, folder, *, timeout, on_status, more) -> Result:
         self.started.append(resolved.micro_batch)
         status = Status.OK if resolved.micro_batch <= self.room else Status.HOST_OOM
         if resolved.micro_batch == self.broken:
@@ -105,7 +104,7 @@ def test_bad_input_is_answered_in_one_line(words, told, capsys, tmp_path):
 def test_a_process_is_held_to_its_limit():
     code = """
 import torch
-from harness.memory_limit import hold
+from harness.worker.memory_limit import hold
 hold(torch.device("cpu"), 64 * 2**20)
 kept = torch.ones(32 * 2**18)
 try:
@@ -114,7 +113,7 @@ except RuntimeError as error:
     print("refused:", error)
 """
     words = [sys.executable, "-c", code]
-    child = subprocess.run(words, cwd=project_root(), capture_output=True, text=True, check=True)
+    child = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "refused:" in child.stdout and "can't allocate memory" in child.stdout
 
 

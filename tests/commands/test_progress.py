@@ -6,11 +6,10 @@ import io
 
 from rich.console import Console
 
-from harness.progress import Progress, clock, summary
-from harness.result import Peak, Rank, Result, Status
+from harness.commands.progress import Progress, clock, summary
+from harness.result import Result, Status
 from harness.spec import Spec
-
-GIB = 2**30
+from tests.made.results import ok
 
 
 class Clock:
@@ -19,23 +18,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
-
-
-def ok(recipe: str) -> Result:
-    rank = Rank(
-        rank=0,
-        device="cpu",
-        baseline_bytes=0,
-        phases={"steady": Peak(allocated=3 * GIB // 2)},
-        categories=None,
-        host_peak_bytes=0,
-        pinned_bytes=0,
-        nvme_bytes=0,
-        warmup_seconds=[9.0],
-        step_seconds=[0.1, 0.3, 0.2],
-        phase_seconds={},
-    )
-    return Result(status=Status.OK, spec=Spec(recipe=recipe), ranks=[rank])
 
 
 def watch(terminal: bool) -> tuple[Progress, io.StringIO, Clock]:

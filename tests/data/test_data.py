@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data import DataFacts, Feed, check_data, open_data, sample_order
-from harness.diffusion import OBJECTIVES
-from harness.latents import Folder
+from harness.data.feed import Feed, check_data, open_data, sample_order
+from harness.data.latents import Folder
+from harness.subjects.objectives import OBJECTIVES
+from strategies.subject import DataFacts
 
 COUNT = 12
 
@@ -31,9 +32,9 @@ def folder(tmp_path: Path) -> Path:
 
 def feeds(name: str, objective: str, processes: int, micro: int, **change) -> list[Feed]:
     dataset = open_data(name, "cpu")
-    settings = dict(seed=3, global_batch=12, processes=processes, micro_batch=micro) | change
+    settings = dict(seed=3, global_batch=12, shares=processes, micro_batch=micro) | change
     return [
-        Feed(dataset=dataset, objective=OBJECTIVES[objective], rank=rank, **settings)
+        Feed(dataset=dataset, draw=OBJECTIVES[objective].draw, share=rank, **settings)
         for rank in range(processes)
     ]
 
@@ -42,10 +43,8 @@ def consumed(parts: list[Feed], step: int) -> dict[str, torch.Tensor]:
     """The whole global batch, joined from all processes and micro batches."""
     batches = [b for part in parts for b in part.micro_batches(step)]
     assert all(len(b.x) == parts[0].micro_batch for b in batches)
-    joined = {
-        name: torch.cat([getattr(b, name) for b in batches])
-        for name in ("x", "y", "t", "noise", "drop")
-    }
+    each = [{"x": b.x, "t": b.t, "noise": b.noise, **b.conditions} for b in batches]
+    joined = {name: torch.cat([b[name] for b in each]) for name in each[0]}
     return joined | {"positions": torch.from_numpy(np.concatenate([b.positions for b in batches]))}
 
 
@@ -113,12 +112,12 @@ def test_a_global_batch_may_be_larger_than_the_data(folder):
 @pytest.mark.parametrize("share, low, high", [(0.0, 0, 0), (0.1, 60, 140), (1.0, 1000, 1000)])
 def test_labels_are_withheld_at_the_asked_rate(share, low, high):
     (feed,) = feeds("synthetic", "flow", 1, 1000, global_batch=1000, class_dropout=share)
-    batch = next(feed.micro_batches(0))
-    assert batch.drop.dtype == torch.bool and low <= int(batch.drop.sum()) <= high
+    drop = next(feed.micro_batches(0)).conditions["drop"]
+    assert drop.dtype == torch.bool and low <= int(drop.sum()) <= high
 
 
 def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="12 does not divide by 5 processes x micro_batch 1"):
+    with pytest.raises(ValueError, match="12 does not divide by 5 shares x micro_batch 1"):
         feeds("digits", "epsilon", 5, 1)
 
 

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import launch, process
-from harness.resolve import project_root, resolve
+from harness import ROOT
+from harness.launch import launch
+from harness.resolve import resolve
 from harness.result import Status, load
 from harness.spec import Spec
+from harness.system import process
 
-ROOT = project_root()
+ROOT = ROOT
 SPEC = Spec(recipe="single", model="DiT-T/4", data="synthetic")
 
 
@@ -38,7 +40,7 @@ def test_a_good_run_keeps_the_workers_result_and_adds_the_launch(tmp_path):
     row = go("good_once_seen", tmp_path, on_status=on_status)
     assert row.status is Status.OK and row.losses == [1.0]
     assert row.launch.exit_code == 0 and row.launch.tree_peak_bytes > 1 << 20
-    assert row.command == launch.display(SPEC, tmp_path) and row.started
+    assert row.command == launch.display(resolve(SPEC), tmp_path) and row.started
     assert load(tmp_path / "result.json") == row
     told = [(status["phase"], status["step"], status["of"]) for status in seen]
     assert ("measure", 1, 2) in told
@@ -71,21 +73,22 @@ def test_what_a_run_recorded_before_it_was_killed_is_named_and_then_replaced(tmp
 
 
 def test_the_deadline(tmp_path, monkeypatch):
-    monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
+    hurry(monkeypatch)
     row = go("hang", tmp_path, timeout=4.0)
     assert row.status is Status.TIMEOUT and row.launch.killed
     assert "phase measure, step 4" in row.reason and "--timeout" in row.way_out
 
 
 def test_a_rank_that_failed_and_hangs_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
+    hurry(monkeypatch)
     row = go("fail_and_hang", tmp_path)
     assert row.status is Status.FAILED and "the loss is nan" in row.reason
     assert row.launch.wall_seconds < 300, "ended before its deadline"
 
 
-def quick() -> dict:
-    return {**process.run_child.__kwdefaults__, "grace": 0.3, "linger": 0.3}
+def hurry(monkeypatch) -> None:
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(process, "LINGER_SECONDS", 0.3)
 
 
 def test_a_taken_port_is_tried_again(tmp_path):
@@ -101,7 +104,7 @@ def test_what_an_earlier_try_left_is_removed(tmp_path):
 
 
 def test_an_interrupted_run_is_a_row_and_then_ends_the_suite(tmp_path, monkeypatch):
-    monkeypatch.setattr(process.run_child, "__kwdefaults__", quick())
+    hurry(monkeypatch)
 
     def interrupt(status: dict) -> None:
         if status["phase"] == "measure":
@@ -153,7 +156,7 @@ def test_what_a_run_compiles_is_not_found_by_the_next(tmp_path, monkeypatch):
 
 def test_the_line_shown_is_a_plain_accelerate_launch():
     spec = Spec(recipe="zero3+bf16", processes=2)
-    words = shlex.split(launch.display(spec, ROOT / "results" / "runs" / "x"))
+    words = shlex.split(launch.display(resolve(spec), ROOT / "results" / "runs" / "x"))
     assert words[0] == "env" and "DS_ACCELERATOR=cpu" in words
     plain = words[words.index("launch") :]
     assert plain == [
@@ -161,12 +164,16 @@ def test_the_line_shown_is_a_plain_accelerate_launch():
         *("--main_process_port", "0", "-m", "harness.train", "--recipe", "zero3+bf16"),
         *("--processes", "2", "--out", "results/runs/x"),
     ]
-    assert "CUDA_VISIBLE_DEVICES" not in launch.environment(Spec(recipe="zero3", device="cuda"))
+    assert "CUDA_VISIBLE_DEVICES" not in launch.environment(
+        resolve(Spec(recipe="zero3", device="cuda"))
+    )
 
 
 def test_ddp_is_told_to_stay_on_the_cpu_and_deepspeed_is_not():
-    assert launch.environment(Spec(recipe="ddp"))["ACCELERATE_USE_CPU"] == "true"
-    assert "ACCELERATE_USE_CPU" not in launch.environment(Spec(recipe="zero1"))
+    assert launch.environment(resolve(Spec(recipe="ddp")))["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in launch.environment(
+        resolve(Spec(recipe="zero1", processes=2))
+    )
 
 
 def test_a_free_port_can_be_bound():
@@ -184,14 +191,14 @@ def test_a_free_port_can_be_bound():
 )
 def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, processes, kind):
     spec = Spec(recipe=recipe, processes=processes)
-    words = launch.command(spec, tmp_path, port=launch.free_port())
+    words = launch.command(resolve(spec), tmp_path, port=launch.free_port())
     script = [*words[: words.index("-m")], "-m", "tests.children.accelerated", str(tmp_path), kind]
-    env = {**os.environ, **launch.environment(spec)}
+    env = {**os.environ, **launch.environment(resolve(spec))}
     ended = process.run_child(script, cwd=ROOT, env=env, log=tmp_path / "log", timeout=240)
     said = (tmp_path / "log").read_text()
     assert ended.exit_code == 0, said
     ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
-    threads = launch.environment(spec)["OMP_NUM_THREADS"]
+    threads = launch.environment(resolve(spec))["OMP_NUM_THREADS"]
     facts = {"type": kind, "processes": processes, "device": "cpu", "precision": "no"}
     assert ranks == [{**facts, "threads": threads}] * processes
     assert "were not passed to" not in said and "Setting OMP_NUM_THREADS" not in said
@@ -200,5 +207,6 @@ def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, processes
 
 
 def test_a_parent_without_torch():
-    code = "import harness.launch, sys; sys.exit('torch' in sys.modules or 'psutil' in sys.modules)"
+    heavy = "'torch' in sys.modules or 'psutil' in sys.modules"
+    code = f"import harness.launch.launch, sys; sys.exit({heavy})"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import kernel
-from harness.log import decisive, tail
-from harness.outcome import Facts, classify, retryable, where
+from harness.launch.log import decisive, tail
+from harness.launch.outcome import Facts, classify, retryable, where
 from harness.result import Status
+from harness.system import kernel
 
 GPU, HOST, FAILED, TIMEOUT = Status.GPU_OOM, Status.HOST_OOM, Status.FAILED, Status.TIMEOUT
 
@@ -311,7 +311,7 @@ def test_outcome(name):
     ],
 )
 def test_the_way_out_names_what_the_recipe_has_not_tried(recipe, kind, has, has_not):
-    way_out = classify(Facts(recipe=recipe, failures=(fail(kind),))).way_out
+    way_out = classify(Facts(recipe=recipe, processes=2, failures=(fail(kind),))).way_out
     assert all(word in way_out for word in has)
     assert not any(word in way_out for word in has_not)
 
@@ -385,3 +385,8 @@ def test_kernel_counters_of_both_versions(tmp_path):
     assert kernel.memory_kills(one / "proc", one / "sys") == kernel.MemoryKills(0, 2, None)
     assert kernel.cores(two / "sys") <= 2 and kernel.cores(one / "sys") >= 1
     assert kernel.MemoryKills(5, 3, 1).since(kernel.MemoryKills(4, 3, 1)).machine == 1
+
+
+def test_one_gpu_has_nobody_to_share_with():
+    lost = Facts(recipe="single+checkpoint", failures=(fail("OutOfMemoryError"),))
+    assert "hold less with zero2_offload or zero3_offload" in classify(lost).way_out

@@ -7,19 +7,25 @@ import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, living
+from conftest import SUBJECT, TINY, living
 
-from harness import cli, portrait, presets
-from harness.dissect import take
-from harness.dissect.modules import Stack, alike
-from harness.meter import make_meter
-from harness.portrait import CATEGORIES, Point
-from harness.report import laws, portrait_charts, portrait_files, portrait_page
-from harness.resolve import project_root, resolve
+from harness import ROOT, cli
+from harness.memory import portrait
+from harness.memory.categories import MEASURED as CATEGORIES
+from harness.memory.dissect import take
+from harness.memory.dissect.modules import Stack, alike
+from harness.memory.portrait import Point
+from harness.report.anatomy import charts, files, laws, page
+from harness.resolve import resolve
 from harness.result import BadResult
+from harness.subjects.dit import presets
+from harness.worker.measure import Bench
+from harness.worker.meter import make_meter
+from harness.worker.status import Reporter
 
 PORTRAITS: dict[str, portrait.Portrait] = {}
 STRANGERS: dict[str, int] = {}
@@ -36,26 +42,33 @@ def tensor_bytes() -> int:
 @pytest.fixture(scope="module")
 def sweep():
     """The laws' points, measured once: they do not depend on the recipe."""
-    from harness.dissect import sweep
+    from harness.memory.dissect import sweep
 
     torch.set_num_threads(1)
-    return list(sweep.points(torch.device("cpu"), torch.float32))
+    return list(sweep.points(SUBJECT, torch.device("cpu"), torch.float32))
 
 
 @pytest.fixture
 def taken(train_here, sweep, monkeypatch):
     """``taken(recipe) -> Portrait`` of a real run in this process."""
-    monkeypatch.setattr("harness.dissect.taking.points", lambda device, dtype: iter(sweep))
-    monkeypatch.setattr("harness.dissect.costs.SIZE", {"cpu": 256})
-    monkeypatch.setattr("harness.dissect.costs.COPY_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr("harness.memory.dissect.taking.points", lambda *given: iter(sweep))
+    monkeypatch.setattr("harness.memory.dissect.costs.SIZE", {"cpu": 256})
+    monkeypatch.setattr("harness.memory.dissect.costs.COPY_BYTES", {"cpu": 2**22})
 
     def go(recipe: str) -> portrait.Portrait:
         if recipe not in PORTRAITS:
             spec = dataclasses.replace(SPEC, recipe=recipe)
             STRANGERS[recipe] = tensor_bytes()
             run, log = train_here(spec, 2)
-            meter = make_meter(torch.device("cpu"))
-            PORTRAITS[recipe] = take(resolve(spec), run, log, meter)
+            bench = Bench(
+                resolved=resolve(spec),
+                folder=Path("unused"),
+                reporter=Reporter(Path("unused"), 0),
+                meter=make_meter(torch.device("cpu")),
+                run=run,
+                log=log,
+            )
+            PORTRAITS[recipe] = take(bench.resolved, run.trained, bench.look())
         return PORTRAITS[recipe]
 
     return go
@@ -90,7 +103,7 @@ def test_looking_changes_nothing_and_the_peak_is_explained(plain):
 
 
 def test_both_counts_of_the_activations_agree(plain):
-    assert plain.saved_total == pytest.approx(plain.made_total, rel=portrait_page.AGREE)
+    assert plain.saved_total == pytest.approx(plain.made_total, rel=page.AGREE)
     made = {row.module: row.made for row in plain.kept}
     batch, tokens, hidden, depth = 4, plain.tokens, plain.hidden, plain.depth
     # A known module: fc1's output is one float32 tensor of four times the width a block.
@@ -106,9 +119,9 @@ def test_recomputing_keeps_less_and_the_counts_still_agree(taken, plain):
 
 def test_a_tensor_that_is_kept_alive_unsaved_is_noticed(plain):
     more = [dataclasses.replace(row, made=2 * row.made) for row in plain.kept]
-    answers = {q: a for q, a, _ in portrait_page.sentences(plain)}
+    answers = {q: a for q, a, _ in page.sentences(plain)}
     assert answers["Two counts of the activations"].startswith("agree")
-    answers = {q: a for q, a, _ in portrait_page.sentences(dataclasses.replace(plain, kept=more))}
+    answers = {q: a for q, a, _ in page.sentences(dataclasses.replace(plain, kept=more))}
     assert answers["Two counts of the activations"].startswith("DISAGREE")
 
 
@@ -137,7 +150,7 @@ def test_counting_what_is_saved_keeps_nothing_alive():
     import gc
     import weakref
 
-    from harness.dissect.modules import saving
+    from harness.memory.dissect.modules import saving
 
     module = torch.nn.Linear(4, 4)
     with saving(Stack(module), set()) as saved:
@@ -206,7 +219,7 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     plain.write(tmp_path / "anatomy.json")
     again = portrait.load(tmp_path / "anatomy.json")
     assert again == plain
-    paths = portrait_files.write(again, tmp_path)
+    paths = files.write(again, tmp_path)
     page = (tmp_path / "anatomy.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     for words in ("blocks.*.mlp.fc1", "6 N D", "Roofline", "peak", "agree within"):
@@ -219,7 +232,7 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
 
 
 def test_a_chart_alone_brings_its_title_its_key_and_its_colours(plain):
-    drawn = portrait_files.charts_of(plain)
+    drawn = files.charts_of(plain)
     for name, words in {"timeline.svg": "Optimizer state", "roofline.svg": "backward"}.items():
         texts = [
             t.text for t in ET.fromstring(drawn[name]).iter("{http://www.w3.org/2000/svg}text")
@@ -232,7 +245,7 @@ def test_a_chart_alone_brings_its_title_its_key_and_its_colours(plain):
 
 
 def test_the_marked_peak_is_the_highest_point_of_the_drawing(plain):
-    picture = ET.fromstring(portrait_charts.timeline(plain.timeline))
+    picture = ET.fromstring(charts.timeline(plain.timeline))
     space = "{http://www.w3.org/2000/svg}"
     (mark,) = [c for c in picture.iter(f"{space}circle") if c.get("class") == "mark"]
     tops = []
@@ -251,8 +264,8 @@ def test_another_file_is_no_anatomy(tmp_path):
 
 
 def test_drawing_needs_no_torch():
-    code = "import sys, harness.report.portrait_files; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=project_root()).returncode == 0
+    code = "import sys, harness.report.anatomy.files; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.dissect.costs import Costs
+from harness.memory.dissect.costs import Costs
 from harness.predict.work import Counter
 
 FREE = {

@@ -1,24 +1,23 @@
-"""Peak memory by formula: a cross-check of the trace, and what is said where there is none.
+"""Peak memory of a DiT by formula: what the trace, which shares no code with it, is held to.
 
 Some instants of a step are known to be full: the loss, each layer's entry and each gradient's
 arrival, the end of backward and the optimizer. For each of them the bytes are added up: what stands
-all the time (``states``), what forward keeps, counted from ``harness.model.Block`` tensor by tensor
-(``activations``), gradients and DeepSpeed's buckets in the order in which they fill (``gradients``)
-and what ZeRO-3 gathers (``gathering``). The highest sum is the peak. A part of a recipe that no
-formula knows is named, and there is no number. No torch.
+all the time (``states``), what forward keeps, counted from ``harness.subjects.dit.layers.Block``
+tensor by tensor (``activations``), gradients and DeepSpeed's buckets in the order in which they
+fill (``gradients``) and what ZeRO-3 gathers (``gathering``). The highest sum is the peak. A part of
+a recipe that no formula knows is named, and there is no number. No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.predict.closed_form import activations, gathering, gradients, states
-from harness.predict.closed_form.sizes import Sizes, sizes
-from harness.predict.prediction import Prediction
 from harness.resolve import Resolved
-from strategies.base import Strategy
+from strategies.strategy import Strategy
+from tests.oracle import activations, gathering, gradients, states
+from tests.oracle.sizes import Sizes, sizes
 
-__all__ = ["fallback", "peak_bytes", "unknown_parts"]
+__all__ = ["peak_bytes", "unknown_parts"]
 
 SHARDING = {"single", "ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"}
 KNOWN = SHARDING | {"fp32", "tf32", "bf16", "checkpoint", "adamw", "accumulate", "ema"}
@@ -57,21 +56,3 @@ def unknown_parts(resolved: Resolved) -> list[str]:
 def _differs(part: Strategy) -> bool:
     """Whether a part that is known is used in a way that is not."""
     return getattr(part, "keep", "segments") != "segments"
-
-
-def fallback(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
-    """A prediction by formula where the trace failed, or none at all; says why.
-
-    ``reason`` is for a person, ``fault`` what was raised or printed.
-    """
-    size, lost = peak_bytes(resolved), unknown_parts(resolved)
-    notes = [f"no formula for {', '.join(lost)}"] if size is None else []
-    return Prediction(
-        recipe=str(resolved.recipe),
-        device=resolved.spec.device,
-        method="none" if size is None else "closed form",
-        reason=reason,
-        fault=fault,
-        closed_form=size,
-        notes=notes,
-    )

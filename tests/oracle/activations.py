@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from harness.predict.closed_form.layers import Layer, elements
-from harness.predict.closed_form.sizes import ENTERED, FLOW_TAIL, Sizes
+from tests.oracle.layers import Layer, elements
+from tests.oracle.sizes import ENTERED, FLOW_TAIL, Sizes
 
 __all__ = ["arriving", "entering", "loss"]
 
@@ -13,7 +13,7 @@ __all__ = ["arriving", "entering", "loss"]
 def loss(s: Sizes) -> float:
     """Bytes at the loss's fullest instant: all that is kept, and the loss's own."""
     length = s.segment
-    tail = s.widths.tail if s.resolved.learn_sigma else FLOW_TAIL
+    tail = s.widths.tail if s.resolved.subject.learn_sigma else FLOW_TAIL
     total = s.widths.head * s.tokens + tail * s.latents
     if length:
         return total + math.ceil(s.depth / length) * s.widths.stream * s.tokens

@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.predict.closed_form.layers import Layer
-from harness.predict.closed_form.sizes import Sizes
+from tests.oracle.layers import Layer
+from tests.oracle.sizes import Sizes
 
 __all__ = ["Gathered", "Limits", "Module", "gathered", "modules", "replay"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.predict.closed_form.layers import Cut, Layer, by_rank, elements, parameters, stored
-from harness.predict.closed_form.sizes import Sizes
+from tests.oracle.layers import Cut, Layer, by_rank, elements, parameters, stored
+from tests.oracle.sizes import Sizes
 
 __all__ = ["Arrival", "between", "bucket", "epilogue", "own", "walk"]
 

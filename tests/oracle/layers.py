@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.presets import FREQUENCIES
 from harness.resolve import Resolved
+from harness.subjects.dit.presets import FREQUENCIES
 
 __all__ = ["Cut", "Layer", "by_rank", "elements", "layers", "parameters", "stored"]
 
@@ -32,9 +32,9 @@ class Layer:
 
 def layers(resolved: Resolved) -> list[Layer]:
     """In the order in which forward first needs them; gradients come in the opposite order."""
-    shape, facts = resolved.shape, resolved.facts
+    shape, facts = resolved.subject.shape, resolved.subject.data
     d, m, patch = shape.hidden_size, shape.mlp_size, facts.channels * shape.patch_size**2
-    outputs = patch * (1 + resolved.learn_sigma)
+    outputs = patch * (1 + resolved.subject.learn_sigma)
     found = [
         Layer("patches", -1, patch * d, d),
         Layer("time0", -1, FREQUENCIES * d, d),

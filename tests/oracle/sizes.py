@@ -6,10 +6,11 @@ import functools
 import math
 from dataclasses import dataclass
 
-from harness.predict.closed_form.layers import Layer, elements, layers
 from harness.resolve import Resolved
-from strategies import sharding
 from strategies.base import Slot
+from strategies.engines.zero_sizes import buffer_sizes
+from strategies.sizes import Sizes as Sizes_
+from tests.oracle.layers import Layer, elements, layers
 
 __all__ = ["ENTERED", "FLOW_TAIL", "Sizes", "Widths", "sizes"]
 
@@ -101,12 +102,12 @@ class Sizes:
 
     @property
     def depth(self) -> int:
-        return self.resolved.shape.depth
+        return self.resolved.subject.shape.depth
 
     @property
     def stage(self) -> int:
         """ZeRO's; 0 without it."""
-        return self.resolved.launch.zero_stage
+        return getattr(self.resolved.launch.engine, "stage", 0)
 
     @functools.cached_property
     def trained(self) -> int:
@@ -116,7 +117,7 @@ class Sizes:
     @property
     def frozen(self) -> int:
         """Elements of the position table."""
-        return self.rows // self.resolved.micro_batch * self.resolved.shape.hidden_size
+        return self.rows // self.resolved.micro_batch * self.resolved.subject.shape.hidden_size
 
     @property
     def ways(self) -> int:
@@ -140,7 +141,7 @@ class Sizes:
     @property
     def offloads(self) -> bool:
         """Whether the optimizer lives elsewhere."""
-        return self.resolved.launch.offload_optimizer != "none"
+        return "host_optimizer" in self.resolved.launch.traits
 
     @property
     def averaged(self) -> bool:
@@ -163,15 +164,15 @@ class Sizes:
         block = sum(layer.size for layer in self.layers if layer.block == 0)
         largest = max(layer.weight for layer in self.layers)
         bias = max(layer.bias for layer in self.layers)
-        return sharding.zero_sizes(self.trained, block, largest, bias)
+        return buffer_sizes(Sizes_(self.trained, block, largest, bias))
 
 
 def sizes(resolved: Resolved) -> Sizes:
     """The sizes of a recipe that is known part by part."""
-    shape, facts, batch = resolved.shape, resolved.facts, resolved.micro_batch
+    shape, facts, batch = resolved.subject.shape, resolved.subject.data, resolved.micro_batch
     tokens, d = shape.tokens(facts.input_size), shape.hidden_size
     half = any(part.name == "bf16" for part in resolved.recipe.strategies)
-    engine, on_gpu = resolved.launch.zero_stage > 0, resolved.spec.device == "cuda"
+    engine, on_gpu = "float_master" in resolved.launch.traits, resolved.spec.device == "cuda"
     autocast = AUTOCAST if on_gpu else AUTOCAST_CPU
     latent = facts.channels * facts.input_size**2
     lives = on_gpu and resolved.spec.data.partition(":")[0] in ("synthetic", "digits")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.predict.closed_form import gradients
-from harness.predict.closed_form.layers import stored
-from harness.predict.closed_form.sizes import Sizes
 from strategies.base import Slot
-from strategies.ema import PIECE
+from strategies.step.ema import PIECE
+from tests.oracle import gradients
+from tests.oracle.layers import stored
+from tests.oracle.sizes import Sizes
 
 __all__ = ["standing", "stepping"]
 
@@ -15,7 +15,7 @@ def standing(s: Sizes) -> float:
     """Bytes alive all the time: states, the data that lives on the device, a step's inputs."""
     total = s.resident + 4 * s.latents + 4 * s.drawn + (4 * s.share if s.averaged else 0)
     if s.stage == 0:
-        replicas = s.resolved.launch.engine.startswith("MULTI")
+        replicas = "replicas" in s.resolved.launch.traits
         weights = s.weight * (s.trained + s.frozen)
         return total + weights + 8 * s.trained + (4 * s.trained if replicas else 0)
     elsewhere = s.offloads and not s.host_counts

@@ -7,13 +7,16 @@ import json
 
 import pytest
 import torch
-from test_matrix import machine
-from test_predict import GIB, asked, prediction
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness import capability, cli, doctor, environment, probe
-from harness.predict import attention, fit, gpus, pool, workspace
+from harness import cli
+from harness.predict import attention, cards, pool, verdict, workspace
 from harness.predict.attention import NoKernel, choose, preferred
+from harness.system import capability, probe
+from harness.system import requirements as doctor
+from harness.worker import environment
+from tests.made.machines import machine
+from tests.made.predictions import GIB, asked, prediction
 
 EVERY = {"flash", "efficient", "math", "cudnn"}
 
@@ -34,7 +37,7 @@ EVERY = {"flash", "efficient", "math", "cudnn"}
     ],
 )
 def test_a_card_s_attention(card, kind):
-    assert preferred(gpus.find(card).capability) == kind
+    assert preferred(cards.find(card).capability) == kind
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_cudnn_s_backward_holds_the_sum_of_dq():
 
 
 def test_larger_workspaces_of_cublas_follow_from_the_capability():
-    large = {name for name, card in gpus.table().items() if card.hopper}
+    large = {name for name, card in cards.table().items() if card.hopper}
     new = "H100-PCIe", "H100-NVL", "H100-80GB", "GH200-96GB", "H200-141GB", "B200-180GB"
     assert large == set(new)
 
@@ -113,7 +116,7 @@ def test_larger_workspaces_of_cublas_follow_from_the_capability():
     ],
 )
 def test_what_a_card_is_too_old_for(card, recipe, said):
-    found = fit.lack_of(asked(recipe), gpus.find(card))
+    found = verdict.lack_of(asked(recipe), cards.find(card))
     assert (said in found) if said else not found
 
 
@@ -131,10 +134,10 @@ def test_every_capability_begins_where_the_probe_and_doctor_say(tmp_path):
 
 
 def test_a_card_known_by_its_memory_alone_is_not_judged():
-    for card in (gpus.of_size(16 * GIB), gpus.find("MI300X")):
-        assert card.capability is None and fit.lack_of(asked("ddp+fp8"), card) == ""
-        assert "not known: whether it can run bf16" in fit.assumed(card)
-        assert "flash for 16 bits" in fit.assumed(card)
+    for card in (cards.of_size(16 * GIB), cards.find("MI300X")):
+        assert card.capability is None and verdict.lack_of(asked("ddp+fp8"), card) == ""
+        assert "not known: whether it can run bf16" in verdict.assumed(card)
+        assert "flash for 16 bits" in verdict.assumed(card)
 
 
 def planned(monkeypatch, capsys, *words: str) -> tuple[str, list[str], list[str]]:

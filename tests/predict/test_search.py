@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 from rich.console import Console
-from test_predict import GIB, asked, prediction
 
-from harness import cli, search
-from harness.plan import Asked
-from harness.predict import gpus, pool, workspace
+from harness import cli
+from harness.commands.largest_table import print_largest
+from harness.commands.plan import Asked
+from harness.predict import cards, pool, search, workspace
 from harness.predict.prediction import Prediction
 from harness.resolve import Resolved
-from harness.search_text import print_largest
+from tests.made.predictions import GIB, asked, prediction
 
-CARD = gpus.of_size(24 * GIB)
+CARD = cards.of_size(24 * GIB)
 BESIDE = workspace.standing(CARD, 8).total / GIB
 
 
@@ -115,33 +115,20 @@ def test_what_cannot_be_predicted_says_why_and_keeps_what_is_known(world):
     assert "could not be predicted: hooks" in said(one) and "or more" not in said(one)
 
 
-def test_a_closed_form_and_a_tight_fit_are_marked(world):
-    formula = Prediction(
-        recipe="zero2", device="cuda", method="closed form", reason="compiled", closed_form=GIB
-    )
-    one, _ = world(lambda row: formula if row.micro_batch == 1 else 40.0)
-    assert "micro batch 1 *" in said(one) and "by closed form: compiled" in said(one)
+def test_a_tight_fit_is_marked(world):
     one, _ = world(lambda row: 2.0 if row.micro_batch == 1 else 24.0)
     assert "micro batch 2 (tight)" in said(one) and "again and again" in said(one)
 
 
 def test_the_largest_model_is_found_by_its_parameters(world):
     def need(row: Resolved) -> float:
-        return 1 + 16e-9 * row.parameters
+        return 1 + 16e-9 * row.subject.parameters
 
     one, _ = world(need, search.largest_model)
     assert one.exact and one.tried <= 6
     assert need(one.fits.resolved) + BESIDE <= 24 < need(one.over.resolved) + BESIDE
     assert one.fits.resolved.spec.global_batch == asked("zero2").spec.global_batch
     assert "depth" in said(one, "model") and "global batch 256" in said(one, "model")
-
-
-def test_the_ladder_of_models_grows_and_holds_dit_xl():
-    sizes = search.ladder()
-    assert (28, 1152, 16) in [(s.depth, s.hidden_size, s.num_heads) for s in sizes]
-    weights = [s.depth * s.hidden_size**2 for s in sizes]
-    assert weights == sorted(weights)
-    assert {s.patch_size for s in search.ladder(4)} == {4}
 
 
 def test_a_real_search_ends_between_two_real_predictions(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from conftest import predictions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.predict.shortcuts import Shortcuts
-from harness.predict.trace import Tracer
+from harness.predict.trace import StoragelessTracer
 from harness.spec import Spec
 
 # Twelve ranks: most sizes of a DiT are no multiple, so that pieces are short, empty and padded.
@@ -40,7 +40,7 @@ class Cut:
 
     def __init__(self, ranks: int) -> None:
         self.ops, self.ranks = 0, ranks
-        tracer = Tracer({"cpu": "device"}, witness=self.count)
+        tracer = StoragelessTracer({"cpu": "device"}, witness=self.count)
         with Shortcuts(), FakeTensorMode(), tracer:
             whole = torch.zeros(3 * ranks - 1)
             slices = [whole[3 * rank : 3 * rank + 3] for rank in range(ranks)]
@@ -48,7 +48,7 @@ class Cut:
             self.joined = torch.cat(slices + pieces)
             self.chunks = torch.chunk(self.joined[: 2 * ranks], ranks)
             self.lengths = {len(piece) for piece in slices}, {len(piece) for piece in pieces}
-        self.sizes = [block.size for block in tracer.record.blocks]
+        self.sizes = [storage.size for storage in tracer.record.storages]
 
     def count(self, *given) -> None:
         self.ops += 1

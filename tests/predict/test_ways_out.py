@@ -6,19 +6,17 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from test_predict import GIB, asked, prediction
 
-from harness import ways_out
-from harness.plan_text import answer, explained
-from harness.predict import fit, gpus
-from harness.predict.fit import Fit
-from harness.predict.peak import Held
-from harness.predict.prediction import Prediction
+from harness.commands.plan_table import answer, explained
+from harness.memory.record import Held
+from harness.predict import cards, verdict, ways_out
 from harness.predict.roofline import Seconds, Work, seconds
+from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import Slot
+from tests.made.predictions import GIB, asked, prediction
 
-CARD = gpus.of_size(24 * GIB)
+CARD = cards.of_size(24 * GIB)
 LARGE = 40
 """GiB of which half are activations: a smaller micro batch alone would do."""
 
@@ -54,12 +52,12 @@ def seek(
     told: list[Fit] = []
 
     def ask(rows: list[Resolved], why: str) -> list[Fit]:
-        found = [fit.judge(row, prediction(need(row)), CARD) for row in rows]
+        found = [verdict.judge(row, prediction(need(row)), CARD) for row in rows]
         told.extend(found)
         return found
 
     row = asked(recipe, processes=processes, global_batch=batch)
-    fits = [fit.judge(row, prediction(first, **more), CARD)]
+    fits = [verdict.judge(row, prediction(first, **more), CARD)]
     return ways_out.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
 
 
@@ -106,7 +104,7 @@ def test_no_recomputation_is_tried_where_the_peak_has_nothing_to_recompute():
     empty = prediction(LARGE).peak
     sums = {**empty.categories, "activations": 0, "parameters": LARGE * GIB}
     instant = dataclasses.replace(empty, categories=sums)
-    ways, _ = seek("ddp", lambda row: 12 if row.launch.zero_stage else LARGE, peak=instant)
+    ways, _ = seek("ddp", lambda row: 12 if "shards" in row.launch.traits else LARGE, peak=instant)
     assert names(ways.tried) == ["zero1", "zero2", "zero3", "ddp+bf16"]
 
 
@@ -133,12 +131,12 @@ def step_seconds(work: Work, times: int) -> Seconds:
 
 
 def failed(recipe: str) -> Fit:
-    return fit.judge(asked(recipe), prediction(LARGE), CARD)
+    return verdict.judge(asked(recipe), prediction(LARGE), CARD)
 
 
 def test_several_parts_are_changed_at_once_where_one_is_not_enough():
     def need(row: Resolved) -> float:
-        return 10 if row.launch.offload_optimizer == "cpu" and row.micro_batch == 8 else LARGE
+        return 10 if "host_optimizer" in row.launch.traits and row.micro_batch == 8 else LARGE
 
     ways, _ = seek("zero3+bf16", need)
     assert names(ways.able) == [
@@ -149,7 +147,13 @@ def test_several_parts_are_changed_at_once_where_one_is_not_enough():
 
 def test_more_gpus_are_the_last_resort_and_the_fewest_that_do_are_named():
     def need(row: Resolved) -> float:
-        return 20 if row.spec.processes >= 32 else 30 if row.launch.zero_stage == 3 else LARGE
+        return (
+            20
+            if row.spec.processes >= 32
+            else 30
+            if "split_parameters" in row.launch.traits
+            else LARGE
+        )
 
     ways, _ = seek("ddp", need)
     assert [one.resolved.spec.processes for one in ways.wider] == [16, 32, 64]
@@ -182,14 +186,6 @@ def test_weights_without_a_master_come_with_an_optimizer_made_for_them():
 # ---- words ----
 
 
-def test_what_fits_by_formula_alone_is_no_failure():
-    found = Prediction(
-        recipe="ddp", device="cuda", method="closed form", closed_form=9 * GIB, reason="a limit"
-    )
-    one = fit.judge(asked("ddp"), found, CARD)
-    assert answer([one]) == ["Predicted to fit, at a speed that is not: ddp, 10.2 GiB"]
-
-
 def test_a_peak_s_small_parts_are_left_out_and_each_part_has_its_unit():
     text = answer([failed("ddp")])
     assert text[0].startswith("None is predicted to fit. Nearest: ddp needs 40.7 GiB, 16.7 GiB")
@@ -198,8 +194,8 @@ def test_a_peak_s_small_parts_are_left_out_and_each_part_has_its_unit():
 
 
 def test_a_card_of_a_size_says_whose_speed_is_assumed():
-    assert CARD.words.startswith("24.0 GiB (speed assumed: ") and CARD.like in gpus.table()
-    assert gpus.find("V100-32GB").words.startswith("V100-32GB (3")
+    assert CARD.words.startswith("24.0 GiB (speed assumed: ") and CARD.like in cards.table()
+    assert cards.find("V100-32GB").words.startswith("V100-32GB (3")
 
 
 def test_a_peak_is_explained_by_what_lived():

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from test_report_data import gone
-from test_stories import STATE, row
 
-from harness import matrix, suite_file
-from harness.report import build, claims, units
-from harness.report.claim_rules import BATCHES, DEEP, DEPTHS, LARGE, SMALL, TOKENS
-from harness.report.claim_verdicts import HALF, MUCH, Verdict, change
-from harness.report.claims import CLAIMS
-from harness.report.rows import Suite
+from harness.report import build
+from harness.report.data import units
+from harness.report.data.rows import SuiteHead
+from harness.report.stories import claims
+from harness.report.stories.claim_rules import BATCHES, DEEP, DEPTHS, LARGE, SMALL, TOKENS
+from harness.report.stories.claim_verdicts import HALF, MUCH, Verdict, change
+from harness.report.stories.claims import CLAIMS
 from harness.result import Status
+from harness.suite import file as suite_file
+from harness.suite import matrix
+from tests.made.results import STATE, gone, row
 
 
 def finding(words: str, *results):
     """What the one claim that contains ``words`` finds in these rows."""
     (claim,) = [c for c in CLAIMS if words in c.says]
-    report = build(list(results), [], Suite(reference="single"))
+    report = build(list(results), [], SuiteHead(reference="single"))
     return dict((c.says, f) for c, f in claims.judge(report))[claim.says]
 
 
@@ -243,7 +245,7 @@ def test_no_claim_without_its_rows_in_the_suite(device):
         row(spec.recipe, 100.0, evidence=facts, **{name: getattr(spec, name) for name in fields})
         for spec in matrix.specs(suite, {}, gpus=2, gpu_bytes=2**36)
     ]
-    report = build(rows, [], Suite(reference="single"))
+    report = build(rows, [], SuiteHead(reference="single"))
     undecided = [(c.says, f) for c, f in claims.judge(report) if f.verdict is Verdict.OPEN]
     assert [says for says, _ in undecided] == ["paged optimizers avoid running out of memory"]
     assert "both fit" in undecided[0][1].numbers
@@ -256,6 +258,6 @@ def test_the_order_of_files_decides_nothing():
     said = [
         [(claim.says, f.verdict, f.numbers) for claim, f in claims.judge(report)]
         for order in (rows, rows[::-1])
-        for report in [build(list(order), [], Suite(reference="single"))]
+        for report in [build(list(order), [], SuiteHead(reference="single"))]
     ]
     assert said[0] == said[1] and any("LoRA" in s and v is Verdict.ONLY for s, v, _ in said[0])

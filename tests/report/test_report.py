@@ -1,6 +1,6 @@
 """The rendered reports: golden files, formats that agree, and sets that are small or broken.
 
-Golden files are built again by `PYTHONPATH=. python tests/test_report_data.py`.
+Golden files are built again by `PYTHONPATH=. python tests/made/results.py`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_report_data import FULL, done
 
-from harness.report import (
-    Suite,
-    build,
-    export,
-    html,
-    markdown,
-    print_report,
-    svg,
-    terminal,
-    words,
-    write_report,
-)
-from harness.report.rows import read_suite
-from harness.report.table import group_grids
+from harness.report import SuiteHead, build, print_report, write_report
+from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.rows import read_suite
+from harness.report.rendering import export, html, markdown, svg, terminal
+from harness.report.rendering.tables import group_grids
 from harness.result import Status, load_all
+from tests.made.results import FULL, cpu_set, done, gpu_set
 
-GOLDEN = Path(__file__).parent / "golden" / "report"
+GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 GIB = 2**30
 SETS = ("cpu", "gpu")
 
@@ -197,8 +188,8 @@ def test_an_exact_row_that_differs_is_flagged_and_never_advised():
     row = next(r for r in group.rows if "accumulate" in r.label)
     assert row.versus.parity == "DIFFERS"
     assert not row.versus.front
-    assert all(answer.row is not row for answer in words.answers(group))
-    assert all(fit.row is not row for fit in words.fits(group))
+    assert all(answer.row is not row for answer in answers(group))
+    assert all(fit.row is not row for fit in fastest_that_fits(group))
     for text in (markdown.render(report_of("cpu")), html.render(report_of("cpu"))):
         assert "DIFFERS 2.1e-02" in text
 
@@ -212,22 +203,22 @@ def test_a_row_that_differs_is_not_on_the_front_however_fast():
     rows = group.rows
     assert (rows[0].versus.parity, rows[0].versus.front) == ("DIFFERS", False)
     assert rows[1].versus.front
-    assert words.answers(group)[0].row is rows[1]
-    assert words.fits(group)[-1].row is rows[1]
+    assert answers(group)[0].row is rows[1]
+    assert fastest_that_fits(group)[-1].row is rows[1]
 
 
 def test_an_exact_row_is_not_held_to_a_reference_that_is_not_exact():
-    rows = build(recorded("gpu"), [], Suite(reference="ddp+bf16")).groups[0].rows
+    rows = build(recorded("gpu"), [], SuiteHead(reference="ddp+bf16")).groups[0].rows
     assert {row.label: row.versus.parity for row in rows}["ddp+checkpoint"] == "not comparable"
 
 
 def test_answers_on_a_gpu():
     group = report_of("gpu").groups[0]
-    found = {a.question: a.row.label for a in words.answers(group)}
+    found = {a.question: a.row.label for a in answers(group)}
     assert found["Fastest"] == "ddp+bf16"
     assert found["Fastest, same loss"] == "ddp"
     assert found["Least memory"] == "zero3+bf16+checkpoint"
-    fits = {fit.sizes: fit.row and fit.row.label for fit in words.fits(group)}
+    fits = {fit.sizes: fit.row and fit.row.label for fit in fastest_that_fits(group)}
     assert fits == {"8": None, "12 to 24": "zero3+bf16+checkpoint", "from 40": "ddp+bf16"}
 
 
@@ -247,7 +238,7 @@ def test_meter_notes_are_shown():
 
 
 def test_rows_on_other_devices_or_of_other_work_are_not_ranked_together():
-    report = build(recorded("cpu") + recorded("gpu"), [], Suite(reference="ddp"))
+    report = build(recorded("cpu") + recorded("gpu"), [], SuiteHead(reference="ddp"))
     assert len(report.groups) == 2
     assert report.groups[0].unlike == ""
     assert "H100" in report.groups[1].unlike
@@ -269,7 +260,7 @@ def test_unequal_work_makes_another_group(field, value):
     [("zero2", "zero2"), ("checkpoint+zero2", "zero2+checkpoint"), ("nothing", "ddp"), ("", "ddp")],
 )
 def test_reference(wanted, found):
-    report = build(recorded("cpu"), [], Suite(reference=wanted))
+    report = build(recorded("cpu"), [], SuiteHead(reference=wanted))
     assert report.groups[0].reference.label == found
 
 
@@ -334,7 +325,7 @@ def test_broken_and_foreign_files_are_named_and_skipped(tmp_path):
 
 def test_a_broken_suite_file_is_no_harm(tmp_path):
     (tmp_path / "suite.json").write_text("[1")
-    assert read_suite(tmp_path) == Suite()
+    assert read_suite(tmp_path) == SuiteHead()
 
 
 def test_not_a_number_is_null_in_json():
@@ -423,3 +414,12 @@ def test_report_needs_no_torch():
 )
 def test_a_long_recipe_is_broken_between_its_parts(recipe, lines):
     assert terminal.folded(recipe).split("\n") == lines
+
+
+def test_recorded_sets_are_what_the_builder_builds():
+    for name, built in (("cpu", cpu_set()), ("gpu", gpu_set())):
+        results, skipped = load_all(GOLDEN / name)
+        assert skipped == []
+        assert [dataclasses.asdict(r) for r in results] == [
+            dataclasses.asdict(built[key]) for key in sorted(built)
+        ]

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.report import build, compare
-from harness.report.compare import compare_reports, is_peak_change, is_step_change
+from harness.report import build, compare, print_comparison
+from harness.report.data.compare import compare_reports, is_peak_change, is_step_change
+from harness.report.rendering.comparison import markdown
 from harness.result import Result, Status, load_all
 
-GOLDEN = Path(__file__).parent / "golden" / "report"
+GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 MIB = 2**20
 
 
@@ -76,7 +77,7 @@ def test_a_set_compared_with_itself_is_unchanged():
     assert found.changed == []
     assert found.environment == []
     assert len(found.changes) == 13
-    assert "0 changed beyond noise" in found.markdown()
+    assert "0 changed beyond noise" in markdown(found)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_status_change():
     change, found = after(edit)
     assert change.words == "ok -> host_oom"
     assert change.step_ratio is None
-    assert "ok -> host_oom" in found.markdown()
+    assert "ok -> host_oom" in markdown(found)
 
 
 def test_environment_is_listed_on_top():
@@ -127,7 +128,7 @@ def test_environment_is_listed_on_top():
         result.environment = {**result.environment, "versions": versions, "changed_files": 7}
     found = compare_reports(build(recorded(), []), build(results, []))
     assert found.environment == [("versions.torch", "2.9.0", "2.10.0")]
-    text = found.markdown()
+    text = markdown(found)
     assert text.index("versions.torch") < text.index("| Recipe")
 
 
@@ -146,7 +147,7 @@ def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
     found = compare(GOLDEN / "cpu", tmp_path)
     assert len(found.skipped) == 1
     stream = io.StringIO()
-    found.print(Console(file=stream, width=100))
+    print_comparison(found, Console(file=stream, width=100))
     text = stream.getvalue()
     assert "only in the old set: zero3" in text
     assert "skipped" in text
@@ -156,4 +157,4 @@ def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
 def test_empty_sets(tmp_path):
     found = compare(tmp_path, tmp_path)
     assert found.changes == []
-    assert found.markdown()
+    assert markdown(found)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from harness.report import derive, peaks, units
-from harness.report.numbers import numbers
+from harness.predict.prediction import Prediction
+from harness.report import build
+from harness.report.data import derive, units
+from harness.report.data.categories import CATEGORIES, STATE, in_sentence, title
+from harness.report.data.numbers import numbers
+from harness.report.data.peak_flops import peak_flops
+from harness.report.data.predicted import predicted_and_measured
 from harness.result import Categories, Check, Peak, Rank, Result, Status
 from harness.spec import Spec
 
@@ -118,7 +124,7 @@ def test_precision_is_what_was_read_back(evidence, expected):
     ],
 )
 def test_peak_flops(device, kind, peak):
-    assert peaks.lookup(device, kind) == (peak, None)
+    assert peak_flops(device, kind) == (peak, None)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,7 @@ def test_peak_flops(device, kind, peak):
     ],
 )
 def test_no_peak_comes_with_a_reason(device, kind, word):
-    peak, reason = peaks.lookup(device, kind)
+    peak, reason = peak_flops(device, kind)
     assert peak is None
     assert word in reason
 
@@ -149,10 +155,30 @@ def test_mfu():
 def test_peaks_are_maxima_over_ranks_and_phases():
     other = rank(1, phases={"load": Peak(allocated=30), "steady": Peak(allocated=80)})
     ranks = [rank(), other]
-    assert derive.phase_peaks(ranks) == {"load": 30, "steady": 100}
+    assert derive.peak_by_phase(ranks) == {"load": 30, "steady": 100}
     assert derive.peak_of(ranks) == 100
-    assert derive.peak_of(ranks, "reserved") is None
+    assert derive.highest(ranks, "reserved") is None
     assert derive.peak_of([]) is None
+
+
+def test_one_function_decides_what_a_row_s_peak_is(monkeypatch):
+    """docs/adding/peak-meaning.md: every headline follows it, and the prediction's does not."""
+    monkeypatch.setattr(
+        derive, "peak_by_phase", lambda ranks: derive.highest_by_phase(ranks, "reserved")
+    )
+    full = rank(phases={"steady": Peak(allocated=100, reserved=130)}, categories=traced(*[10] * 6))
+    slim = rank(1, phases={"load": Peak(allocated=90, reserved=65)})
+    one = result(full, slim)
+    found = numbers([one])
+    assert (found.peak_bytes, found.peak_phase, found.steady_peak_bytes) == (130, "steady", 130)
+    assert (found.load_peak_bytes, found.imbalance_ratio) == (65, 2.0)
+    assert found.untraced_bytes == 70
+    gone = dataclasses.replace(one, status=Status.GPU_OOM, reason="no room")
+    report = build([one, gone], [])
+    assert report.groups[0].rows[0].numbers.peak_bytes == report.unfinished[0].peak_bytes == 130
+    key = one.spec.key
+    prediction = Prediction(recipe="ddp", device="cpu", method="trace", allocated=110)
+    assert predicted_and_measured([one], {key: prediction}).peak_measured == 100
 
 
 def test_need_is_the_largest_known_count_on_a_gpu():
@@ -169,6 +195,18 @@ def test_imbalance():
     assert derive.imbalance([rank(), other]) == pytest.approx(1.25)
     assert derive.imbalance([rank()]) is None
     assert derive.imbalance([rank(), rank(1, phases={})]) is None
+
+
+def test_the_categories_are_named_alike_everywhere():
+    """One list; the fields that repeat its names for their types are held to it."""
+    sizes = {name: 2**place for place, name in enumerate(CATEGORIES)}
+    held = Categories(**sizes, phase="backward", where="mm")
+    assert held.total == 2 ** len(CATEGORIES) - 1, "total leaves one out"
+    found = dataclasses.asdict(numbers([result(rank(categories=held))]))
+    assert {name: found[f"{name}_bytes"] for name in CATEGORIES} == sizes
+    assert STATE == ("parameters", "gradients", "optimizer_state", "ema")
+    titles = [title(name) for name in CATEGORIES]
+    assert titles[2:4] == ["Optimizer state", "EMA"] and in_sentence("ema") == "EMA"
 
 
 def test_untraced_may_be_negative():
@@ -249,8 +287,13 @@ def test_step_distances():
         ("by design", "by design", 0.0, 0.0, "by design"),
     ],
 )
-def test_verdict(parity, reference, loss, grad, word):
-    assert derive.verdict(parity, reference, loss, grad) == word
+def test_parity(parity, reference, loss, grad, word):
+    assert derive.parity(parity, reference, loss, grad) == word
+
+
+def test_the_power_that_a_curve_grows_with():
+    assert derive.power([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert derive.power([4, 16, 36], [5, 5, 5]) == pytest.approx(0)
 
 
 def test_pareto_front_keeps_ties_and_drops_the_beaten():

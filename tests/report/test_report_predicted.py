@@ -8,14 +8,18 @@ import json
 import math
 
 import pytest
-from test_report_data import GPU, MACHINE, MIB, cpu_set, gone, gpu_set
 
+from harness.memory.categories import CATEGORIES
+from harness.memory.record import Instant
 from harness.predict import pool
-from harness.predict.peak import CATEGORIES, Instant
 from harness.predict.prediction import Prediction
-from harness.report import build, export, fit_verdicts, html, markdown, predicted, table
+from harness.report import build
+from harness.report.data.predicted import PredictedAndMeasured, predicted_and_measured
+from harness.report.rendering import export, html, markdown, sentences, tables
+from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
+from tests.made.results import GPU, MACHINE, MIB, cpu_set, gone, gpu_set
 
 GIB = 2**30
 
@@ -46,8 +50,8 @@ def report_on(results: list[Result], *predictions: Prediction | None):
     return build(results, [], predictions={r.spec.key: p for r, p in found if p})
 
 
-def compared(result: Result, prediction: Prediction) -> predicted.Compared:
-    return predicted.compare([result], {result.spec.key: prediction})
+def compared(result: Result, prediction: Prediction) -> PredictedAndMeasured:
+    return predicted_and_measured([result], {result.spec.key: prediction})
 
 
 # ---- categories ----
@@ -61,9 +65,9 @@ def test_a_category_that_is_wrong_shows_where_the_sum_does_not():
     assert row.predicted.step_error == 0
     assert row.predicted.worst.name == "activations"
     assert row.predicted.worst.error == pytest.approx(63 / 96)
-    said = predicted.summary(report.groups[0])
+    said = sentences.prediction_errors(report.groups[0])
     assert "above 5 % of the peak: median error 0.00 %, largest 65.62 % (activations of ddp" in said
-    grids = table.group_grids(report.groups[0])
+    grids = tables.group_grids(report.groups[0])
     cells = dict(zip(grids["predicted"].heads, grids["predicted"].lines[0], strict=True))
     assert (cells["Worst category"], cells["Its error %"]) == ("activations", "+65.62")
     assert ["ddp", "gradients", "0.062", "0.123", "-50.00"] in grids["parts"].lines
@@ -77,7 +81,7 @@ def test_a_category_that_is_wrong_shows_where_the_sum_does_not():
 
 def test_what_is_below_5_percent_on_both_sides_is_not_compared():
     ddp = cpu_set()["ddp"]
-    small = {part.name for part in compared(ddp, foretold(ddp)).parts}
+    small = {part.name for part in compared(ddp, foretold(ddp)).categories}
     assert small == {
         "parameters",
         "gradients",
@@ -88,7 +92,7 @@ def test_what_is_below_5_percent_on_both_sides_is_not_compared():
     }
     ddp.ranks[0].categories.workspace = 4 * MIB
     right = foretold(ddp)
-    assert "workspace" not in {part.name for part in compared(ddp, right).parts}
+    assert "workspace" not in {part.name for part in compared(ddp, right).categories}
     grown = compared(ddp, moved(right, 60 * MIB, "activations", "temporaries"))
     assert grown.worst.name == "workspace" and grown.worst.error == 15
 
@@ -105,12 +109,12 @@ def test_a_category_that_the_run_did_not_have_is_infinitely_wrong_and_is_shown()
 
 def test_without_a_trace_no_category_is_guessed():
     ddp = cpu_set()["ddp"]
-    formula = foretold(ddp, method="closed form", peak=None, steady=None, closed_form=GIB)
-    report = report_on([ddp], formula)
-    grids = table.group_grids(report.groups[0])
-    assert compared(ddp, formula).parts == () == tuple(grids["parts"].lines)
+    bare = foretold(ddp, steady=None)
+    report = report_on([ddp], bare)
+    grids = tables.group_grids(report.groups[0])
+    assert compared(ddp, bare).categories == () == tuple(grids["parts"].lines)
     assert "Worst category" not in grids["predicted"].heads
-    assert "categories above" not in predicted.summary(report.groups[0])
+    assert "categories above" not in sentences.prediction_errors(report.groups[0])
 
 
 # ---- a GPU's allocator ----
@@ -126,8 +130,6 @@ def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
     assert found.peak_predicted == 30 * GIB + mib * MIB
     assert found.reserved_predicted == 31 * GIB + mib * MIB
     assert found.step_predicted == row.ranks[0].categories.total  # no tensor of the step
-    formula = foretold(row, method="closed form", peak=None, steady=None, closed_form=GIB)
-    assert compared(row, formula).peak_predicted == GIB + mib * MIB
 
 
 def test_without_a_gpu_there_are_none():
@@ -175,10 +177,10 @@ def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
         "Predicted not to fit: 1 of 2 rows that ran out of memory (predicted to fit: zero2), "
         "1 of 2 rows that finished (zero2+bf16)."
     )
-    assert fit_verdicts.summary(report) == said
+    assert sentences.predicted_fits(report) == said
     for text in (markdown.render(report), html.render(report)):
         assert said in text and "Predicted need GiB" in text
-    fit = next(one for one in report.unfinished if one.label == "single").fit
+    fit = next(one for one in report.unfinished if one.label == "single").predicted_fit
     # Beside what the allocator holds: libraries and context, and no communication.
     assert fit.need_bytes == 80 * GIB + (64 + 450) * MIB
     assert fit.have_bytes == ddp.environment["device_bytes"]
@@ -188,34 +190,25 @@ def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
     ]
 
 
-def test_a_closed_form_is_a_verdict_with_its_margin():
-    rows = gpu_set()
-    lost, ddp = rows["single"], rows["ddp"]
-    lost.environment = {}
-    formula = foretold(ddp, method="closed form", peak=None, steady=None, closed_form=80 * GIB)
-    found = report_on([lost, ddp], formula).unfinished[0].fit
-    assert found.need_bytes == 84 * GIB + (64 + 450) * MIB and not found.fits
-
-
 def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
     row, ddp = gpu_set()["ddp"], cpu_set()["ddp"]
     row.status, ddp.status = Status.HOST_OOM, Status.HOST_OOM
     ddp.environment = {**MACHINE, "container_bytes": GIB}
     held = Instant(bytes=20 * GIB, phase="", op="", site="", categories={}, held=[])
     report = report_on([row, ddp], foretold(row, host=held, least=GIB), foretold(ddp))
-    on_gpu, on_cpu = (one.fit for one in report.unfinished)
+    on_gpu, on_cpu = (one.predicted_fit for one in report.unfinished)
     assert (on_gpu.need_bytes, on_gpu.have_bytes) == (40 * GIB, MACHINE["memory_bytes"])
     assert (on_cpu.need_bytes, on_cpu.have_bytes) == (2 * ddp.ranks[0].categories.total, GIB)
-    assert fit_verdicts.summary(report).startswith("Predicted not to fit: 2 of 2 rows")
+    assert sentences.predicted_fits(report).startswith("Predicted not to fit: 2 of 2 rows")
 
 
 def test_what_was_not_predicted_is_no_verdict():
     rows = gpu_set()
     lost, ddp = rows["single"], rows["ddp"]
-    assert fit_verdicts.summary(report_on([lost, ddp], None, foretold(ddp, least=GIB))) == ""
+    assert sentences.predicted_fits(report_on([lost, ddp], None, foretold(ddp, least=GIB))) == ""
     other = gone("zero1", Status.GPU_OOM, "out of memory", None, **{**GPU, "processes": 2})
     report = report_on([other, ddp, lost], foretold(ddp, least=99 * GIB), None, None)
-    assert fit_verdicts.summary(report) == (
+    assert sentences.predicted_fits(report) == (
         "Predicted not to fit: 1 of 2 rows that ran out of memory (not predicted: single), "
         "0 of 0 rows that finished."
     )
@@ -224,7 +217,7 @@ def test_what_was_not_predicted_is_no_verdict():
 def test_rows_that_ran_out_of_memory_are_predicted_too(tmp_path, monkeypatch):
     from rich.console import Console
 
-    from harness import commands
+    from harness.commands.run import predict_measured
 
     asked = []
     monkeypatch.setattr(pool, "predict_all", lambda rows, folder, **more: asked.extend(rows))
@@ -234,5 +227,6 @@ def test_rows_that_ran_out_of_memory_are_predicted_too(tmp_path, monkeypatch):
         Result(status=end, spec=Spec(recipe=recipe, data="synthetic"))
         for end, recipe in zip(ends, recipes, strict=True)
     ]
-    commands._predict(results, tmp_path, Console(quiet=True))
+    rows = [resolve(result.spec) for result in results]
+    predict_measured(results, rows, tmp_path, Console(quiet=True))
     assert [row.spec.recipe for row in asked] == ["ddp", "single", "zero1"]

@@ -6,27 +6,19 @@ import dataclasses
 import itertools
 
 import pytest
-from test_report_data import done, gone
+from conftest import SUBJECT
 
-from harness import matrix, suite_file
-from harness.report import build, stories, units
-from harness.report.claim_rules import DEEP, LARGE
-from harness.report.rows import Suite
+from harness.report import build, stories
+from harness.report.data import units
+from harness.report.data.rows import SuiteHead
+from harness.report.rendering import story_charts
+from harness.report.stories.claim_rules import DEEP
 from harness.result import Status
+from harness.suite import file as suite_file
+from harness.suite import matrix
 from strategies import CATALOG, parse
 from strategies.base import Conflict
-
-STATE = 120.0
-"""MiB of parameters, gradients, optimizer state and average, in the rows built here."""
-
-
-def row(recipe: str, beyond: float, *, state: float = STATE, evidence: dict | None = None, **spec):
-    """A measured row of so many MiB of state, and MiB beyond it."""
-    parts = (state * 0.2, state * 0.2, state * 0.4, state * 0.2, beyond, 0.0)
-    spec = {"global_batch": LARGE, "processes": 1, **spec}
-    result = done(parse(recipe).text, 1.0, parts, **spec)
-    result.evidence |= evidence or {}
-    return result
+from tests.made.results import gone, row
 
 
 def test_the_ladder_compares_each_rung_with_the_one_above():
@@ -37,8 +29,8 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
         gone("single+bf16+checkpoint", Status.GPU_OOM, "no room", None, processes=1),
         row("single+bf16+lora", 130.0, parity="by design"),
     ]
-    suite = Suite(reference="single", story="ladder", order=order)
-    (grid,) = stories.told(build(results, [], suite))
+    suite = SuiteHead(reference="single", story="ladder", order=order)
+    (grid,) = stories.tables(build(results, [], suite))
     assert [line[0] for line in grid.lines] == [
         "single", "+ bf16", "+ single+bf16+checkpoint", "+ lora",
     ]  # fmt: skip
@@ -50,8 +42,8 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
 def test_a_rung_says_what_it_came_in_place_of():
     order = ("single+bf16", "single+bf16_pure")
     results = [row(recipe, 380.0, parity="by design") for recipe in order]
-    suite = Suite(reference=order[0], story="ladder", order=order)
-    (grid,) = stories.told(build(results, [], suite))
+    suite = SuiteHead(reference=order[0], story="ladder", order=order)
+    (grid,) = stories.tables(build(results, [], suite))
     assert grid.lines[1][0] == "+ bf16_pure (in place of bf16)"
 
 
@@ -75,7 +67,7 @@ def cannot_be(text: str, device: str) -> bool:
         recipe = parse(text)
     except Conflict:
         return True
-    return bool(recipe.refusal(recipe.launch(device, 1)))
+    return bool(recipe.refusal(recipe.launch(device, 1, SUBJECT)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -84,7 +76,7 @@ def test_the_ladder_ends_at_one_sample_and_four_bits(device):
     last = matrix.specs(suite, {}, gpus=1, gpu_bytes=2**36)[-1]
     recipe = parse(last.recipe)
     assert last.global_batch == recipe.accumulation and "qlora" in last.recipe
-    assert recipe.refusal(recipe.launch(device, 1)) is None
+    assert recipe.refusal(recipe.launch(device, 1, SUBJECT)) is None
 
 
 def test_each_row_stands_against_the_reference_in_the_suite_s_order():
@@ -97,8 +89,8 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
         row("single", 380.0),
         gone("single+fp8", Status.UNSUPPORTED, "no such unit", None, processes=1),
     ]
-    suite = Suite(reference="single", story="each", order=order)
-    (grid,) = stories.told(build(results, [], suite))
+    suite = SuiteHead(reference="single", story="each", order=order)
+    (grid,) = stories.tables(build(results, [], suite))
     assert [line[0] for line in grid.lines] == list(order)
     assert [line[4] for line in grid.lines] == [units.NONE, "-50.0 %", units.NONE, units.NONE]
     assert float(grid.lines[2][6]) > 0, "speed is known of a row that was not traced"
@@ -110,8 +102,8 @@ def test_the_published_table_stands_beside_the_measured_one():
     order = tuple(r.recipe for r in suite.rows)
     results = [row(r, 100.0, data="vae_small:256") for r in order[:3]]
     results.append(row(order[3], 50.0, data="synthetic"))
-    told = Suite(reference=order[0], story="fast_dit", order=order)
-    (grid,) = stories.told(build(results, [], told))
+    told = SuiteHead(reference=order[0], story="fast_dit", order=order)
+    (grid,) = stories.tables(build(results, [], told))
     assert [line[3:5] for line in grid.lines] == [
         ["out of memory", "out of memory"], ["0.43", "44045"], ["0.56", "40461"], ["0.84", "27485"],
     ]  # fmt: skip
@@ -149,13 +141,13 @@ def test_depth_tells_memory_and_counted_work_of_each_regime():
         spec = {"model": DEEP.format(depth)}
         facts = {"checkpoint": {"block_forwards": (depth + 3) / 2}}
         rows += [row("single", 10.0 * depth, **spec), row(nothing, 14.0, evidence=facts, **spec)]
-    suite = Suite(reference="single", story="depth", order=("single", nothing))
+    suite = SuiteHead(reference="single", story="depth", order=("single", nothing))
     report = build(rows, [], suite)
-    (grid,) = stories.told(report)
+    (grid,) = stories.tables(report)
     plain, none = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
     assert plain["Added by a block MiB"] == "10.00" and plain["Memory ~ L^"] == "1.00"
     assert plain["Forwards a block"] == "1.00" and none["Forwards a block"] == "3.50 to 9.50"
     assert none["Memory ~ L^"] == "0.00" and none["Forward work ~ L^"] == "1.72"
-    pictures, keys = stories.drawn(report)
+    pictures, keys = story_charts.pictures(report), story_charts.keys(report)
     assert len(pictures) == 3 and [name for name, *_ in keys] == ["single", nothing]
     assert all(f">{depth}</text>" in picture for *_, picture in pictures for depth in (4, 16))

@@ -16,89 +16,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, part_named
+from conftest import SUBJECT, TINY, part_named
 
-from harness.anatomy import trace_step
-from harness.loop import optimizer_step
-from harness.resolve import project_root
+from harness import ROOT
+from harness.memory.tracer import trace_step
+from harness.worker.loop import optimizer_step
 from strategies import CATALOG, parse
-from strategies.adamw import AdamW
+from strategies.activations.checkpoint import Checkpoint
+from strategies.activations.parts import block_runs, halves, prefixes, segments
 from strategies.base import Conflict, NotInForce, Parity, Slot
-from strategies.checkpoint import Checkpoint
-from strategies.ema import Ema
+from strategies.engines.zero_sizes import buffer_sizes
+from strategies.optimizers import bf16_adamw
+from strategies.optimizers.adamw import AdamW
 from strategies.recipe import RecipeError
-from strategies.sharding import Sharding, sharding_kinds, zero_sizes
-from strategies.support import bf16_adamw
-from strategies.support.parts import block_runs, halves, prefixes, segments
+from strategies.sharding import Sharding, sharding_kinds
+from strategies.sizes import Sizes
+from strategies.step.ema import Ema
+from tests.made.recipes import SETTINGS
 
-FILES = project_root() / "strategies"
+FILES = ROOT / "strategies"
 SHARDING = set(sharding_kinds())
-
-SETTINGS: dict[str, list[str]] = {
-    "single": ["single"],
-    "ddp": ["ddp"],
-    "zero1": ["zero1"],
-    "zero2": ["zero2"],
-    "zero3": ["zero3"],
-    "zero2_offload": ["zero2_offload"],
-    "zero3_offload": ["zero3_offload"],
-    "zero3_nvme": ["zero3_nvme"],
-    "fp32": ["single+fp32"],
-    "tf32": ["ddp+tf32"],
-    "bf16": ["single+bf16"],
-    "lora": ["single+lora", "single+lora:rank=4"],
-    "dora": ["single+dora"],
-    "qlora": ["single+qlora"],
-    "head": ["single+head"],
-    "difffit": ["single+difffit"],
-    "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
-    "prune": ["single+prune", "single+prune:fraction=0.9"],
-    "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
-    "sparse24": ["ddp+bf16+sparse24"],
-    "bf16_master": ["zero2+bf16_master"],
-    "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
-    "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
-    "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
-    "checkpoint": [
-        "single+checkpoint",
-        "single+checkpoint:every=2",
-        "single+checkpoint:every=sqrt",
-        "single+checkpoint:keep=nested",
-        "single+checkpoint:keep=nothing",
-        "single+checkpoint:every=2,keep=products",
-    ],
-    "offload_activations": [
-        "single+offload_activations",
-        "single+checkpoint:every=2+offload_activations:what=checkpoints",
-    ],
-    "compile": [
-        "single+compile",
-        "single+compile:scope=model,backend=aot_eager",
-        "single+compile:backend=aot_eager,budget=0.5",
-    ],
-    "attend": [
-        *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
-        *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
-    ],
-    "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
-    "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
-    "adam4bit": ["single+adam4bit"],
-    "paged_adam8bit": ["ddp+paged_adam8bit"],
-    "adafactor": ["single+adafactor"],
-    "muon": ["single+muon", "single+muon:momentum=0.9"],
-    "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
-    "offload_adamw": ["ddp+offload_adamw"],
-    "onebit_adam": ["ddp+onebit_adam", "ddp+onebit_adam:freeze=4"],
-    "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
-    "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
-    "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
-    "optimizer_in_backward": ["single+optimizer_in_backward"],
-    "backward": ["single+backward", "single+backward:call=autograd_grad"],
-    "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
-    "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
-    "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
-}
-"""Recipe texts for every strategy; those on ``single`` are trained in this process."""
 
 TEXTS = [text for texts in SETTINGS.values() for text in texts]
 HERE = [text for text in TEXTS if text.startswith("single")]
@@ -153,9 +90,16 @@ def test_every_strategy_says_what_it_is(name):
 
 
 def test_strategy_files_stay_small():
-    large = {"sharding", "zero", "ema", "base", "recipe"}
+    large = {
+        "ema",
+        "base",
+        "recipe",
+        "engine",
+        "subject",
+        *(p.stem for p in FILES.glob("engines/zero*")),
+    }
     lengths = {p.stem: len(p.read_text().splitlines()) for p in FILES.rglob("*.py")}
-    assert {"checkpoint", "accumulate", "precision"} <= set(lengths)
+    assert {"checkpoint", "accumulate", "mixed"} <= set(lengths)
     assert {n: length for n, length in lengths.items() if n not in large and length > 130} == {}
 
 
@@ -218,18 +162,18 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
 )
 def test_a_part_refuses_a_launch_with_the_way_out(text, device, processes, wanted):
     recipe = parse(text)
-    reason = recipe.refusal(recipe.launch(device, processes))
+    reason = recipe.refusal(recipe.launch(device, processes, SUBJECT))
     assert [w for w in wanted if w not in reason] == []
     for name in ("ddp", "zero2_offload"):
         usual = parse(name)
-        assert usual.refusal(usual.launch("cpu", 2)) is None
+        assert usual.refusal(usual.launch("cpu", 2, SUBJECT)) is None
 
 
 def test_two_parts_may_not_set_the_same_argument(monkeypatch):
     monkeypatch.setattr(Checkpoint, "accelerator_kwargs", lambda *_: {"mixed_precision": "fp16"})
     recipe = parse("single+bf16+checkpoint")
     with pytest.raises(Conflict, match=r"checkpoint sets Accelerator\(mixed_precision"):
-        recipe.accelerator_kwargs(recipe.sharding.launch("cpu", 1))
+        recipe.accelerator_kwargs(recipe.sharding.launch("cpu", 1, SUBJECT))
 
 
 # -- imports ----------------------------------------------------------------------------------
@@ -241,7 +185,7 @@ def test_importing_and_parsing_needs_no_torch():
         "print([m for m in ('torch', 'accelerate', 'deepspeed') if m in sys.modules])"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=project_root(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "[]"
 
@@ -258,7 +202,7 @@ def imported(path: Path) -> set[str]:
 
 def test_strategies_import_nothing_of_the_harness():
     found = {path.stem: imported(path) for path in FILES.rglob("*.py")}
-    assert "torch" in found["precision"], "the scan sees imports inside functions"
+    assert "torch" in found["mixed"], "the scan sees imports inside functions"
     assert {name for name, names in found.items() if "harness" in names} == set()
 
 
@@ -331,18 +275,18 @@ def test_single_is_lost_in_another_launch(train_here):
     run, _ = train_here(TINY, 1)
     single, ddp = CATALOG["single"], CATALOG["ddp"]
     assert single().evidence(run.trained)
-    run.trained.launch = single.launch("cpu", 2)
+    run.trained.launch = single.launch("cpu", 2, SUBJECT)
     with pytest.raises(NotInForce, match="1 processes"):
         single().evidence(run.trained)
     for name in SHARDING - {"single"}:
-        run.trained.launch = CATALOG[name].launch("cpu", 1)
+        run.trained.launch = CATALOG[name].launch("cpu", 1, SUBJECT)
         with pytest.raises(NotInForce, match="accelerate runs NO"):
             CATALOG[name]().evidence(run.trained)
-    run.trained.launch = single.launch("cpu", 1)
+    run.trained.launch = single.launch("cpu", 1, SUBJECT)
     run.trained.model = torch.nn.Sequential(run.trained.module)
     with pytest.raises(NotInForce, match="Sequential"):
         single().evidence(run.trained)
-    assert ddp.launch("cpu", 2).engine == "MULTI_CPU"
+    assert ddp.launch("cpu", 2, SUBJECT).engine.file.kind == "MULTI_CPU"
 
 
 def test_a_step_that_was_skipped_is_noticed(train_here):
@@ -372,7 +316,7 @@ def test_work_of_recomputing_against_its_closed_form(blocks):
 @pytest.mark.parametrize("total", [33_000_000, 33_000_016, 33_000_031])
 def test_buckets_are_even_whatever_the_model(total):
     """DeepSpeed's stages 1 and 2 assert it: without this a DiT of an odd sixteenth cannot start."""
-    sizes = zero_sizes(total, block=1000, tensor=999, bias=10)
+    sizes = buffer_sizes(Sizes(total, block=1000, tensor=999, bias=10))
     assert sizes["allgather_bucket_size"] % 2 == sizes["reduce_bucket_size"] % 2 == 0
-    small = zero_sizes(1000, block=100, tensor=99, bias=10)
+    small = buffer_sizes(Sizes(1000, block=100, tensor=99, bias=10))
     assert small["allgather_bucket_size"] == 100

@@ -8,15 +8,15 @@ import time
 import pytest
 import torch
 from conftest import TINY, part_named
-from test_report_data import done
 from torch._dynamo.utils import cumulative_time_spent_ns
 
-from harness.layers import attend
-from harness.loop import optimizer_step
 from harness.report import build
-from harness.report.table import group_grids
-from strategies.compile import Compile
-from strategies.support.graphs import Counted
+from harness.report.rendering.tables import group_grids
+from harness.subjects.dit.layers import attend
+from harness.worker.loop import optimizer_step
+from strategies.activations.compile import Compile
+from strategies.activations.graphs import Counted
+from tests.made.results import done
 
 RECIPE = "single+compile:backend=aot_eager"
 
@@ -59,10 +59,10 @@ def test_a_deliberate_graph_break_is_counted(train_here, monkeypatch):
     whole, _ = compiled(train_here, 2)
     edit = Compile.edit_model
 
-    def with_a_break(self, module):
+    def with_a_break(self, module, subject):
         for block in module.blocks:
             block.attn.attend = breaking
-        edit(self, module)
+        edit(self, module, subject)
 
     monkeypatch.setattr(Compile, "edit_model", with_a_break)
     broken, _ = compiled(train_here, 2)

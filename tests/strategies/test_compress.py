@@ -6,19 +6,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import SUBJECT
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import anatomy, model
-from strategies import compress, topk
-from strategies.adamw import AdamW
-from strategies.base import Launch, NotInForce, Settings, Trained
-from strategies.compress import Compress
-from strategies.onebit_adam import OneBitAdam
-from strategies.support import power_sgd, wire
-from strategies.support.signs import pack, unpack
-from strategies.topk import TopK
+from harness.memory import tracer
+from harness.subjects.dit import model
+from strategies import CATALOG
+from strategies.base import NotInForce, Settings
+from strategies.communication import compress, power_sgd, topk, wire
+from strategies.communication.compress import Compress
+from strategies.communication.topk import TopK
+from strategies.engine import Trained
+from strategies.optimizers.adamw import AdamW
+from strategies.optimizers.onebit_adam import OneBitAdam
+from strategies.optimizers.signs import pack, unpack
 
-LAUNCH = Launch(sharding="ddp", engine="MULTI_CPU", device="cpu", processes=1)
+LAUNCH = CATALOG["ddp"].launch("cpu", 1, SUBJECT)
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def trained_with(strategy, steps: int = 4) -> Trained:
     weights = [p for p in module.parameters() if p.requires_grad]
     optimizer = make(weights, Settings(), LAUNCH) or torch.optim.SGD(weights, lr=0.1)
     trained = Trained(
-        accelerator=SimpleNamespace(num_processes=1),
+        accelerator=SimpleNamespace(num_processes=1, scaler=None),
         model=ddp,
         module=module,
         optimizer=optimizer,
@@ -89,10 +92,12 @@ def test_buckets_that_a_hook_was_given_are_counted_once(strategy, group):
     """By DDP's books, and not again where Python still holds a tensor of one."""
     trained = trained_with(strategy)
     trained.accelerator.device = torch.device("cpu")
-    size, seen = anatomy.ddp_buckets(trained.model)
-    trace = anatomy.Trace(trained, "cpu")
-    assert sum(b.size for b in trace.blocks if b.made_by == "DDP's buckets") == size
-    assert seen and not any(index in seen for index in trace._live)
+    held = trained.engine.held(trained)
+    found = tracer.Tracer({"cpu": "device"})
+    tracer.register_living(found, trained)
+    buckets = [s.size for s in found.record.storages if s.category == "buckets"]
+    assert held.hidden > 0 and buckets == [held.hidden]
+    assert held.seen and not held.seen & found._live.keys()
 
 
 def test_what_top_k_keeps_back_and_what_it_sends_is_the_whole_gradient(group):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from harness.model import build
+from harness.subjects.dit.model import build
 
 CLASSES = 10
 

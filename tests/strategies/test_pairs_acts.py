@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import TINY, launched
+from conftest import SUBJECT, TINY, launched
 
-from harness.loop import optimizer_step
 from harness.resolve import resolve
 from harness.result import Status
+from harness.worker.loop import optimizer_step
 from strategies import parse
 from strategies.base import Parity
 
@@ -103,7 +103,7 @@ def test_they_train_together_with_evidence(text, train_here):
 def test_they_refuse_each_other_with_the_way_out(text):
     device, wanted = ("cpu", REFUSED[text]) if text in REFUSED else ("cuda", ON_GPUS[text])
     recipe = parse(text)
-    reason = recipe.refusal(recipe.launch(device, 2))
+    reason = recipe.refusal(recipe.launch(device, 2, SUBJECT))
     assert reason and [w for w in wanted if w not in reason] == []
 
 

@@ -10,19 +10,20 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY, launched
+from conftest import SUBJECT, TINY, launched
 from safetensors.torch import load_file
 
-from harness import checkpoint, setup
-from harness.anatomy import optimizer_tensors, trace_step
-from harness.audit import audit, collect_evidence
-from harness.fit import Fit
-from harness.loop import optimizer_step
+from harness.memory.tracer import trace_step
 from harness.resolve import resolve
 from harness.result import Status
+from harness.worker import checkpoint, setup
+from harness.worker.audit import audit, collect_evidence
+from harness.worker.loop import optimizer_step
+from harness.worker.training import Training
 from strategies import parse
+from strategies.adapters import files as adapter_files
 from strategies.base import Slot
-from strategies.support import adapter_files, states
+from strategies.evidence.stored import bytes_of
 
 HERE = [
     "single+lora+adam8bit+checkpoint",
@@ -92,8 +93,8 @@ REFUSED = {
     "single+sparse24": ["16-bit", "bf16"],
     "single+compress": ["one process", "ddp"],
     "ddp+onebit_adam+compress": ["hook", "leave one"],
-    "zero2+onebit_adam": ["DeepSpeed", "ddp"],
-    "zero2+topk": ["DeepSpeed", "ddp"],
+    "zero2+onebit_adam": ["engine reduces by itself", "ddp"],
+    "zero2+topk": ["engine reduces by itself", "ddp"],
     "ddp+sparse_embedding": ["Adam", "sgd:momentum=0.0"],
     "zero1+sparse_embedding+sgd:momentum=0.0": ["dense", "ddp"],
     "ddp+offload_adamw": ["averages", "single"],
@@ -116,7 +117,7 @@ def test_it_trains_here_with_the_evidence_of_every_part(text, train_here):
 def test_it_is_refused_with_the_way_out(text):
     recipe = parse(text)
     processes = 1 if text.startswith("single") else 2
-    reason = recipe.refusal(recipe.launch("cpu", processes)) or "not refused"
+    reason = recipe.refusal(recipe.launch("cpu", processes, SUBJECT)) or "not refused"
     assert [w for w in REFUSED[text] if w not in reason] == []
 
 
@@ -125,7 +126,7 @@ def test_it_is_refused_with_the_way_out(text):
 )
 def test_clipping_is_refused_where_it_would_come_too_late(text):
     recipe = parse(text + ("+sgd:momentum=0.0" if "sparse" in text else ""))
-    assert "--grad-clip 0" in recipe.refusal(recipe.launch("cpu", 1, clips=True))
+    assert "--grad-clip 0" in recipe.refusal(recipe.launch("cpu", 1, SUBJECT, clips=True))
 
 
 # -- the same computation ---------------------------------------------------------------------
@@ -185,7 +186,9 @@ def test_optimizer_state_is_counted_by_its_true_bytes(train_here):
     for text in ("adamw", "adam8bit", "adam8bit:lib=torchao", "adam4bit", "adafactor", "sgd"):
         run, _ = train_here(dataclasses.replace(TINY, recipe=f"single+{text}"), 1)
         weights = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad)
-        held[text] = states.bytes_of(optimizer_tensors(run.trained)) / weights
+        held[text] = (
+            bytes_of(run.trained.engine.held(run.trained).tensors["optimizer_state"]) / weights
+        )
     assert held["adamw"] == pytest.approx(8, abs=0.01) and held["sgd"] == 4
     assert 2 < held["adam8bit"] < 2.2 and 2 < held["adam8bit:lib=torchao"] < 2.2
     assert 1 < held["adam4bit"] < 1.2 and held["adafactor"] < 0.2
@@ -208,24 +211,24 @@ def test_what_was_trained_is_saved_and_loaded_by_itself(text, train_here, tmp_pa
     spec = dataclasses.replace(TINY, recipe=text, learning_rate=1e-2)
     run, _ = train_here(spec, 2)
     file, resolved = tmp_path / "adapters.safetensors", resolve(spec)
-    fit = Fit(folder=None, trained=file)
+    fit = Training(folder=None, trained=file)
     fit.finish(run, resolved)
     trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad)
     assert file.stat().st_size < 4 * trainable + 20_000, "the frozen model is not in the file"
     again = setup.build_model(resolved)
-    resolved.recipe.in_slot(Slot.ADAPT).edit_model(again)
-    assert adapter_files.load(again, file)
+    resolved.recipe.in_slot(Slot.ADAPT).edit_model(again, resolved.subject)
+    assert adapter_files.load(again, resolved.subject, file)
     mine = run.trained.module.state_dict()
     assert all(torch.equal(mine[k], v) for k, v in again.state_dict().items() if torch.is_tensor(v))
     with pytest.raises(ValueError, match="another recipe"):
-        adapter_files.load(setup.build_model(resolve(TINY)), file)
+        adapter_files.load(setup.build_model(resolve(TINY)), resolved.subject, file)
 
 
 @pytest.mark.parametrize("text", ["single+lora+ema", "single+prune_structured"])
 def test_samples_are_drawn_from_an_edited_model(text, train_here, tmp_path):
     spec = dataclasses.replace(TINY, recipe=text)
     run, _ = train_here(spec, 1)
-    Fit(folder=None, samples=tmp_path / "grid.png", sample_steps=2).finish(run, resolve(spec))
+    Training(folder=None, samples=tmp_path / "grid.png", sample_steps=2).finish(run, resolve(spec))
     assert (tmp_path / "grid.png").stat().st_size > 1000
 
 

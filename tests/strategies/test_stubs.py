@@ -7,45 +7,47 @@ import dataclasses
 import pytest
 import torch
 from conftest import TINY, part_named
-from test_compress import LOST as LOST_ON_THE_WIRE
 
-from strategies import CATALOG, attend
-from strategies.accumulate import Accumulate
-from strategies.adafactor import Adafactor
-from strategies.adamw import AdamW
-from strategies.adamw_bf16 import AdamWBf16
-from strategies.adapters import Dora, Lora, Qlora, inject
-from strategies.attend import Attend
-from strategies.backward import Backward, Caller
+from strategies import CATALOG
+from strategies.activations import kernels
+from strategies.activations.attend import Attend
+from strategies.activations.checkpoint import Checkpoint
+from strategies.activations.compile import Compile
+from strategies.activations.host import Host
+from strategies.activations.offload_activations import OffloadActivations
+from strategies.activations.parts import Recompute, segments
+from strategies.adapters.controlnet import ControlNet
+from strategies.adapters.lora import Dora, Lora, Qlora, inject
+from strategies.adapters.partial import DiffFit, Head
 from strategies.base import NotInForce
-from strategies.bfloat import Bf16Master, Bf16Pure
-from strategies.checkpoint import Checkpoint
-from strategies.compile import Compile
-from strategies.controlnet import ControlNet
-from strategies.ema import Average, Ema
-from strategies.fp8 import Fp8
-from strategies.fp16 import Fp16
-from strategies.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
-from strategies.muon import Muon
-from strategies.offload_activations import OffloadActivations
-from strategies.offload_adamw import OffloadAdamW
-from strategies.optimizer_in_backward import InBackward, OptimizerInBackward
-from strategies.partial import DiffFit, Head
-from strategies.precision import Bf16, Fp32, Tf32
-from strategies.prune import Prune
-from strategies.prune_structured import PruneStructured, prune_heads
-from strategies.sgd import Sgd
+from strategies.communication.sparse_embedding import SparseEmbedding
+from strategies.evidence import frozen, states
+from strategies.optimizers import bf16_adamw
+from strategies.optimizers.adafactor import Adafactor
+from strategies.optimizers.adamw import AdamW
+from strategies.optimizers.adamw_bf16 import AdamWBf16
+from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.optimizers.muon import Muon
+from strategies.optimizers.offload_adamw import OffloadAdamW
+from strategies.optimizers.quantised import torchao_adam
+from strategies.optimizers.sgd import Sgd
+from strategies.precision.bfloat import Bf16Master, Bf16Pure
+from strategies.precision.fp8 import Fp8
+from strategies.precision.fp16 import Fp16
+from strategies.precision.mixed import Bf16, Fp32, Tf32
 from strategies.sharding import sharding_kinds
-from strategies.sparse24 import Sparse24
-from strategies.sparse_embedding import SparseEmbedding
-from strategies.support import bf16_adamw, frozen, states
-from strategies.support.host import Host
-from strategies.support.parts import Recompute, segments
-from strategies.support.quantised import torchao_adam
+from strategies.sparsity.prune import Prune
+from strategies.sparsity.prune_structured import PruneStructured, prune_heads
+from strategies.sparsity.sparse24 import Sparse24
+from strategies.step.accumulate import Accumulate
+from strategies.step.backward import Backward, Caller
+from strategies.step.ema import Average, Ema
+from strategies.step.optimizer_in_backward import InBackward, OptimizerInBackward
+from tests.strategies.test_compress import LOST as LOST_ON_THE_WIRE
 
 
 def recompute_as(split, policy=None):
-    def edit(self, module):
+    def edit(self, module, subject):
         module.run_blocks = Recompute(module.run_blocks, split, policy)
 
     return edit
@@ -54,27 +56,27 @@ def recompute_as(split, policy=None):
 class Pretending(Recompute):
     """Counts its parts and recomputes nothing."""
 
-    def part(self, blocks, x_BTD, c_BD, level):
-        return self._inside(blocks, x_BTD, c_BD, level)
+    def part(self, blocks, level, *given):
+        return self._inside(blocks, level, *given)
 
 
 class Boasting(Pretending):
     """Counts blocks twice and recomputes nothing."""
 
-    def _inside(self, blocks, x_BTD, c_BD, level):
+    def _inside(self, blocks, level, *given):
         self.blocks_run += len(blocks)
-        return super()._inside(blocks, x_BTD, c_BD, level)
+        return super()._inside(blocks, level, *given)
 
 
 def pretend(kind):
-    def edit(self, module):
+    def edit(self, module, subject):
         module.run_blocks = kind(module.run_blocks, segments(1))
 
     return edit
 
 
 def attend_by(function):
-    def edit(self, module):
+    def edit(self, module, subject):
         for block in module.blocks:
             block.attn.attend = function
 
@@ -96,7 +98,7 @@ class Parked(Host):
 
 
 def host_as(kind):
-    def edit(self, module):
+    def edit(self, module, subject):
         module.run_blocks = kind(module.run_blocks)
 
     return edit
@@ -105,27 +107,27 @@ def host_as(kind):
 COMPILE, FP8 = Compile.edit_model, Fp8.edit_model
 
 
-def the_other_float8(self, module):
-    FP8(Fp8(emulate=not self.emulate), module)
+def the_other_float8(self, module, subject):
+    FP8(Fp8(emulate=not self.emulate), module, subject)
 
 
-def first_block_in_float8(self, module):
+def first_block_in_float8(self, module, subject):
     from torchao.float8 import convert_to_float8_training
 
     convert_to_float8_training(module.blocks[0])
 
 
-def skipping_one(self, module):
-    COMPILE(self, module)
+def skipping_one(self, module, subject):
+    COMPILE(self, module, subject)
     module.blocks[0]._compiled_call_impl = None
 
 
-def without_budget(self, module):
-    COMPILE(Compile(backend=self.backend), module)
+def without_budget(self, module, subject):
+    COMPILE(Compile(backend=self.backend), module, subject)
 
 
-def one_in_four(self, module):
-    module.blocks[0].attn.attend = attend.naive
+def one_in_four(self, module, subject):
+    module.blocks[0].attn.attend = kernels.naive
 
 
 def adamw(**other):
@@ -157,7 +159,7 @@ def unpaged(self, params, settings, launch):
     return Adam8bit().make_optimizer(params, settings, launch)
 
 
-def first_matrices(self, module):
+def first_matrices(self, module, subject):
     for block in module.blocks:
         block.attn.qkv.weight.hidden_matrix = True
 
@@ -178,29 +180,29 @@ def hoard(self, trained):
     return Hoarding(trained)
 
 
-def adapters_left_frozen(self, module):
-    inject(module, self.rank)
+def adapters_left_frozen(self, module, subject):
+    inject(module, subject, self.rank)
     frozen.train_only(module, {"final_layer.linear.weight"})
 
 
-def full_precision(self, module):
-    inject(module, self.rank)
+def full_precision(self, module, subject):
+    inject(module, subject, self.rank)
 
 
-def twice_the_rank(self, module):
-    inject(module, 2 * self.rank)
+def twice_the_rank(self, module, subject):
+    inject(module, subject, 2 * self.rank)
 
 
-def no_magnitudes(self, module):
-    inject(module, self.rank)
+def no_magnitudes(self, module, subject):
+    inject(module, subject, self.rank)
 
 
-def everything_trains(self, module):
-    inject(module, self.rank)
+def everything_trains(self, module, subject):
+    inject(module, subject, self.rank)
     module.requires_grad_(True)
 
 
-def biases_only(self, module):
+def biases_only(self, module, subject):
     names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
     frozen.train_only(module, names)
 
@@ -208,18 +210,18 @@ def biases_only(self, module):
 CONTROL, PRUNE, MASKS = ControlNet.edit_model, Prune.edit_model, Prune.attach
 
 
-def cut_off(self, module):
-    CONTROL(self, module)
+def cut_off(self, module, subject):
+    CONTROL(self, module, subject)
     for block in module.blocks[:2]:
         block.zero.requires_grad_(False)
 
 
-def half(self, module):
-    CONTROL(ControlNet(), module)
+def half(self, module, subject):
+    CONTROL(ControlNet(), module, subject)
 
 
-def half_pruned(self, module):
-    PRUNE(Prune(), module)
+def half_pruned(self, module, subject):
+    PRUNE(Prune(), module, subject)
 
 
 def idle_masks(self, trained):
@@ -230,7 +232,7 @@ def idle_masks(self, trained):
     return masks
 
 
-def heads_alone(self, module):
+def heads_alone(self, module, subject):
     for block in module.blocks:
         block.had = (block.attn.num_heads, block.mlp.fc1.out_features, 10**9)
         prune_heads(block.attn, 2)
@@ -253,7 +255,7 @@ class Half(Caller):
 
 
 def call_by(kind):
-    def configure(self, accelerator, module):
+    def configure(self, accelerator, module, launch):
         parameters = [p for p in module.parameters() if p.requires_grad]
         accelerator.backward = kind(accelerator, parameters, self.call)
 
@@ -375,13 +377,13 @@ LOST = {
         "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model", without_budget,
     ),
     "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
-    "math, not naive": ("single+attend", Attend, "edit_model", attend_by(attend.forced("MATH"))),
+    "math, not naive": ("single+attend", Attend, "edit_model", attend_by(kernels.forced("MATH"))),
     "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
     "naive, not math": (
-        "single+attend:kernel=math", Attend, "edit_model", attend_by(attend.naive),
+        "single+attend:kernel=math", Attend, "edit_model", attend_by(kernels.naive),
     ),
     "naive, not flash": (
-        "single+attend:kernel=flash", Attend, "edit_model", attend_by(attend.naive),
+        "single+attend:kernel=flash", Attend, "edit_model", attend_by(kernels.naive),
     ),
     "sgd": ("single", AdamW, "make_optimizer", sgd),
     "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),

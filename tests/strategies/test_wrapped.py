@@ -12,11 +12,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F
 from torch.nn.parameter import Buffer
 
-from harness import anatomy
-from harness.loop import optimizer_step
+from harness.memory.tracer import trace_step
+from harness.worker.loop import optimizer_step
 from strategies.base import NotInForce
-from strategies.support import forward, states
-from strategies.support.states import wrapped
+from strategies.evidence import forward
+from strategies.evidence.stored import bytes_of, tensors, wrapped
 
 
 def traced(train_here, recipe: str):
@@ -24,7 +24,7 @@ def traced(train_here, recipe: str):
     before = living()
     run, log = train_here(dataclasses.replace(TINY, recipe=recipe), 2)
     held = [*vars(run.feed.dataset).values(), *before]
-    found = anatomy.trace_step(run.trained, "cpu", lambda: optimizer_step(run, 2, log), held)
+    found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, 2, log), held)
     return run, log, found
 
 
@@ -59,7 +59,7 @@ def test_the_products_inside_float8_tensors_are_seen(recipe, product, other, tra
 def test_float8_beside_a_trained_branch_is_counted_in_both(train_here):
     recipe = "single+fp8+controlnet"
     run, _ = train_here(dataclasses.replace(TINY, recipe=recipe), 1)
-    attentions = len(forward.attentions(run.trained.module))
+    attentions = len(run.trained.subject.attentions(run.trained.module))
     assert attentions > len(run.trained.module.blocks)
     assert part_named(recipe, "fp8").evidence(run.trained)["float8_products"] == 4 * attentions
 
@@ -99,7 +99,7 @@ def test_sparse_products_are_seen_inside_the_packed_weights(train_here, sparse_k
 
 
 def test_weights_packed_for_dense_products_are_noticed(train_here, sparse_kernels, monkeypatch):
-    packed24 = pytest.importorskip("strategies.support.packed24")
+    packed24 = pytest.importorskip("strategies.sparsity.packed24")
 
     def forward_of(self, x):
         packed24.semi_structured_sparsify(self.weight.bfloat16(), backend="cusparselt")
@@ -120,7 +120,7 @@ def test_weights_packed_for_dense_products_are_noticed(train_here, sparse_kernel
 def test_low_bit_states_count_with_the_bytes_that_are_stored(recipe, train_here):
     """Their tensors look like float32; the height is the profiler's, which sees no tensors."""
     run, log, found = traced(train_here, recipe)
-    stored = states.bytes_of(states.tensors(run.trained.inner_optimizer))
+    stored = bytes_of(tensors(run.trained.inner_optimizer))
     assert found.optimizer_state == stored
     with torch.profiler.profile(profile_memory=True) as profile:
         optimizer_step(run, 3, log)

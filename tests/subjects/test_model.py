@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from harness.layers import attend
-from harness.model import AWAKE_STD, DiT, build, guide, run_blocks
+from harness.subjects.dit.layers import attend
+from harness.subjects.dit.model import AWAKE_STD, DiT, build, guide, run_blocks
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())
 RECIPE = runpy.run_path(str(HERE / "golden" / "make_reference.py"))
 SMALL, fill, inputs, outputs = (RECIPE[n] for n in ("SMALL", "fill", "inputs", "outputs"))

@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from harness.diffusion import (
+from harness.data.feed import check_data
+from harness.subjects import subject_of
+from harness.subjects.dit.model import DiT
+from harness.subjects.guidance import guide, guided
+from harness.subjects.objectives import (
     OBJECTIVES,
     Epsilon,
     Flow,
@@ -20,16 +24,26 @@ from harness.diffusion import (
     spaced_steps,
     spaced_tables,
 )
-from harness.model import DiT, guide
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())
 RECIPE = runpy.run_path(str(HERE / "golden" / "make_reference.py"))
 SMALL, TIMES, fill, inputs = (RECIPE[n] for n in ("SMALL", "TIMES", "fill", "inputs"))
 
 
-def small(objective) -> DiT:
-    return fill(DiT(**SMALL, learn_sigma=objective.learn_sigma)).eval()
+def small(name: str) -> DiT:
+    return fill(DiT(**SMALL, learn_sigma=name == "epsilon")).eval()
+
+
+def given(model, y, drop=None):
+    """The model as objectives call it."""
+    return lambda x, t: model(x, t, y, drop)
+
+
+def towards(name: str, model: DiT, labels, scale: float, channels: int | None = None):
+    """The model guided towards labels."""
+    subject = subject_of("DiT-T/8", check_data("digits"), objective=name)
+    return guided(subject, model, {"y": labels}, scale, channels)
 
 
 def golden_times(name: str) -> torch.Tensor:
@@ -38,14 +52,13 @@ def golden_times(name: str) -> torch.Tensor:
 
 def golden_loss(name: str, model: DiT) -> torch.Tensor:
     batch = inputs(len(TIMES))
-    return OBJECTIVES[name].loss(
-        model, batch["x"], batch["y"], golden_times(name), batch["noise"], batch["drop"]
-    )
+    predict = given(model, batch["y"], batch["drop"])
+    return OBJECTIVES[name].loss(predict, batch["x"], golden_times(name), batch["noise"])
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_are_the_reference_s(name):
-    loss = golden_loss(name, small(OBJECTIVES[name]))
+    loss = golden_loss(name, small(name))
     expected = torch.tensor(GOLDEN[name]["loss"])
     assert loss.shape == (len(TIMES),) and expected.std() > 0
     torch.testing.assert_close(loss, expected, rtol=2e-5, atol=1e-5)
@@ -54,7 +67,7 @@ def test_losses_are_the_reference_s(name):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_are_the_reference_s(name):
     """Shows above all that the variance term leaves the mean alone."""
-    model = small(OBJECTIVES[name])
+    model = small(name)
     golden_loss(name, model).mean().backward()
     found = {n: p.grad.norm().item() for n, p in model.named_parameters() if p.grad is not None}
     assert found == pytest.approx(GOLDEN[name]["gradients"], rel=1e-3, abs=1e-6)
@@ -65,9 +78,7 @@ def test_the_variance_alone_is_trained_by_the_bound():
     batch = inputs(4)
     out = (batch["noise"].repeat(1, 2, 1, 1) * 0.5).requires_grad_()
     t = torch.tensor([0, 5, 500, 999])
-    OBJECTIVES["epsilon"].loss(
-        lambda *_: out, batch["x"], batch["y"], t, batch["noise"], None
-    ).sum().backward()
+    OBJECTIVES["epsilon"].loss(lambda *_: out, batch["x"], t, batch["noise"]).sum().backward()
     mean_grad, variance_grad = out.grad.chunk(2, dim=1)
     expected = 2 * (out.detach()[:, :4] - batch["noise"]) / batch["noise"][0].numel()
     torch.testing.assert_close(mean_grad, expected)
@@ -75,32 +86,30 @@ def test_the_variance_alone_is_trained_by_the_bound():
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_model_is_called_once_with_the_mask_and_answered_in_float32(name):
-    objective, calls = OBJECTIVES[name], []
+def test_the_model_is_called_once_and_answered_in_float32(name):
+    calls = []
 
-    def model(x, t, y, drop):
-        calls.append((y, drop))
-        return torch.ones_like(x, dtype=torch.bfloat16).repeat(1, 1 + objective.learn_sigma, 1, 1)
+    def predict(x, t):
+        calls.append(t)
+        return torch.ones_like(x, dtype=torch.bfloat16).repeat(1, 1 + (name == "epsilon"), 1, 1)
 
-    batch = inputs(3)
-    loss = objective.loss(
-        model, batch["x"], batch["y"], golden_times(name)[:3], batch["noise"], batch["drop"]
-    )
+    batch, times = inputs(3), golden_times(name)[:3]
+    loss = OBJECTIVES[name].loss(predict, batch["x"], times, batch["noise"])
     assert loss.dtype == torch.float32 and loss.isfinite().all()
-    assert len(calls) == 1 and calls[0][0] is batch["y"] and calls[0][1] is batch["drop"]
+    assert len(calls) == 1 and calls[0] is times
 
 
 def test_a_perfect_prediction_costs_nothing():
     batch = inputs(2)
     t = torch.tensor([0.25, 0.75])
     loss = OBJECTIVES["flow"].loss(
-        lambda *_: batch["x"] - batch["noise"], batch["x"], batch["y"], t, batch["noise"], None
+        lambda *_: batch["x"] - batch["noise"], batch["x"], t, batch["noise"]
     )
     assert not loss.any()
     # -1 asks for the lower variance bound, the true posterior's, so the divergence vanishes too.
     exact = torch.cat([batch["noise"], -torch.ones_like(batch["noise"])], dim=1)
     loss = OBJECTIVES["epsilon"].loss(
-        lambda *_: exact, batch["x"], batch["y"], torch.tensor([5, 999]), batch["noise"], None
+        lambda *_: exact, batch["x"], torch.tensor([5, 999]), batch["noise"]
     )
     torch.testing.assert_close(loss, torch.zeros(2), atol=1e-6, rtol=0)
 
@@ -129,15 +138,15 @@ def test_tables_end_almost_at_pure_noise_and_start_almost_at_data():
 
 
 def test_tables_reach_a_device_once_and_a_traced_step_leaves_none():
-    objective, model, batch = Epsilon(), small(Epsilon()), inputs(2)
+    objective, model, batch = Epsilon(), small("epsilon"), inputs(2)
     t = torch.tensor([0, 500])
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = torch.zeros(2, dtype=torch.long)
-        found = objective.loss(lambda x, *_: x.repeat(1, 2, 1, 1), batch["x"], None, fake,
-                               batch["noise"], None)  # fmt: skip
+        found = objective.loss(lambda x, _: x.repeat(1, 2, 1, 1), batch["x"], fake, batch["noise"])
     assert isinstance(found, FakeTensor) and not objective.tables._on
     for _ in range(2):
-        loss = objective.loss(model, batch["x"], batch["y"], t, batch["noise"], batch["drop"])
+        predict = given(model, batch["y"], batch["drop"])
+        loss = objective.loss(predict, batch["x"], t, batch["noise"])
         kept = objective.tables._on[t.device]
         assert type(loss) is torch.Tensor and loss.isfinite().all()
     assert objective.tables._on_device_of(t) is kept
@@ -163,7 +172,7 @@ def test_spacing_refuses_what_cannot_be(count):
 
 def test_sampling_steps_are_the_reference_s():
     """Five guided steps with given noise, against the reference's loop."""
-    model, x = small(OBJECTIVES["epsilon"]), inputs(2)["noise"]
+    model, x = small("epsilon"), inputs(2)["noise"]
     visited, labels = spaced_steps(5), torch.tensor([3, 7, 10, 10])
     for taken, index in enumerate(reversed(range(5))):
         with torch.no_grad():
@@ -177,29 +186,24 @@ def test_sampling_steps_are_the_reference_s():
 def test_the_sampler_takes_those_steps(monkeypatch):
     noises = iter([RECIPE["step_noise"](taken) for taken in range(5)])
     monkeypatch.setattr(torch, "randn", lambda *_, **__: next(noises))
-    found = OBJECTIVES["epsilon"].sample(
-        small(OBJECTIVES["epsilon"]),
-        inputs(2)["noise"],
-        torch.tensor([3, 7]),
-        steps=5,
-        guidance=4.0,
-        generator=None,
-        guided_channels=3,
-    )
+    predict = towards("epsilon", small("epsilon"), torch.tensor([3, 7]), 4.0, channels=3)
+    found = OBJECTIVES["epsilon"].sample(predict, inputs(2)["noise"], steps=5, generator=None)
     expected = torch.tensor(GOLDEN["epsilon"]["sample"])
     torch.testing.assert_close(found.flatten()[::7], expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_guidance_one_is_the_plain_conditional_sample(name):
-    model, batch = small(OBJECTIVES[name]), inputs(2)
+    model, batch = small(name), inputs(2)
     found = [
         OBJECTIVES[name].sample(
-            model, batch["noise"], batch["y"], steps=3, guidance=scale,
+            towards(name, model, batch["y"], scale),
+            batch["noise"],
+            steps=3,
             generator=torch.Generator().manual_seed(0),
         )
         for scale in (1, 1.0 + 1e-9, 3.0)
-    ]  # fmt: skip
+    ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found[0], found[2], atol=1e-2)
 
@@ -209,14 +213,12 @@ def test_flow_solvers_have_their_order(method, order):
     """dx/dt = x (1 + t) has x(1) = x(0) exp(1.5); half the step, 2^order less error."""
     start = torch.ones(2, 1, 1, 1, dtype=torch.float64)
 
-    def model(x, t, y):
+    def predict(x, t):
         return x * (1 + t.double().view(-1, 1, 1, 1))
 
     def error(steps):
-        x = Flow().sample(
-            # The solver works in float32 slopes: few steps keep its rounding below the error.
-            model, start, torch.tensor([0, 1]), steps=steps, guidance=1, method=method
-        )  # fmt: skip
+        # The solver works in float32 slopes: few steps keep its rounding below the error.
+        x = Flow().sample(predict, start, steps=steps, method=method)
         return abs(x[0].item() - math.exp(1.5))
 
     assert math.log2(error(8) / error(16)) == pytest.approx(order, abs=0.25)
@@ -226,7 +228,7 @@ def test_flow_solvers_have_their_order(method, order):
 def test_flow_refuses_what_it_cannot_solve(change):
     batch = inputs(1)
     with pytest.raises(ValueError, match="'heun' or 'euler'"):
-        Flow().sample(None, batch["noise"], batch["y"], **{"steps": 1, "guidance": 1, **change})
+        Flow().sample(None, batch["noise"], **{"steps": 1, **change})
 
 
 def test_agrees_with_a_checkout_at_every_tenth_step():
@@ -239,5 +241,5 @@ def test_agrees_with_a_checkout_at_every_tenth_step():
     x, noise = torch.randn(100, 4, 8, 8).clamp(-1, 1), torch.randn(100, 4, 8, 8)
     out = torch.cat([noise + 0.3 * torch.randn_like(noise), torch.randn_like(noise)], dim=1)
     expected = process.training_losses(lambda *_, **__: out, x, t, {}, noise=noise)["loss"]
-    found = OBJECTIVES["epsilon"].loss(lambda *_: out, x, None, t, noise, None)
+    found = OBJECTIVES["epsilon"].loss(lambda *_: out, x, t, noise)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-5)

@@ -10,21 +10,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.model import DiT
-from harness.presets import (
+from harness.resolve import resolve
+from harness.spec import Spec
+from harness.subjects.dit.model import DiT
+from harness.subjects.dit.presets import (
     PRESETS,
     Shape,
     forward_flops,
+    ladder,
     largest_block_count,
     parameter_count,
     shape_of,
     train_flops,
     trainable_count,
 )
-from harness.resolve import resolve
-from harness.spec import Spec
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "reference_dit.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "reference_dit.json").read_text())
 DATA = {
     "imagenet": dict(input_size=32, channels=4),
     "digits": dict(input_size=32, channels=4, classes=10),
@@ -95,12 +96,12 @@ def test_a_row_has_flops_only_where_the_closed_form_is_what_runs(part):
     with torch.random.fork_rng():
         model = DiT(32, 8, 4, 128, 4, 4, 4.0, 0.1, 1000, True)
     for strategy in resolved.recipe.strategies:
-        strategy.edit_model(model)
+        strategy.edit_model(model, resolved.subject)
     latents = torch.zeros(resolved.spec.global_batch, 4, 32, 32, device="meta")
     index = torch.zeros(len(latents), dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         model.to("meta")(latents, index, index).sum().backward()
-    whole = train_flops(resolved.shape, batch=len(latents))
+    whole = train_flops(resolved.subject.shape, batch=len(latents))
     # Conv and first timestep layer take no gradient of their inputs.
     unneeded = 2 * len(latents) * (16 * 256 * 128 + 256 * 128)
     same = counter.get_total_flops() + unneeded == whole
@@ -140,8 +141,10 @@ def test_a_patch_that_does_not_tile_is_refused():
 
 
 def test_imports_no_torch():
-    code = "import sys, harness.presets, harness.data; print('torch' in sys.modules)"
-    root = Path(__file__).parents[1]
+    code = (
+        "import sys, harness.subjects.dit.presets, harness.data.feed; print('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
@@ -171,3 +174,11 @@ def test_a_preset_with_other_sizes():
 def test_sizes_that_cannot_be_are_refused_by_name(name, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         shape_of(name)
+
+
+def test_the_ladder_of_models_grows_and_holds_dit_xl():
+    models = ladder(2)
+    assert ("DiT-XL/2:depth=28,hidden=1152,heads=16,patch=2", 674834720) in models
+    counts = [count for _, count in models]
+    assert counts == sorted(counts) and len(set(counts)) == len(counts)
+    assert {shape_of(name).patch_size for name, _ in ladder(4)} == {4}

@@ -5,53 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from rich.console import Console
 
-from harness import matrix, suite_run
-from harness.gpus import Gpu
-from harness.identity import identity
-from harness.machine import Machine
-from harness.matrix import specs
-from harness.progress import Progress
+from harness.commands.progress import Progress
+from harness.resolve import resolve
 from harness.result import Result, Status
-from harness.spec import Spec
-from harness.suite_file import SuiteError, known_suites, load_suite
-
-SUITE = """
-name: mine
-reference: ddp
-timeout_seconds: 60
-cpu: {model: DiT-T/4, data: synthetic, global_batch: 8, steps: 3, processes: 2}
-gpu: {model: DiT-T/4, data: synthetic, per_process_batch: 4, steps: 3, processes: all}
-recipes: [zero2, ddp, single, {recipe: zero3, steps: 5}]
-gpu_recipes: ["ddp+tf32"]
-"""
-
-
-def machine(folder: Path, **changes: object) -> Machine:
-    """A machine on which everything of the CPU runs."""
-    op = {"ok": True, "reason": "", "file": None, "built": True, "seconds": 0.0}
-    probe = {
-        "errors": {},
-        "bf16": {"cpu": ""},
-        "ops": {"cpu_adam": op, "async_io": op},
-        "gpus": [],
-        "backends": ["gloo"],
-    }
-    facts = {
-        "cores": 2,
-        "memory_bytes": 8 << 30,
-        "container_bytes": None,
-        "gpus": (),
-        "disk_free_bytes": 1 << 40,
-        "folder": folder,
-        "compiler": "/usr/bin/g++",
-        "ninja": "/usr/bin/ninja",
-        "probe": probe,
-    }
-    return Machine(**{**facts, **changes})
+from harness.spec import Spec, located
+from harness.suite import matrix
+from harness.suite import run as suite_run
+from harness.suite.file import SuiteError, known_suites, load_suite
+from harness.suite.identity import identity
+from harness.suite.matrix import specs
+from harness.system.gpus import Gpu
+from tests.made.machines import SUITE, machine
 
 
 @pytest.fixture
@@ -91,7 +60,7 @@ def test_all_gpus_share_a_batch_that_grows_with_them(suite_file: Path) -> None:
 def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch) -> None:
     monkeypatch.chdir(suite_file.parent)
     suite = load_suite(str(suite_file), "cpu")
-    found = specs(suite, {"data": "latents:here"})
+    found = specs(suite, located({"data": "latents:here"}))
     assert {s.data for s in found} == {f"latents:{suite_file.parent}/here"}
 
 
@@ -100,7 +69,7 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
 def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
     suite = load_suite(name, device)
     found = specs(suite, {}, gpus=2, gpu_bytes=80 * 2**30)
-    planned = suite_run.plan(found, tmp_path, machine(tmp_path))
+    planned = suite_run.plan([resolve(spec) for spec in found], tmp_path, machine(tmp_path))
     assert not [row for row in planned if row.status is Status.REFUSED]
     assert found[0].recipe == suite.reference
 
@@ -119,6 +88,7 @@ BAD = {
     "two of a place": ("[zero2,", "[zero2+zero3,", "both fill the place SHARD"),
     "no recipe": ("[zero2,", "[7,", "recipes[0] is 7; write a recipe"),
     "reference": ("reference: ddp", "reference: zero1", "reference 'zero1' is not among"),
+    "story": ("name: mine", "name: mine\nstory: [ladder]", "story is ['ladder'], not text"),
     "two batches": ("global_batch: 8", "global_batch: 8, per_process_batch: 2", "keep one"),
 }
 
@@ -169,15 +139,10 @@ class FakeLaunch:
 def go(out: Path, launch: FakeLaunch, recipes: list[str], **more: object) -> list[Result]:
     suite = matrix.ad_hoc(recipes, "cpu")
     here = more.pop("machine", machine(out))
-    return suite_run.run_suite(
-        suite,
-        specs(suite, {"data": "synthetic"}),
-        out,
-        machine=here,
-        progress=Progress(Console(quiet=True)),
-        start=launch,
-        **more,
-    )
+    rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"})]
+    planned, quiet = suite_run.plan(rows, out, here), Progress(Console(quiet=True))
+    with mock.patch.object(suite_run.launch, "run", launch):
+        return suite_run.run_suite(suite, planned, out, machine=here, progress=quiet, **more)
 
 
 def test_a_second_run_repeats_only_what_may_end_otherwise(tmp_path: Path) -> None:
@@ -196,7 +161,7 @@ def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeyp
     again = FakeLaunch()
     go(tmp_path, FakeLaunch(), ["ddp"])
     go(tmp_path, again, ["ddp"], machine=machine(tmp_path, cores=64))
-    monkeypatch.setattr("harness.identity.code", lambda: "changed")
+    monkeypatch.setattr("harness.suite.identity.digest", lambda rooms: "changed")
     go(tmp_path, again, ["ddp"])
     assert again.started == ["ddp", "ddp"]
 
@@ -233,7 +198,7 @@ def test_bad_input_in_the_last_row_starts_nothing(tmp_path: Path) -> None:
 
 def test_interrupted_keeps_what_was_measured(tmp_path: Path) -> None:
     launch = FakeLaunch(zero2=KeyboardInterrupt())
-    with pytest.raises(suite_run.Interrupted) as caught:
+    with pytest.raises(suite_run.SuiteInterrupted) as caught:
         go(tmp_path, launch, ["ddp", "zero2", "zero3"])
     assert [r.spec.recipe for r in caught.value.results] == ["ddp"]
     again = FakeLaunch()
@@ -248,7 +213,7 @@ def test_the_row_that_was_running_is_kept_as_far_as_it_came(tmp_path: Path, stat
             super().__call__(resolved, folder, timeout=timeout, on_status=on_status)
             raise KeyboardInterrupt
 
-    with pytest.raises(suite_run.Interrupted) as caught:
+    with pytest.raises(suite_run.SuiteInterrupted) as caught:
         go(tmp_path, Cut(ddp=status), ["ddp"])
     assert [r.status for r in caught.value.results] == [status]
     again = FakeLaunch()
@@ -262,7 +227,7 @@ def test_two_suites_do_not_share_a_folder(tmp_path: Path) -> None:
             go(tmp_path, FakeLaunch(), ["ddp"])
         raise KeyboardInterrupt
 
-    with pytest.raises(suite_run.Interrupted):
+    with pytest.raises(suite_run.SuiteInterrupted):
         go(tmp_path, second, ["ddp"])
 
 

@@ -7,15 +7,16 @@ import json
 import pytest
 from conftest import launched
 
-from harness import cli, lint
-from harness.doctor import notes
-from harness.linting import own_findings
-from harness.machine import recall
-from harness.presets import PRESETS
+from harness import cli
+from harness.commands.lint import own_findings
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec
-from strategies.sharding import FOLDER
+from harness.subjects.dit.presets import PRESETS
+from harness.system.machine import recall
+from harness.system.requirements import notes
+from strategies.engines import zero_waste as lint
+from strategies.launch_file import FOLDER
 
 SPEC = Spec(
     recipe="zero3+bf16", model="DiT-XL/2", data="synthetic", processes=8, global_batch=8
@@ -51,8 +52,14 @@ BAD = [
 ]  # fmt: skip
 
 
+def job_of(spec: Spec) -> lint.Job:
+    resolved = resolve(spec)
+    itemsize = 2 if "half_compute" in resolved.launch.traits else 4
+    return lint.Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.ranks)
+
+
 def findings(zero: dict, spec: Spec = SPEC) -> dict[str, lint.Finding]:
-    return {f.key: f for f in lint.lint(zero, lint.job_of(resolve(spec)))}
+    return {f.key: f for f in lint.waste(zero, job_of(spec))}
 
 
 @pytest.mark.parametrize(("rule", "stage", "bad", "key", "cost"), BAD)
@@ -62,7 +69,7 @@ def test_each_rule_names_a_bad_setting_its_bytes_and_the_way_out(
     zero = {"stage": stage, **RIGHT, **bad}
     found = findings(zero)
     assert key in found and f'"{key}": ' in found[key].fix
-    assert [f.key for f in rule(zero, lint.job_of(resolve(SPEC)))] == [key]
+    assert [f.key for f in rule(zero, job_of(SPEC))] == [key]
     if cost is not None:
         assert found[key].bytes == cost
     # The value that the finding names removes it.
@@ -117,7 +124,7 @@ def test_a_run_tells_what_its_launch_file_wastes(monkeypatch, tmp_path):
     resolved = resolve(Spec(recipe="zero2", global_batch=16))
     machine = recall(tmp_path)
     assert not any("bucket" in note for note in notes(resolved, machine))
-    resolved.file.deepspeed["zero_optimization"]["reduce_bucket_size"] = 5 * 10**8
+    resolved.launch.engine.zero["reduce_bucket_size"] = 5 * 10**8
     (told,) = [note for note in notes(resolved, machine) if "bucket" in note]
     assert told.startswith("zero2.yaml: reduce_bucket_size is 500000000") and "MiB" in told
 

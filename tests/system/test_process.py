@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import tree
-from harness.process import Ended, run_child
+from harness.system import process, tree
+from harness.system.process import Ended, run_child
 from tests.children.looks import Looks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 
 
@@ -24,8 +24,14 @@ def worker(mode: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "tests.children.worker", mode, str(folder)]
 
 
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(process, "LINGER_SECONDS", 0.5)
+
+
 def launch(mode: str, folder: Path, **options) -> Ended:
-    options = {"timeout": 300.0, "grace": 0.5, "scratch": (folder / "nvme",), **options}
+    options = {"timeout": 300.0, "scratch": (folder / "nvme",), **options}
     return run_child(
         worker(mode, folder), cwd=ROOT, env=dict(os.environ), log=folder / "log.txt", **options
     )
@@ -78,7 +84,7 @@ def test_a_daemon_that_forked_away_is_found_and_ended(tmp_path):
 
 def test_a_child_that_hangs_after_its_work_is_ended(tmp_path):
     done = tmp_path / "result.json"
-    ended = launch("good_then_hang", tmp_path, finished=done.exists, linger=0.5)
+    ended = launch("good_then_hang", tmp_path, finished=done.exists)
     assert ended.stopped == "lingered" and not left(tmp_path)
 
 
@@ -173,3 +179,10 @@ def test_a_stale_compile_lock_is_freed_and_a_held_one_is_not(tmp_path, monkeypat
         assert tree.free_stale_locks() == [paths[0]]
         holder.kill()
     assert [path.exists() for path in paths] == [False, True, True]
+
+
+def test_a_file_that_is_closed_while_it_is_listed_is_no_fault(monkeypatch, tmp_path):
+    listed = os.listdir
+    monkeypatch.setattr(tree.os, "listdir", lambda folder: [*listed(folder), "987654"])
+    with open(tmp_path / "held", "w"):
+        assert str(tmp_path / "held") in tree._opened(os.getpid())

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_matrix import machine
 
-from harness import doctor, gpus, probe
-from harness import machine as machines
-from harness.doctor import lacks, needed_ops, notes, obstacle, print_doctor
-from harness.resolve import project_root, resolve
+from harness import ROOT
+from harness.commands import doctor
+from harness.resolve import resolve
 from harness.spec import Spec
+from harness.system import gpus, probe
+from harness.system import machine as machines
+from harness.system.requirements import lacks, needed_ops, notes, obstacle
+from tests.made.machines import machine
 
 GIB = 2**30
 CARD = gpus.Gpu(index=0, name="NVIDIA H200", total_bytes=139 * GIB)
@@ -140,7 +142,7 @@ def test_ops_that_runs_need() -> None:
 
 def test_the_table_says_why_and_the_way_out(tmp_path: Path, capsys) -> None:
     here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
-    print_doctor(here, Console(width=100))
+    doctor.print_doctor(here, Console(width=100))
     lines = capsys.readouterr().out.splitlines()
     assert next(x for x in lines if x.startswith("zero3_nvme")).split()[1] == "no"
     assert next(x for x in lines if x.startswith("zero3_offload")).split()[1] == "yes"
@@ -179,7 +181,7 @@ def test_the_decisive_line_of_a_build() -> None:
 def test_missing_packages_do_not_crash_the_probe() -> None:
     """A bare interpreter: neither torch nor DeepSpeed can be imported."""
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _BARE.format(root=str(project_root()))],
+        [sys.executable, "-I", "-S", "-c", _BARE.format(root=str(ROOT))],
         capture_output=True,
         text=True,
         timeout=60,
@@ -190,14 +192,14 @@ def test_missing_packages_do_not_crash_the_probe() -> None:
     assert found["gpus"] == []
 
 
-_BARE = "import sys; sys.path.insert(0, {root!r}); from harness import probe; probe.main([])"
+_BARE = "import sys; sys.path.insert(0, {root!r}); from harness.system import probe; probe.main([])"
 
 
 def test_the_probe_here() -> None:
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, "-m", "harness.probe"],
-        cwd=project_root(),
+        [sys.executable, "-m", "harness.system.probe"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
@@ -223,7 +225,7 @@ def test_the_probe_here() -> None:
     ],
 )
 def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: Path) -> None:
-    found = doctor._why_not(name, machine(tmp_path))
+    found = doctor.why_not(name, machine(tmp_path))
     assert (lack in found.reason and found.way_out) if lack else found is None
 
 

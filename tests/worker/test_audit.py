@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import TINY
 
-from harness.audit import audit, weights_digest
 from harness.resolve import resolve
+from harness.worker.audit import audit, weights_digest
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ import pytest
 import torch
 from conftest import launched
 
-from harness.doctor import obstacle
-from harness.environment import attention
-from harness.machine import examine
-from harness.meter import CudaMeter
 from harness.predict.attention import ORDERS, choose, preferred
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec
+from harness.system.machine import examine
+from harness.system.requirements import obstacle
+from harness.worker.environment import attention
+from harness.worker.meter import CudaMeter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,7 +79,7 @@ def test_torch_takes_the_kernels_of_attention_that_predictions_take():
 
 
 def test_offloaded_activations_leave_the_device():
-    from strategies.support.host import Host
+    from strategies.activations.host import Host
 
     def run(blocks, x, c):
         for _ in range(8):

@@ -12,16 +12,17 @@ import pytest
 import torch
 from conftest import TINY
 
-from harness import anatomy, environment
-from harness.loop import Log, optimizer_step
-from harness.meter import ALLOCATOR_SETTINGS
+from harness import ROOT
+from harness.launch.command import ALLOCATOR
+from harness.memory.tracer import trace_step
 from harness.predict import trace
-from harness.resolve import project_root
+from harness.worker import environment
+from harness.worker.loop import Log, optimizer_step
 
 MIB = 2**20
 CHILD = """
 import json, torch
-from harness.meter import ResidentMeter
+from harness.worker.meter import ResidentMeter
 torch.ones(2**20).add_(1)
 meter = ResidentMeter()
 meter.enter("big")
@@ -37,16 +38,16 @@ print(json.dumps([{k: p.allocated for k, p in meter.phases.items()}, meter.notes
 
 
 def measured(settings: dict[str, str]) -> tuple[dict[str, int], list[str]]:
-    clean = {k: v for k, v in os.environ.items() if k not in ALLOCATOR_SETTINGS}
+    clean = {k: v for k, v in os.environ.items() if k not in ALLOCATOR}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], cwd=project_root(), env={**clean, **settings},
+        [sys.executable, "-c", CHILD], cwd=ROOT, env={**clean, **settings},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return tuple(json.loads(done.stdout))
 
 
 def test_peaks_are_those_of_the_tensors_and_freed_memory_is_not_counted():
-    phases, notes = measured(ALLOCATOR_SETTINGS)
+    phases, notes = measured(ALLOCATOR)
     assert phases["big"] == pytest.approx(96 * MIB, abs=3 * MIB)
     assert phases["small"] == pytest.approx(48 * MIB, abs=3 * MIB)
     assert notes == []
@@ -82,7 +83,7 @@ def test_the_allocator_s_settings_are_found_under_either_name(monkeypatch, given
     ],
 )
 def test_a_predicted_tensor_s_line_is_ours_or_a_training_library_s(file, place):
-    assert trace._place(f"{project_root()}/{file}", 7) == place
+    assert trace._place(f"{ROOT}/{file}", 7) == place
 
 
 def traced(train_here, recipe: str, **more):
@@ -92,7 +93,7 @@ def traced(train_here, recipe: str, **more):
     run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8, **more), 2)
     step = run.trained.optimizer_steps
     held = [*vars(run.feed.dataset).values(), *left]
-    return run, anatomy.trace_step(run.trained, "cpu", lambda: optimizer_step(run, step, log), held)
+    return run, trace_step(run.trained, "cpu", lambda: optimizer_step(run, step, log), held)
 
 
 def test_the_trace_names_what_lives(train_here):

@@ -10,14 +10,18 @@ import re
 import pytest
 import torch
 from conftest import TINY, launched
-from test_report_data import cpu_set
 
-from harness import cli, matrix, record
-from harness.machine import recall
-from harness.report import grouping, words, write_report
+from harness import cli
+from harness.report import write_report
+from harness.report.data import grouping
+from harness.report.rendering import sentences
 from harness.result import Result, Status, load
 from harness.spec import Spec
-from harness.suite_run import plan
+from harness.suite import matrix
+from harness.suite.run import plan
+from harness.system.machine import recall
+from harness.worker import record
+from tests.made.results import cpu_set
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +83,7 @@ def test_a_recorded_run_that_ran_out_of_memory_shows_its_history(tmp_path):
     )
     report = grouping.build([row], [])
     assert [one.result for one in report.unfinished] == report.recorded == [row]
-    assert words.summary(report) == "No run finished: 1 gpu_oom (ddp)."
+    assert sentences.summary(report) == "No run finished: 1 gpu_oom (ddp)."
     texts = {path.suffix: path.read_text() for path in write_report([row], [], tmp_path)}
     assert all("snapshot.rank0.pickle" in texts[suffix] for suffix in (".html", ".md"))
 

@@ -17,16 +17,22 @@ import pytest
 import torch
 from conftest import launched
 
-from harness import data, diffusion, model, presets, probe
+from harness import ROOT
+from harness.data.feed import Feed, check_data, open_data
+from harness.memory.record import as_measured
 from harness.predict import pool
-from harness.predict.peak import as_measured
-from harness.report.predicted import parts
-from harness.resolve import project_root, resolve
+from harness.report.data.predicted import predicted_categories
+from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
+from harness.subjects import objectives as diffusion
+from harness.subjects.dit import model, presets
+from harness.system import probe
 from strategies import CATALOG, parse
 from strategies.base import Slot
-from strategies.sharding import sharding_kinds, zero_sizes
+from strategies.engines.zero_sizes import buffer_sizes
+from strategies.sharding import sharding_kinds
+from strategies.sizes import Sizes
 
 # A learning rate at which losses fall, and a clipping that bites: what is equal then is equal
 # because every engine clips, decays and steps alike, not because nothing happens.
@@ -155,15 +161,15 @@ def test_bf16_is_near_and_not_the_same(runs):
 def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
     """The averaged weights of a plain loop: torch alone, no accelerate and no Average."""
     torch.set_num_threads(1)
-    facts = data.check_data(spec.data)
+    facts = check_data(spec.data)
     module = model.build(
         spec.model, input_size=facts.input_size, channels=facts.channels, classes=facts.classes,
         seed=spec.seed, init=spec.init, learn_sigma=True, class_dropout=spec.class_dropout,
     )  # fmt: skip
     objective = diffusion.OBJECTIVES[spec.objective]
-    feed = data.Feed(
-        dataset=data.open_data(spec.data, "cpu"), objective=objective, seed=spec.seed,
-        global_batch=spec.global_batch, processes=1, rank=0, micro_batch=spec.global_batch,
+    feed = Feed(
+        dataset=open_data(spec.data, "cpu"), draw=objective.draw, seed=spec.seed,
+        global_batch=spec.global_batch, shares=1, share=0, micro_batch=spec.global_batch,
         class_dropout=spec.class_dropout,
     )  # fmt: skip
     trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -176,7 +182,11 @@ def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
     average = {n: p.detach().clone() for n, p in trained.items()}
     for step in range(steps):
         (b,) = feed.micro_batches(step)
-        objective.loss(module, b.x, b.y, b.t, b.noise, b.drop).mean().backward()
+
+        def predict(x, t, b=b):
+            return module(x, t, b.conditions["y"], b.conditions["drop"])
+
+        objective.loss(predict, b.x, b.t, b.noise).mean().backward()
         torch.nn.utils.clip_grad_norm_(trained.values(), spec.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -237,12 +247,13 @@ def test_bucket_sizes_are_derived_from_the_model(run):
     row, _ = run
     module = model.build(SPEC.model, input_size=32, channels=4, classes=10, seed=0)
     trainable = [p for p in module.parameters() if p.requires_grad]
-    wanted = zero_sizes(
+    sizes = Sizes(
         total=sum(p.numel() for p in trainable),
         block=sum(p.numel() for p in module.blocks[0].parameters()),
         tensor=max(p.numel() for p in trainable),
         bias=max(p.numel() for p in trainable if p.ndim == 1),
     )
+    wanted = buffer_sizes(sizes)
     used = row.configs["deepspeed"]["zero_optimization"]
     found = {key: used[key] for key in wanted if key in used}
     assert "reduce_bucket_size" in found and found == {key: wanted[key] for key in found}
@@ -307,14 +318,14 @@ def test_every_launch_is_tried():
 
 def test_a_run_launched_as_something_else_is_void(tmp_path):
     spec = dataclasses.replace(SPEC, recipe="zero2", steps=1)
-    row = launched(spec, tmp_path, file=project_root() / "launch_configs" / "zero1.yaml")
+    row = launched(spec, tmp_path, file=ROOT / "launch_configs" / "zero1.yaml")
     assert row.status is Status.VOID and "stage 1, not 2" in row.reason and row.way_out
     assert len(row.losses) >= 2 and row.evidence["zero2"] == {}
 
 
 def test_accumulation_that_the_launch_file_takes_back_is_void(tmp_path):
     """The 48% error: one engine accumulates, the other silently does not."""
-    files = project_root() / "launch_configs"
+    files = ROOT / "launch_configs"
     config = json.loads((files / "zero2.json").read_text())
     config["gradient_accumulation_steps"] = 1
     (tmp_path / "zero2.json").write_text(json.dumps(config))
@@ -343,8 +354,10 @@ def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, tmp_path):
     predicted = pool.predict_all([resolve(row.spec)], tmp_path)[0]
     assert predicted.method == "trace", predicted.reason
     true = row.ranks[0].categories
-    found = as_measured(predicted.steady, deepspeed=recipe.startswith("zero"))
+    found = as_measured(
+        predicted.steady, buckets="gradients" if recipe.startswith("zero") else "workspace"
+    )
     assert found.total == pytest.approx(true.total, rel=0.005)
-    compared = parts(found, true)
+    compared = predicted_categories(found, true)
     assert len(compared) >= 4
     assert {p.name: p for p in compared if abs(p.error) > 0.02} == {}

@@ -7,16 +7,21 @@ import json
 
 import pytest
 from conftest import TINY, launched
-from test_report_data import cpu_set
 
-from harness import cli, matrix, suite_file
+from harness import cli
+from harness.memory.record import as_measured
 from harness.predict import pool
-from harness.predict.peak import as_measured
-from harness.report import grouping, table, words, write_report
-from harness.report.predicted import parts
+from harness.report import write_report
+from harness.report.data import grouping
+from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.predicted import predicted_categories
+from harness.report.rendering import tables
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec, SpecError
+from harness.suite import file as suite_file
+from harness.suite import matrix
+from tests.made.results import cpu_set
 
 RECIPES = ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
@@ -76,9 +81,9 @@ def test_the_prediction_is_what_the_simulated_rank_of_sixteen_holds(wide, tmp_pa
     predicted = pool.predict_all([resolve(wide.spec)], tmp_path)[0]
     assert predicted.method == "trace", predicted.reason
     true = wide.ranks[0].categories
-    found = as_measured(predicted.steady, deepspeed=True)
+    found = as_measured(predicted.steady, buckets="gradients")
     assert found.total == pytest.approx(true.total, rel=SLACK)
-    assert {p.name: p for p in parts(found, true) if abs(p.error) > 0.02} == {}
+    assert {p.name: p for p in predicted_categories(found, true) if abs(p.error) > 0.02} == {}
 
 
 def shown(results):
@@ -90,9 +95,9 @@ def test_it_is_shown_apart_and_in_no_answer(wide, tmp_path):
     real, simulated = report.groups[0], report.groups[-1]
     assert real.world == 0 and simulated.world == 16
     assert all(not row.spec.world for row in real.rows)
-    assert words.answers(simulated) == [] and words.fits(simulated) == []
+    assert answers(simulated) == [] and fastest_that_fits(simulated) == []
     assert not any(row.versus.front for row in simulated.rows)
-    grids = table.group_grids(simulated)
+    grids = tables.group_grids(simulated)
     assert "Samples/s" not in grids["ranking"].heads and not grids["parity"].lines
     for path in write_report([wide], [], tmp_path):
         if path.suffix in (".html", ".md"):

@@ -2,9 +2,9 @@
 
 ``timeline`` follows every storage through one step, ``modules`` says which module made it and
 which saved it for backward, ``costs`` counts and times each operation, ``sweep`` measures small
-models for the laws. ``take`` puts them together as a ``harness.portrait.Portrait``.
+models for the laws. ``take`` puts them together as a ``harness.memory.portrait.Portrait``.
 """
 
-from harness.dissect.taking import take
+from harness.memory.dissect.taking import Look, take
 
-__all__ = ["take"]
+__all__ = ["Look", "take"]

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from harness.free_ops import is_free
-from harness.portrait import OpCost
+from harness.memory.free_ops import is_free
+from harness.memory.portrait import OpCost
 
 __all__ = ["Costs", "bandwidth", "peak_flops"]
 

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
-from harness.anatomy import phase_marks, trace_step
-from harness.dissect.costs import Costs, bandwidth, peak_flops
-from harness.dissect.modules import Stack, saving
-from harness.dissect.sweep import points
-from harness.dissect.timeline import Film
-from harness.loop import Log, Run, optimizer_step
-from harness.meter import Meter
-from harness.portrait import Kept, OpCost, Portrait, Timeline
+from harness.memory.dissect.costs import Costs, bandwidth, peak_flops
+from harness.memory.dissect.modules import Stack, saving
+from harness.memory.dissect.sweep import points
+from harness.memory.dissect.timeline import Film
+from harness.memory.portrait import Kept, OpCost, Portrait, Timeline
+from harness.memory.tracer import following, register_living, trace_step
 from harness.resolve import Resolved
-from strategies.support import forward
+from strategies.engine import Trained
+from strategies.evidence import forward
 
-__all__ = ["take"]
+__all__ = ["Look", "take"]
 
 OPS = 40
 
 
-def take(resolved: Resolved, run: Run, log: Log, meter: Meter) -> Portrait:
+class Look(NamedTuple):
+    """How this rank is looked at: ``step`` takes one more optimizer step, ``infer`` runs the model
+    over a micro batch, ``synchronize`` waits for the device; ``left_out`` are tensors that the
+    meter's baseline holds already."""
+
+    step: Callable[[], None]
+    infer: Callable[[], Any]
+    synchronize: Callable[[], None]
+    left_out: tuple[Any, ...]
+
+
+def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
     """Look at this rank's next steps; every rank takes part, and each gets its own portrait.
 
     The peak of the step is traced twice, with and without the module hooks and saved-tensors
     hooks, so that a page can show that looking changed nothing.
     """
-    device = run.trained.accelerator.device
-    held = () if device.type == "cuda" else list(vars(run.feed.dataset).values())
-    plain = trace_step(run.trained, device.type, lambda: _step(run, log), held)
-    film, kept, saved = _film(run, log, device, held)
-    inference = _inference(run, device, held)
-    dtype = _dtype(run)
-    shape = resolved.shape
+    device = trained.accelerator.device
+    plain = trace_step(trained, device.type, look.step, look.left_out)
+    film, kept, saved = _film(trained, look)
+    inference = _inference(trained, look)
+    dtype = getattr(torch, forward.compute_dtype(trained))
+    size = resolved.subject.dimensions
     elsewhere = sum(row.made for row in kept if not row.module)
     return Portrait(
         recipe=str(resolved.recipe),
@@ -45,11 +55,11 @@ def take(resolved: Resolved, run: Run, log: Log, meter: Meter) -> Portrait:
         processes=resolved.spec.processes,
         world=resolved.spec.world,
         model=resolved.spec.model,
-        tokens=shape.tokens(resolved.facts.input_size),
-        hidden=shape.hidden_size,
-        depth=shape.depth,
-        heads=shape.num_heads,
-        parameters=resolved.parameters,
+        tokens=size.tokens,
+        hidden=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        parameters=resolved.subject.parameters,
         step_peak_bytes=plain.total,
         timeline=film.timeline(),
         lumps=film.lumps(),
@@ -57,62 +67,49 @@ def take(resolved: Resolved, run: Run, log: Log, meter: Meter) -> Portrait:
         kept_elsewhere=elsewhere,
         saved_total=saved,
         inference=inference,
-        ops=_costs(run, log, meter),
-        peak_flops=peak_flops(device, dtype, meter.synchronize),
-        bandwidth=bandwidth(device, meter.synchronize),
-        points=list(points(device, dtype)),
+        ops=_costs(trained, look),
+        peak_flops=peak_flops(device, dtype, look.synchronize),
+        bandwidth=bandwidth(device, look.synchronize),
+        points=list(points(resolved.subject, device, dtype)),
     )
 
 
-def _step(run: Run, log: Log) -> None:
-    optimizer_step(run, run.trained.optimizer_steps, log)
-
-
-def _film(run: Run, log: Log, device: torch.device, held: Any) -> tuple[Film, list[Kept], int]:
+def _film(trained: Trained, look: Look) -> tuple[Film, list[Kept], int]:
     """One step with every storage followed and every saved tensor booked."""
-    trained, stack = run.trained, Stack(run.trained.module)
-    film = Film(trained, device.type, stack, held)
+    stack = Stack(trained.module)
+    film = _begun(trained, stack, look)
     known = {p.untyped_storage()._cdata for p in trained.module.parameters()}
     first: dict[int, tuple[str, int]] = {}
-    handles = [
-        p.register_hook(film.mark_gradient) for p in trained.module.parameters() if p.requires_grad
-    ]
     with stack.watching(), saving(stack, known) as saved:
-
-        def enter(phase: str) -> None:
-            if phase == "backward" and not first:
-                first.update(saved)
-            film.enter(phase)
-
-        with phase_marks(trained, enter), film:
-            _step(run, log)
+        film.on_backward = lambda: first.update(saved if not first else {})
+        with following(film, trained), film:
+            look.step()
         film.finish()
-    for handle in handles:
-        handle.remove()
     return film, film.kept(first), sum(size for _, size in first.values())
 
 
-def _inference(run: Run, device: torch.device, held: Any) -> Timeline:
+def _begun(trained: Trained, stack: Stack, look: Look) -> Film:
+    film = Film(trained, trained.accelerator.device.type, stack)
+    film.leave_out(look.left_out)
+    register_living(film, trained)
+    return film
+
+
+def _inference(trained: Trained, look: Look) -> Timeline:
     """A forward pass of one micro batch without gradients, as a sampler runs it."""
-    trained, stack = run.trained, Stack(run.trained.module)
-    batch = next(iter(run.feed.micro_batches(trained.optimizer_steps)))
+    stack = Stack(trained.module)
     trained.model.eval()
-    film = Film(trained, device.type, stack, held)
+    film = _begun(trained, stack, look)
     with stack.watching(), torch.no_grad(), film:
         film.enter("inference")
-        trained.model(batch.x, batch.t, batch.y, batch.drop)
+        look.infer()
     film.finish()
     trained.model.train()
     return film.timeline()
 
 
-def _costs(run: Run, log: Log, meter: Meter) -> list[OpCost]:
-    costs = Costs(meter.synchronize)
-    with phase_marks(run.trained, costs.enter), costs:
-        _step(run, log)
+def _costs(trained: Trained, look: Look) -> list[OpCost]:
+    costs = Costs(look.synchronize)
+    with trained.engine.marks(trained, costs.enter), costs:
+        look.step()
     return costs.table()[:OPS]
-
-
-def _dtype(run: Run) -> torch.dtype:
-    """The type in which the recipe's matrix products ran."""
-    return getattr(torch, forward.compute_dtype(run.trained))

@@ -4,58 +4,64 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from harness.anatomy import Trace
-from harness.dissect.modules import Stack, alike
-from harness.portrait import CATEGORIES, Kept, Lump, Timeline
-from strategies.base import Trained
+from harness.memory.categories import MEASURED, measured_name
+from harness.memory.dissect.modules import Stack, alike
+from harness.memory.portrait import Kept, Lump, Timeline
+from harness.memory.record import Storage
+from harness.memory.tracer import BEFORE, Tracer
+from strategies.engine import Trained
 
 __all__ = ["Film"]
 
 SAMPLES = 400
 LUMPS = 12
 OURS = ("/harness/", "/strategies/", "/deepspeed/", "/accelerate/", "/torch/optim/")
-NOT_OURS = ("/harness/dissect/", "/harness/anatomy.py")
+NOT_OURS = "/harness/memory/"
 
 
-class Film(Trace):
-    """A trace that also notes for each storage the module and the source line that made it."""
+class Film(Tracer):
+    """A tracer that also notes for each storage the module and the source line that made it."""
 
-    def __init__(
-        self, trained: Trained, device_type: str, stack: Stack, left_out: Iterable[Any] = ()
-    ) -> None:
-        self.stack, self.ops_run = stack, 0
-        self.makers: dict[int, tuple[str, str]] = {}
-        self.at: dict[int, int] = {}
+    def __init__(self, trained: Trained, device_type: str, stack: Stack) -> None:
+        super().__init__({device_type: "device"})
+        self.stack, self.buckets, self.ops_run = stack, trained.engine.buckets, 0
+        self.modules: dict[int, str] = {}
+        self.at: list[int] = []
         self.marks: list[list[Any]] = []
-        super().__init__(trained, device_type, left_out)
+        self.on_backward: Callable[[], None] = lambda: None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.ops.aten.detach.default:  # what the saved-tensors hooks do
-            self.ops_run += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Count the operation, but for what the saved-tensors hooks do."""
+        self.ops_run += func is not torch.ops.aten.detach.default
+        super().ran(func, args, kwargs, out)
 
     def enter(self, phase: str) -> None:
         """Begin a phase, and remember at which operation."""
         self._catch_up()
-        self.marks.append([self.ops_run, phase])
+        if phase == "backward":
+            self.on_backward()
+        if phase != BEFORE:
+            self.marks.append([self.ops_run, phase])
         super().enter(phase)
 
-    def _see(self, tensor: Any, made_by: str, category: str | None = None) -> None:
+    def site(self) -> tuple[str, str | None]:
+        return _site() if self.phase != BEFORE else "", None
+
+    def _add(self, storage: Storage) -> int:
         self._catch_up()
-        before = len(self.blocks)
-        super()._see(tensor, made_by, category)
-        if len(self.blocks) > before and self.phase != "before":
-            self.makers[before] = (self.stack.now(), _site())
+        index = super()._add(storage)
+        if self.phase != BEFORE:
+            self.modules[index] = self.stack.now()
+        return index
 
     def _catch_up(self) -> None:
         """Date the events since the last look: frees come between two operations."""
-        for index in range(len(self.at), len(self.events)):
-            self.at[index] = self.ops_run
+        self.at += [self.ops_run] * (len(self.record.events) - len(self.at))
 
     def finish(self) -> None:
         """The step is over: date what is left."""
@@ -63,13 +69,15 @@ class Film(Trace):
 
     # -- what was seen --
 
+    def _category(self, index: int) -> str:
+        return measured_name(self.record.storages[index].kind, self.buckets)
+
     def _totals(self) -> list[tuple[int, ...]]:
         """Bytes of each category after each event."""
-        place = {name: index for index, name in enumerate(CATEGORIES)}
-        sums, found = [0] * len(CATEGORIES), []
-        for sign, index in self.events:
-            block = self.blocks[index]
-            sums[place[self._category(block)]] += sign * block.size
+        place = {name: index for index, name in enumerate(MEASURED)}
+        sums, found = [0] * len(MEASURED), []
+        for sign, index in self.record.events:
+            sums[place[self._category(index)]] += sign * self.record.storages[index].size
             found.append(tuple(sums))
         return found
 
@@ -79,31 +87,31 @@ class Film(Trace):
         peak = max(range(len(totals)), key=lambda i: sum(totals[i]))
         width = max(1, -(-self.ops_run // SAMPLES))
         fullest: dict[int, int] = {}
-        for index, sums in enumerate(totals):
-            if self.blocks[self.events[index][1]].phase == "before" and not self.at[index]:
-                fullest[0] = index
+        for event, sums in enumerate(totals):
+            storage = self.record.storages[self.record.events[event][1]]
+            if storage.phase == BEFORE and not self.at[event]:
+                fullest[0] = event
                 continue
-            column = self.at[index] // width
+            column = self.at[event] // width
             best = fullest.get(column)
             if best is None or sum(sums) > sum(totals[best]):
-                fullest[column] = index
+                fullest[column] = event
         kept = [fullest[column] for column in sorted(fullest)]
-        block = self.events[peak][1]
-        module, site = self.makers.get(block, ("", ""))
+        top = self.record.events[peak][1]
         return Timeline(
             op=[self.at[i] for i in kept],
-            bytes={name: [totals[i][j] for i in kept] for j, name in enumerate(CATEGORIES)},
+            bytes={name: [totals[i][j] for i in kept] for j, name in enumerate(MEASURED)},
             marks=[*self.marks, [self.ops_run, "end"]],
             peak_op=self.at[peak],
             peak_phase=self._phase_at(peak),
-            peak_maker=self.blocks[block].made_by,
-            peak_module=module,
-            peak_site=site,
+            peak_maker=self.record.storages[top].op,
+            peak_module=self.modules.get(top, ""),
+            peak_site=self.record.storages[top].site,
         )
 
     def _phase_at(self, event: int) -> str:
         passed = [phase for at, phase in self.marks if at <= self.at[event]]
-        return passed[-1] if passed else "before"
+        return passed[-1] if passed else BEFORE
 
     def lumps(self) -> list[Lump]:
         """What lived at the peak, alike things together, the largest first."""
@@ -112,10 +120,10 @@ class Film(Trace):
         sizes: Counter[tuple[str, str, str]] = Counter()
         counts: Counter[tuple[str, str, str]] = Counter()
         for index in self._alive(peak + 1):
-            block = self.blocks[index]
-            module = alike(self.makers.get(index, ("", ""))[0])
-            key = (self._category(block), block.made_by.removeprefix("aten."), module)
-            sizes[key] += block.size
+            storage = self.record.storages[index]
+            module = alike(self.modules.get(index, ""))
+            key = (self._category(index), storage.op.removeprefix("aten."), module)
+            sizes[key] += storage.size
             counts[key] += 1
         return [
             Lump(category=c, maker=m, module=where, count=counts[c, m, where], bytes=size)
@@ -124,19 +132,18 @@ class Film(Trace):
 
     def _alive(self, events: int) -> set[int]:
         live: set[int] = set()
-        for sign, index in self.events[:events]:
+        for sign, index in self.record.events[:events]:
             (live.add if sign > 0 else live.discard)(index)
         return live
 
     def kept(self, saved: dict[int, tuple[str, int]]) -> list[Kept]:
         """Activations alive when the first backward begins, by the module that made them."""
         boundary = next(at for at, phase in self.marks if phase == "backward")
-        events = sum(1 for index in range(len(self.events)) if self.at[index] <= boundary)
         made: Counter[str] = Counter()
-        for index in self._alive(events):
-            block = self.blocks[index]
-            if block.phase == "forward" and self._category(block) == "activations":
-                made[alike(self.makers[index][0])] += block.size
+        for index in self._alive(sum(at <= boundary for at in self.at)):
+            storage = self.record.storages[index]
+            if storage.phase == "forward" and self._category(index) == "activations":
+                made[alike(self.modules[index])] += storage.size
         held: Counter[str] = Counter()
         for module, size in saved.values():
             held[alike(module)] += size

@@ -1,14 +1,16 @@
-"""The charts of an anatomy page, in SVG by hand."""
+"""The charts of an anatomy page, as SVG."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from harness.portrait import CATEGORIES, OpCost, Point, Portrait, Timeline
-from harness.report import laws, units
-from harness.report.charts import SPLIT_COLOURS
-from harness.report.svg import (
+from harness.memory.portrait import OpCost, Point, Portrait, Timeline
+from harness.report.anatomy import laws
+from harness.report.data import units
+from harness.report.data.categories import CATEGORIES, title
+from harness.report.rendering.charts import COLOUR_OF
+from harness.report.rendering.svg import (
     COLOURS,
     WIDTH,
     Scale,
@@ -17,12 +19,13 @@ from harness.report.svg import (
     element,
     padded,
     place_labels,
+    polyline,
     text,
 )
 
 __all__ = [
-    "NAMES",
     "SHOWN_OPS",
+    "SWEEPS",
     "bars",
     "family_keys",
     "keys",
@@ -35,20 +38,22 @@ __all__ = [
 ]
 
 WIDE = 1200.0
-NAMES = ("Parameters", "Gradients", "Optimizer state", "EMA", "Activations", "Workspace")
+"""Of a chart that takes the whole page."""
 SHOWN_OPS = 16
 FRAME = 48.0
+"""Left of a chart, for the labels of its y axis."""
 SWEEPS = {
     "batch": ("batch", "samples"),
     "depth": ("depth", "blocks"),
     "tokens": ("tokens", "tokens a sample"),
     "width": ("hidden", "hidden units"),
 }
+"""What is varied -> its field of ``Point``, and what its axis is called."""
 
 
 def keys() -> list[tuple[str, str]]:
     """Name and colour of each category, in the order of the stack."""
-    return list(zip(NAMES, SPLIT_COLOURS, strict=False))
+    return [(title(name), COLOUR_OF[name]) for name in CATEGORIES]
 
 
 def timeline(line: Timeline) -> str:
@@ -68,13 +73,12 @@ def _areas(line: Timeline, x: Scale, y: Scale) -> list[str]:
     below = [0.0] * len(line.op)
     spots = [*line.op, line.marks[-1][0]]
     parts = []
-    for name, colour in zip(CATEGORIES, SPLIT_COLOURS, strict=False):
+    for name in CATEGORIES:
         above = [b + v / units.MIB for b, v in zip(below, line.bytes[name], strict=True)]
         if any(line.bytes[name]):
             path = f"M{_steps(spots, above, x, y)}L{_steps(spots, below, x, y, back=True)}Z"
-            label = dict(zip(CATEGORIES, NAMES, strict=True))[name]
-            tip = element("title", label)
-            parts.append(element("path", tip, d=path, fill=colour, class_="area"))
+            tip = element("title", title(name))
+            parts.append(element("path", tip, d=path, fill=COLOUR_OF[name], class_="area"))
         below = above
     return parts
 
@@ -103,12 +107,12 @@ def _phases(line: Timeline, x: Scale, bottom: float, top: float) -> list[str]:
 
 def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
     at, level = x(line.peak_op), y(high)
-    words = f"peak {high:.1f} MiB: {short_op(line.peak_maker)}"
-    words += f" in {line.peak_module}" if line.peak_module else ""
+    label = f"peak {high:.1f} MiB: {short_op(line.peak_maker)}"
+    label += f" in {line.peak_module}" if line.peak_module else ""
     side = {"class_": "label end"} if at > WIDE / 2 else {"class_": "label"}
     shift = -10 if at > WIDE / 2 else 10
     ring = element("circle", cx=at, cy=level, r=4.5, class_="mark")
-    return [ring, text(at + shift, level - 6, words, **side, font_weight=650)]
+    return [ring, text(at + shift, level - 6, label, **side, font_weight=650)]
 
 
 def bars(portrait: Portrait) -> str:
@@ -134,12 +138,12 @@ def bars(portrait: Portrait) -> str:
 
 def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
     parts, before = [], 0.0
-    for name, key, colour in zip(NAMES, CATEGORIES, SPLIT_COLOURS, strict=False):
-        size = sizes.get(key, 0) / units.MIB
-        tip = element("title", f"{name}: {size:.1f} MiB")
+    for name in CATEGORIES:
+        size = sizes.get(name, 0) / units.MIB
+        tip = element("title", f"{title(name)}: {size:.1f} MiB")
         box = {"x": x(before), "y": top + 6, "width": x(size) - x(0), "height": 20}
         if size:
-            parts.append(element("rect", tip, **box, fill=colour, class_="part"))
+            parts.append(element("rect", tip, **box, fill=COLOUR_OF[name], class_="part"))
         before += size
     return [*parts, text(x(before) + 6, top + 21, f"{before:.1f}", class_="value")]
 
@@ -158,8 +162,7 @@ def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
         values = {"batch": mine[0].batch, "tokens": mine[0].tokens, "hidden": mine[0].hidden}
         values |= {"depth": mine[0].depth, field: size}
         spots.append((x(size), y(law(**values) / units.MIB)))
-    path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
-    parts.append(element("path", d=path, class_="curve", stroke=COLOURS[0]))
+    parts.append(element("path", d=polyline(spots), class_="curve", stroke=COLOURS[0]))
     parts += [
         element("circle", cx=x(s), cy=y(p.activation_bytes / units.MIB), r=3.6, fill=COLOURS[1])
         for s, p in zip(sizes, mine, strict=True)
@@ -169,21 +172,20 @@ def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
 
 def preset_chart() -> str:
     """How far 6 N D is off for each preset, by its number of tokens."""
-    found = laws.preset_errors()
-    values = [100 * error for _, _, error in found]
+    errors = laws.preset_errors()
+    values = [100 * error for _, _, error in errors]
     x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
     y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
     parts = [element("line", x1=FRAME, x2=WIDTH - 20, y1=y(v), y2=y(v), class_="grid")
              for v in y.ticks()]  # fmt: skip
     parts += [text(FRAME - 6, y(v) + 4, f"{v:g}", class_="tick end") for v in y.ticks()]
     for index, family in enumerate(_families()):
-        line = sorted((t, e) for name, t, e in found if name.startswith(f"{family}/"))
+        line = sorted((t, e) for name, t, e in errors if name.startswith(f"{family}/"))
         spots = [(x(t), y(100 * e)) for t, e in line]
-        path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
         colour = COLOURS[index]
-        parts.append(element("path", d=path, class_="curve", stroke=colour))
+        parts.append(element("path", d=polyline(spots), class_="curve", stroke=colour))
         parts += [element("circle", cx=a, cy=b, r=3.2, fill=colour) for a, b in spots]
-    for tokens in sorted({t for _, t, _ in found}):
+    for tokens in sorted({t for _, t, _ in errors}):
         parts.append(text(x(tokens), 235, f"{tokens}", class_="tick mid"))
     parts.append(
         text(
@@ -234,7 +236,7 @@ def roofline(portrait: Portrait) -> str:
     start = max(low, floor / portrait.bandwidth)
     corner = [(start, laws.attainable(start, portrait.peak_flops, portrait.bandwidth))]
     corner += [(ridge, portrait.peak_flops), (high, portrait.peak_flops)]
-    path = "M" + "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in corner)
+    path = polyline([(x(a), y(b)) for a, b in corner])
     parts.append(element("path", d=path, class_="roof"))
     return drawing(WIDE, 366, parts + _ops(costs, places, x, y), "Roofline of this device")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.portrait import Portrait
-from harness.report import laws, portrait_page
-from harness.report import portrait_charts as charts
-from harness.report.html import STYLE
-from harness.report.svg import element, text
+from harness.memory.portrait import Portrait
+from harness.report.anatomy import charts, laws, page
+from harness.report.rendering.html_parts import STYLE
+from harness.report.rendering.svg import element, text
 
 __all__ = ["charts_of", "standalone", "write"]
 
@@ -17,11 +16,12 @@ FONT = 'font-family="system-ui, Segoe UI, Roboto, Arial, sans-serif"'
 TOP = 46.0
 """Height above a drawing for its title and the key to its colours."""
 Keys = list[tuple[str, str]]
+"""Name and colour of each entry of a legend."""
 
 
 def write(portrait: Portrait, folder: Path) -> list[Path]:
     """Write the page and the charts; the paths written."""
-    texts = {"anatomy.html": portrait_page.render(portrait), **charts_of(portrait)}
+    texts = {"anatomy.html": page.render(portrait), **charts_of(portrait)}
     for name, content in texts.items():
         (folder / name).write_text(content, encoding="utf-8")
     return [folder / name for name in texts]
@@ -29,7 +29,7 @@ def write(portrait: Portrait, folder: Path) -> list[Path]:
 
 def charts_of(portrait: Portrait) -> dict[str, str]:
     """File name -> SVG of each chart, with its title, its key and its colours inside."""
-    made: dict[str, tuple[str, Keys]] = {
+    pictures: dict[str, tuple[str, Keys]] = {
         "timeline.svg": (charts.timeline(portrait.timeline), charts.keys()),
         "inference.svg": (charts.bars(portrait), charts.keys()),
         "roofline.svg": (charts.roofline(portrait), charts.phase_keys()),
@@ -37,8 +37,10 @@ def charts_of(portrait: Portrait) -> dict[str, str]:
     }
     law = laws.fit(portrait.points)
     for varies in charts.SWEEPS:
-        made[f"activations_{varies}.svg"] = (charts.sweep(portrait.points, varies, law), [])
-    return {name: standalone(picture, keys) for name, (picture, keys) in made.items() if picture}
+        pictures[f"activations_{varies}.svg"] = (charts.sweep(portrait.points, varies, law), [])
+    return {
+        name: standalone(picture, keys) for name, (picture, keys) in pictures.items() if picture
+    }
 
 
 def standalone(picture: str, keys: Keys) -> str:
@@ -69,7 +71,7 @@ def _legend(keys: Keys) -> str:
 
 def _style(picture: str) -> str:
     """The rules of the page that the drawing uses, with the page's colours written out."""
-    sheet = STYLE.read_text(encoding="utf-8") + portrait_page.MORE_STYLE
+    sheet = STYLE.read_text(encoding="utf-8") + page.MORE_STYLE
     colours = dict(re.findall(r"(--[a-z]+): *(#[0-9a-f]+)", sheet))
     words = " ".join(re.findall(r'class="([^"]+)"', picture)).split()
     used = {f".{word}" for word in [*words, "axis"]}

@@ -1,4 +1,4 @@
-"""Laws of a DiT's activation memory and FLOPs, fitted to measured points. Pure; no torch."""
+"""How a DiT's activation memory and FLOPs grow with its size, fitted to measured points."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.portrait import OpCost, Point
-from harness.presets import PRESETS, train_flops, trainable_count
+from harness.memory.portrait import OpCost, Point
+from harness.subjects.dit.presets import PRESETS, train_flops, trainable_count
 
 __all__ = ["Law", "attainable", "fit", "preset_errors", "six_nd_error"]
 
 
 @dataclass(frozen=True)
 class Law:
-    """Activation bytes = B (block T D L + ends T D + sample D L), in bytes of float or mixed types.
+    """Activation bytes = B (block T D L + ends T D + sample D L), for batch B, tokens T, hidden
+    units D and blocks L.
 
-    ``block``: a token, hidden unit and block; ``ends``: a token and hidden unit outside the
-    blocks; ``sample``: a sample, hidden unit and block (the modulation). ``worst`` is the largest
-    relative error over the points it was fitted to.
+    ``block``: bytes a token, hidden unit and block; ``ends``: bytes a token and hidden unit
+    outside the blocks; ``sample``: bytes a sample, hidden unit and block (the modulation).
+    ``worst`` is the largest relative error over the points it was fitted to.
     """
 
     block: float
@@ -43,9 +44,9 @@ def fit(points: Sequence[Point]) -> Law:
     sizes = np.array([p.activation_bytes for p in points], dtype=float)
     if len(points) < 4 or np.linalg.matrix_rank(rows / sizes[:, None]) < 3:
         raise ValueError(f"{len(points)} points do not tell the law's three terms apart")
-    found, *_ = np.linalg.lstsq(rows / sizes[:, None], np.ones(len(points)), rcond=None)
-    off = np.abs(rows @ found / sizes - 1)
-    return Law(*(float(c) for c in found), worst=float(off.max()))
+    factors, *_ = np.linalg.lstsq(rows / sizes[:, None], np.ones(len(points)), rcond=None)
+    errors = np.abs(rows @ factors / sizes - 1)
+    return Law(*(float(factor) for factor in factors), worst=float(errors.max()))
 
 
 def _terms(p: Point) -> tuple[int, int, int]:
@@ -65,14 +66,12 @@ def six_nd_error(parameters: int, tokens: int, flops: float) -> float:
 
 def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
     """(preset, tokens, error of 6 N D) of every preset, from the closed form of its FLOPs."""
-    found = []
+    errors = []
     for name, shape in PRESETS.items():
-        tokens = shape.tokens(input_size)
-        flops = train_flops(shape, input_size)
-        found.append(
-            (name, tokens, six_nd_error(trainable_count(shape, input_size), tokens, flops))
-        )
-    return found
+        tokens, flops = shape.tokens(input_size), train_flops(shape, input_size)
+        error = six_nd_error(trainable_count(shape, input_size), tokens, flops)
+        errors.append((name, tokens, error))
+    return errors
 
 
 def attainable(intensity: float, peak_flops: float, bandwidth: float) -> float:

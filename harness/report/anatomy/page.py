@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from harness.portrait import Kept, Lump, OpCost, Portrait
-from harness.report import laws, units
-from harness.report import portrait_charts as charts
-from harness.report.columns import Column
-from harness.report.html import HEAD, STYLE
-from harness.report.html_parts import colour_keys, grid, section, tag
-from harness.report.table import grid as make_grid
+from harness.memory.portrait import Kept, Lump, OpCost, Portrait
+from harness.report.anatomy import charts, laws
+from harness.report.data import categories, units
+from harness.report.data.grid import Column, tabulate
+from harness.report.rendering.html_parts import HEAD, STYLE, colour_keys, section, table, tag
 
 __all__ = ["MORE_STYLE", "render", "sentences"]
 
@@ -18,9 +16,11 @@ AGREE = 0.03
 """Share by which the two ways of counting activations may differ: what Python itself still holds
 (the model's output, the batch) is alive and was not saved by autograd."""
 SAME = 0.005
+"""Share by which the hooks may move the peak and still be said to change nothing."""
 PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot", "_flash", "_efficient")
 """Beginnings of the names of operations whose FLOPs the rule of 6 N D means."""
 ROWS = 24
+"""Of a table; the rest is summed up."""
 MORE_STYLE = """
 svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
 .area { stroke: #fff; stroke-width: 0.4; } .border { stroke: #7d8893; stroke-dasharray: 3 3; }
@@ -32,8 +32,6 @@ grid-template-columns: repeat(4, 1fr); gap: 6px 20px; }
 @media screen and (max-width: 860px) { .uneven { grid-template-columns: minmax(0, 1fr); }
   .four { grid-template-columns: 1fr 1fr; } }
 """
-ORDER = dict(zip(("parameters", "gradients", "optimizer_state", "ema", "activations",
-                  "workspace"), charts.NAMES, strict=True))  # fmt: skip
 
 
 def _made_by(lump: Lump) -> str:
@@ -41,7 +39,7 @@ def _made_by(lump: Lump) -> str:
 
 
 LUMPS = (
-    Column("Category", lambda r: ORDER[r.category]),
+    Column("Category", lambda r: categories.title(r.category)),
     Column("Made by", _made_by),
     Column("In module", lambda r: r.module or "outside the model"),
     Column("Tensors", lambda r: r.count, "count"),
@@ -107,17 +105,17 @@ def _mib(size: float) -> str:
 def sentences(p: Portrait) -> list[tuple[str, str, str]]:
     """(question, answer, more) of what a reader wants first."""
     line, alone = p.timeline, sum(p.inference_alone.values())
-    shares = sorted(((b, ORDER[k]) for k, b in line.at_peak().items()), reverse=True)
-    lived = ", ".join(
-        f"{n if n == 'EMA' else n.lower()} {100 * b / line.peak_bytes:.0f} %"
-        for b, n in shares
-        if b > 0.005 * line.peak_bytes
+    sizes = [(size, categories.title(name), name) for name, size in line.at_peak().items()]
+    alive = ", ".join(
+        f"{categories.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
+        for size, _, name in sorted(sizes, reverse=True)
+        if size > 0.005 * line.peak_bytes
     )
     where = f" in {line.peak_module}" if line.peak_module else ""
     site = f" (asked for at {line.peak_site})" if line.peak_site else ""
     return [
         ("Peak of a step", f"{_mib(line.peak_bytes)} in {line.peak_phase}",
-         f"reached by {line.peak_maker}{where}{site}; it is made of {lived}"),
+         f"reached by {line.peak_maker}{where}{site}; it is made of {alive}"),
         ("Training against inference",
          f"{line.peak_bytes / alone:.1f} times the memory",
          f"the same micro batch without gradients peaks at {_mib(alone)} where weights are all "
@@ -130,6 +128,7 @@ def sentences(p: Portrait) -> list[tuple[str, str, str]]:
 
 
 def _agreement(p: Portrait) -> str:
+    """Whether the trace and autograd count the same activations."""
     off = abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
     word = "agree" if off <= AGREE else "DISAGREE"
     return f"{word} within {100 * off:.1f} %"
@@ -144,6 +143,7 @@ def _difference(p: Portrait) -> str:
 
 
 def _looking(p: Portrait) -> str:
+    """Whether the hooks that looked have moved the peak."""
     off = p.timeline.peak_bytes / p.step_peak_bytes - 1
     return f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"
 
@@ -164,9 +164,9 @@ def _step(p: Portrait) -> str:
     keys = colour_keys(charts.keys())
     line = _figure("Memory over one step", "each sample is the fullest instant since the last",
                    charts.timeline(p.timeline), keys)  # fmt: skip
-    lived = grid(make_grid("lumps", "", LUMPS, p.lumps))
+    lumps = table(tabulate("lumps", "", LUMPS, p.lumps))
     bars = _figure("Training against inference", "one micro batch", charts.bars(p), keys)
-    both = f'<div class="uneven"><div><h3>What lived at the peak</h3>{lived}</div>{bars}</div>'
+    both = f'<div class="uneven"><div><h3>What lived at the peak</h3>{lumps}</div>{bars}</div>'
     return section("step", "One step", line, both)
 
 
@@ -192,7 +192,7 @@ def _modules(p: Portrait) -> str:
         "note",
     )
     return section(
-        "modules", "Activations by module", grid(make_grid("kept", "", KEPT, [*shown, whole])), note
+        "modules", "Activations by module", table(tabulate("kept", "", KEPT, [*shown, whole])), note
     )
 
 
@@ -259,7 +259,7 @@ def _ops(p: Portrait) -> str:
         "Operations",
         picture,
         tag("p", note, "note"),
-        grid(make_grid("ops", "", OPS, _op_rows(p))),
+        table(tabulate("ops", "", OPS, _op_rows(p))),
         tag("p", more, "note") if p.ops[ROWS:] else "",
     )
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.report import peaks
+from harness.report.data.peak_flops import peak_flops
 from harness.result import Rank, Result, Status
 
 __all__ = [
@@ -20,16 +20,25 @@ __all__ = [
     "REPEAT_LIMIT",
     "curve_distance",
     "effective_status",
+    "highest",
+    "need_bytes",
     "pareto_front",
+    "peak_by_phase",
+    "peak_of",
     "quantile",
     "step_seconds",
 ]
 
 PHASES = ("load", "prepare", "first_step", "forward", "backward", "optimizer", "steady")
+"""As ``result.Rank`` has them, in the order of a report's columns."""
 NOISE_LIMIT = 0.2
+"""(p90 - p10) / median of the step times, from which on a row is noisy."""
 REPEAT_LIMIT = 0.1
+"""Share by which the medians of repetitions may differ before a row is noisy."""
 PARITY_LIMIT = 1e-3
+"""Relative distance of losses and gradient norms up to which two rows are equal."""
 LEAST = 1e-12
+"""Keeps a relative distance to zero finite."""
 NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
 
 
@@ -37,9 +46,9 @@ def effective_status(result: Result) -> tuple[Status, str | None]:
     """The status to show and its reason: an ``ok`` row without proof of its work is void."""
     if result.status is not Status.OK:
         return result.status, result.reason
-    bad = next((c for c in result.audit if not c.ok), None)
-    if bad is not None:
-        return Status.VOID, f"{bad.name}: asked {bad.asked}, found {bad.found}"
+    failed = next((check for check in result.audit if not check.ok), None)
+    if failed is not None:
+        return Status.VOID, f"{failed.name}: asked {failed.asked}, found {failed.found}"
     if not step_seconds(result):
         return Status.VOID, "the result holds no timed step of all ranks"
     return Status.OK, None
@@ -88,12 +97,13 @@ def flops_per_second(flops_per_step: float, median_seconds: float) -> float | No
 
 def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What a precision strategy read back: the types of compute, parameters, master, moments."""
-    read = (facts for facts in evidence.values() if isinstance(facts, dict))
-    return next((facts for facts in read if facts.get("compute_dtype")), {})
+    facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
+    return next((facts for facts in facts_of if facts.get("compute_dtype")), {})
 
 
 def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
-    """The type matrix products ran in; "tf32" for rounded float32, "float8" where blocks' do."""
+    """The type that matrix products ran in: "tf32" where float32 was rounded for them, "float8"
+    where the blocks' own products ran in it."""
     facts = types(evidence)
     kind = facts.get("compute_dtype")
     if facts.get("float8_products"):
@@ -103,29 +113,43 @@ def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
 
 def mfu(flops_device: float | None, device: str, kind: str | None) -> float | None:
     """Share of one device's dense peak FLOP/s that the model's FLOPs reach; None on a CPU."""
-    peak, _ = peaks.lookup(device, kind)
+    peak, _ = peak_flops(device, kind)
     return flops_device / peak if peak and flops_device else None
 
 
 def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
     """Why there is no MFU; None where there is one."""
-    return peaks.lookup(device, kind)[1] if flops_device else NO_FLOPS
+    return peak_flops(device, kind)[1] if flops_device else NO_FLOPS
 
 
-def phase_peaks(ranks: Iterable[Rank], field: str = "allocated") -> dict[str, int]:
-    """Bytes: each phase's peak of ``field``, the maximum over ranks."""
-    found: dict[str, int] = {}
+def highest_by_phase(ranks: Iterable[Rank], count: str) -> dict[str, int]:
+    """Phase -> bytes: the highest ``count``, a field of ``result.Peak``, of all ranks."""
+    highest_of: dict[str, int] = {}
     for rank in ranks:
         for phase, peak in rank.phases.items():
-            value = getattr(peak, field)
-            if value is not None:
-                found[phase] = max(found.get(phase, 0), value)
-    return found
+            size = getattr(peak, count)
+            if size is not None:
+                highest_of[phase] = max(highest_of.get(phase, 0), size)
+    return highest_of
 
 
-def peak_of(ranks: Iterable[Rank], field: str = "allocated") -> int | None:
-    """Bytes: the highest ``field`` over ranks and phases, what a device must have free."""
-    return max(phase_peaks(ranks, field).values(), default=None)
+def highest(ranks: Iterable[Rank], count: str) -> int | None:
+    """Bytes: the highest ``count`` of all ranks and phases; None where it was not counted."""
+    return max(highest_by_phase(ranks, count).values(), default=None)
+
+
+def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
+    """Phase -> bytes; the highest of them is the peak of a row.
+
+    This function decides what "peak" means: what rows are compared by and what every format
+    prints as Peak. docs/adding/peak-meaning.md says what else to touch where it changes.
+    """
+    return highest_by_phase(ranks, "allocated")
+
+
+def peak_of(ranks: Iterable[Rank]) -> int | None:
+    """Bytes: the peak of a row, or of some of its ranks; None where nothing was measured."""
+    return max(peak_by_phase(ranks).values(), default=None)
 
 
 def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
@@ -135,14 +159,15 @@ def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
     libraries included): a cache that cannot be reserved fails as an allocation does. Without a
     GPU the resident mark above the baseline.
     """
-    fields = ("allocated", "reserved", "process") if meter == "cuda" else ("allocated",)
-    return max((p for f in fields if (p := peak_of(ranks, f)) is not None), default=None)
+    counts = ("allocated", "reserved", "process") if meter == "cuda" else ("allocated",)
+    known = (size for count in counts if (size := highest(ranks, count)) is not None)
+    return max(known, default=None)
 
 
 def imbalance(ranks: Sequence[Rank]) -> float | None:
     """Highest over lowest peak of the ranks; None for one rank or a rank without a peak."""
-    found = [peak_of([rank]) for rank in ranks]
-    return max(found) / min(found) if len(found) > 1 and all(found) else None
+    peaks = [peak_of([rank]) for rank in ranks]
+    return max(peaks) / min(peaks) if len(peaks) > 1 and all(peaks) else None
 
 
 def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
@@ -175,15 +200,17 @@ def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[f
     return [curve_distance([a], [b]) for a, b in pairs]
 
 
-def verdict(parity: str, reference: str, loss: float | None, grad: float | None) -> str:
-    """ "equal" within 1e-3 on losses and gradient norms, "DIFFERS" beyond, or "by design".
+def parity(promised: str, reference: str, loss: float | None, grad: float | None) -> str:
+    """Whether a row computed what its reference did, in a word or two.
 
-    "equal losses" where a row has no gradient norms to compare (freed before they could be had).
-    "not comparable" without a curve, or for an exact row whose reference is not exact itself.
+    "equal" within 1e-3 on losses and gradient norms, "DIFFERS" beyond; "equal losses" where a row
+    has no gradient norms (an engine may free gradients before they can be read); "by design" for
+    a row that did not promise the exact computation; "not comparable" without a common step, or
+    for an exact row whose reference is not exact itself.
     """
-    if loss is None or (parity == "exact" and reference != "exact"):
+    if loss is None or (promised == "exact" and reference != "exact"):
         return "not comparable"
-    if parity != "exact":
+    if promised != "exact":
         return "by design"
     if max(loss, grad or 0.0) > PARITY_LIMIT:
         return "DIFFERS"
@@ -191,7 +218,7 @@ def verdict(parity: str, reference: str, loss: float | None, grad: float | None)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the (memory, speed) points that no other one beats in both."""
+    """Indices of the (memory, speed) points that no other matches in both and beats in one."""
 
     def beaten(one: tuple[float, float]) -> bool:
         return any(o[0] <= one[0] and o[1] >= one[1] and o != one for o in points)
@@ -215,3 +242,11 @@ def compromise(points: Sequence[tuple[float, float]]) -> int | None:
 def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
     """Whether two (low, high) intervals share a value."""
     return a[0] <= b[1] and b[0] <= a[1]
+
+
+def power(x: Sequence[float], y: Sequence[float]) -> float:
+    """Slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
+    lx, ly = ([math.log(v) for v in values] for values in (x, y))
+    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
+    top = sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True))
+    return top / sum((a - mx) ** 2 for a in lx)

@@ -1,4 +1,5 @@
-"""Results as a report: rows of one spec, groups of rows that compare, ranked and set in relation.
+"""From results to a report: rows of one spec, groups of rows that compare, ranked and set in
+relation.
 
 Nothing is ranked against a row that did other work or ran on another device.
 """
@@ -11,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.predict.prediction import Prediction
-from harness.report import derive
-from harness.report.fit_verdicts import OUT_OF_MEMORY, judge
-from harness.report.numbers import numbers
-from harness.report.predicted import compare
-from harness.report.rows import (
+from harness.report.data import derive
+from harness.report.data.numbers import numbers
+from harness.report.data.predicted import predicted_and_measured
+from harness.report.data.predicted_fit import OUT_OF_MEMORY, predicted_fit
+from harness.report.data.rows import (
     Group,
     Report,
     Row,
-    Suite,
+    SuiteHead,
     Unfinished,
     Versus,
     device_of,
@@ -31,134 +32,163 @@ from harness.spec import Spec
 
 __all__ = ["build"]
 
+PLAIN = "ddp"
+"""The reference of a set whose suite names none."""
+Predictions = Mapping[str, Prediction]
+"""Spec key -> what was predicted."""
+
 
 def build(
     results: list[Result],
     skipped: list[str],
-    suite: Suite | None = None,
-    predictions: Mapping[str, Prediction] | None = None,
+    suite: SuiteHead | None = None,
+    predictions: Predictions | None = None,
 ) -> Report:
-    """Group, derive, compare and rank. ``predictions``: spec key -> what was predicted."""
-    suite, predictions = suite or Suite(), predictions or {}
-    ended = [(result, *derive.effective_status(result)) for result in results]
-    done = [result for result, status, _ in ended if status is Status.OK]
-    gone = [
-        Unfinished(
-            label=label(result.spec),
-            status=status,
-            reason=reason,
-            peak_bytes=result.peak_so_far_bytes or derive.peak_of(result.ranks),
-            result=result,
-            fit=judge(result, status, predictions.get(result.spec.key), results)
-            if status in OUT_OF_MEMORY
-            else None,
-        )
-        for result, status, reason in ended
+    """Group, derive, compare and rank."""
+    suite, predictions = suite or SuiteHead(), predictions or {}
+    ends = [(result, *derive.effective_status(result)) for result in results]
+    finished = [result for result, status, _ in ends if status is Status.OK]
+    unfinished = [
+        _unfinished(result, status, reason, results, predictions)
+        for result, status, reason in ends
         if status is not Status.OK
     ]
-    ranked = [result for result in done if not result.spec.recorded]
-    groups = _groups(_rows(ranked, gone, predictions), suite.reference)
+    ranked = [result for result in finished if not result.spec.recorded]
     recorded = [
         result
-        for result, status, _ in ended
+        for result, status, _ in ends
         if result.spec.recorded and (status is Status.OK or result.recordings)
     ]
     return Report(
-        suite=suite, groups=groups, unfinished=gone, recorded=recorded, skipped=list(skipped)
+        suite=suite,
+        groups=_groups(_rows(ranked, unfinished, predictions), suite.reference),
+        unfinished=unfinished,
+        recorded=recorded,
+        skipped=list(skipped),
     )
+
+
+def _unfinished(
+    result: Result,
+    status: Status,
+    reason: str | None,
+    others: list[Result],
+    predictions: Predictions,
+) -> Unfinished:
+    fit = None
+    if status in OUT_OF_MEMORY:
+        fit = predicted_fit(result, status, predictions.get(result.spec.key), others)
+    return Unfinished(
+        label=label(result.spec),
+        status=status,
+        reason=reason,
+        peak_bytes=result.peak_so_far_bytes or derive.peak_of(result.ranks),
+        result=result,
+        predicted_fit=fit,
+    )
+
+
+# ---- rows ----
 
 
 def _rows(
-    done: list[Result], gone: list[Unfinished], predictions: Mapping[str, Prediction]
+    ranked: list[Result], unfinished: list[Unfinished], predictions: Predictions
 ) -> list[Row]:
-    found: dict[Any, list[Result]] = {}
-    for result in done:
+    """One row for the repetitions of a spec."""
+    repetitions: dict[Any, list[Result]] = {}
+    for result in ranked:
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
-        found.setdefault(key, []).append(result)
+        repetitions.setdefault(key, []).append(result)
     lost: dict[Spec, list[str]] = {}
-    for one in gone:
+    for one in unfinished:
         spec = dataclasses.replace(one.result.spec, repeat=0)
-        lost.setdefault(spec, []).append(one.status.value)
+        lost.setdefault(spec, []).append(f"a repetition ended as {one.status.value}")
     return [
-        Row(
-            label=spec.recipe,
-            results=tuple(results),
-            numbers=numbers(results),
-            predicted=compare(results, predictions),
-            fit=judge(results[0], Status.OK, predictions.get(results[0].spec.key), done),
-            notes=tuple(f"a repetition ended as {word}" for word in lost.get(spec, [])),
-        )
-        for (spec, _), results in found.items()
+        _row(results, ranked, predictions, tuple(lost.get(spec, ())))
+        for (spec, _), results in repetitions.items()
     ]
 
 
+def _row(
+    results: list[Result], others: list[Result], predictions: Predictions, notes: tuple[str, ...]
+) -> Row:
+    first = results[0]
+    return Row(
+        label=first.spec.recipe,
+        results=tuple(results),
+        numbers=numbers(results),
+        predicted=predicted_and_measured(results, predictions),
+        predicted_fit=predicted_fit(first, Status.OK, predictions.get(first.spec.key), others),
+        notes=notes,
+    )
+
+
+# ---- groups ----
+
+
 def _groups(rows: list[Row], wanted: str) -> list[Group]:
-    found: dict[Any, list[Row]] = {}
+    """Rows of the same work together; the group with the ``wanted`` reference row first."""
+    members: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(same_work(row.first), []).append(row)
+        members.setdefault(same_work(row.first), []).append(row)
     # Of several groups with a row of that name, the one with most rows: order of files is chance.
     ordered = sorted(
-        found.items(),
-        key=lambda item: (item[1][0].spec.world, _distance(item[1], wanted), -len(item[1])),
+        members.items(),
+        key=lambda item: (item[1][0].spec.world, _place(item[1], wanted), -len(item[1])),
     )
     first = ordered[0][0] if ordered else ()
-    return [_group(members, wanted, _unlike(work, first)) for work, members in ordered]
+    return [_group(same, wanted, _unlike(work, first)) for work, same in ordered]
 
 
 def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
+    """In what a group's work differs from the first group's."""
     there = dict(first)
     changed = [f"{k} {v} (not {there.get(k)})" for k, v in work if there.get(k) != v]
     return ", ".join(changed)
 
 
-def _distance(rows: list[Row], wanted: str) -> int:
+def _place(rows: list[Row], wanted: str) -> int:
     """0 for a group with the wanted row, 1 for one with plain ddp, 2 for others."""
-    return next((i for i, name in enumerate((wanted, "ddp")) if _has(rows, name)), 2)
+    names = enumerate((wanted, PLAIN))
+    return next((place for place, name in names if _named(rows, name)), 2)
 
 
-def _has(rows: list[Row], name: str) -> bool:
-    parts = sorted(name.split("+"))
-    return any(sorted(row.spec.recipe.split("+")) == parts for row in rows)
-
-
-def _named(rows: list[Row], wanted: str) -> Row | None:
-    """The row of the wanted recipe, however its parts are ordered; else that of plain ddp."""
-    for name in (wanted, "ddp"):
-        parts = sorted(name.split("+"))
-        for row in rows:
-            if sorted(row.spec.recipe.split("+")) == parts:
-                return row
-    return None
+def _named(rows: list[Row], recipe: str) -> Row | None:
+    """The row of ``recipe``, however its parts are ordered."""
+    parts = sorted(recipe.split("+"))
+    return next((row for row in rows if sorted(row.spec.recipe.split("+")) == parts), None)
 
 
 def _reference(rows: list[Row], wanted: str) -> Row:
-    """The named row, or the plainest of those that promise the exact computation."""
+    """The wanted row; else plain ddp; else the row with fewest parts of those that promise the
+    exact computation."""
     exact = [row for row in rows if row.first.parity == "exact"]
-    return _named(rows, wanted) or min(exact or rows, key=lambda r: r.spec.recipe.count("+"))
+    named = _named(rows, wanted) or _named(rows, PLAIN)
+    return named or min(exact or rows, key=lambda row: row.spec.recipe.count("+"))
 
 
 def _group(members: list[Row], wanted: str, unlike: str) -> Group:
     members = _labelled(members)
     reference = _reference(members, wanted)
-    best = sorted(members, key=_smallest if reference.spec.world else _fastest)
-    compared = [_compare(row, reference, rank) for rank, row in enumerate(best, 1)]
-    rows = _with_front(compared)
-    home = next(row for row in rows if row.versus.is_reference)
-    first = home.first
+    best_first = sorted(members, key=_peak if reference.spec.world else _slowness)
+    rows = _with_front([_against(row, reference, rank) for rank, row in enumerate(best_first, 1)])
+    reference = next(row for row in rows if row.versus.is_reference)
+    first = reference.first
     return Group(
-        rows=rows, reference=home, meter=first.meter, device=device_of(first), unlike=unlike
+        rows=rows, reference=reference, meter=first.meter, device=device_of(first), unlike=unlike
     )
 
 
-def _fastest(row: Row) -> float:
+def _slowness(row: Row) -> float:
     return -row.numbers.samples_per_second
 
 
-def _smallest(row: Row) -> float:
+def _peak(row: Row) -> float:
     return row.numbers.peak_bytes or math.inf
 
 
 def _labelled(rows: list[Row]) -> list[Row]:
+    """Rows of one recipe on several numbers of processes say so in their labels."""
     recipes = [row.label for row in rows]
     twice = {recipe for recipe in recipes if recipes.count(recipe) > 1}
     return [
@@ -169,11 +199,14 @@ def _labelled(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _compare(row: Row, reference: Row, rank: int) -> Row:
-    ours, theirs, home = row.numbers, reference.numbers, reference.first
-    loss = _worst([derive.curve_distance(r.losses, home.losses) for r in row.results])
-    grad = _worst([derive.curve_distance(r.grad_norms, home.grad_norms) for r in row.results])
-    word = derive.verdict(row.first.parity, home.parity, loss, grad)
+# ---- a row against its reference ----
+
+
+def _against(row: Row, reference: Row, rank: int) -> Row:
+    ours, theirs, first = row.numbers, reference.numbers, reference.first
+    loss = _worst([derive.curve_distance(r.losses, first.losses) for r in row.results])
+    grad = _worst([derive.curve_distance(r.grad_norms, first.grad_norms) for r in row.results])
+    parity = derive.parity(row.first.parity, first.parity, loss, grad)
     peaks = (ours.peak_bytes, theirs.peak_bytes)
     versus = Versus(
         rank=rank,
@@ -183,7 +216,7 @@ def _compare(row: Row, reference: Row, rank: int) -> Row:
         peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
         loss_distance=loss,
         grad_norm_distance=grad,
-        parity="reference" if row is reference else word,
+        parity="reference" if row is reference else parity,
     )
     return dataclasses.replace(row, versus=versus)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.report.rows import Report, Row
+from harness.report.data.categories import CATEGORIES, STATE
+from harness.report.data.rows import Report, Row
 from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
 
 __all__ = ["Missing", "Rows", "beyond_state", "state_bytes", "state_share", "step_bytes"]
 
-STATE = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "ema_bytes")
-STEP_PHASES = ("forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes")
+STEP_PHASES = ("forward", "backward", "optimizer")
 
 
 class Missing(LookupError):
@@ -29,47 +29,45 @@ class Rows:
         self.model = report.groups[0].reference.spec.model if report.groups else None
 
     def get(self, recipe: str, **fields: Any) -> Row:
-        """The row of ``recipe`` whose spec has these fields; a function says which values fit.
-
-        Of the reference row's model, unless another is named.
+        """The row of ``recipe`` whose spec has these fields, each a value or a test of one; of the
+        reference row's model, unless another is named.
 
         Raises:
             Missing: it was not measured; with the reason where the results hold one.
         """
         recipe = parse(recipe).text
-        fits = self._wanted(recipe, fields)
-        found = next((row for row in self.rows if fits(row.spec)), None)
-        if found is not None:
-            return found
-        gone = next((one for one in self.unfinished if fits(one.result.spec)), None)
-        if gone is None:
+        is_wanted = self._wanted(recipe, fields)
+        row = next((row for row in self.rows if is_wanted(row.spec)), None)
+        if row is not None:
+            return row
+        unfinished = next((one for one in self.unfinished if is_wanted(one.result.spec)), None)
+        if unfinished is None:
             raise Missing(f"{recipe} is not among the results")
-        raise Missing(f"{recipe} is {gone.status.value}: {gone.reason}")
+        raise Missing(f"{recipe} is {unfinished.status.value}: {unfinished.reason}")
 
     def status(self, recipe: str, **fields: Any) -> Status | None:
         """How the row that ``get`` would take ended; None if it is not among the results."""
-        fits = self._wanted(parse(recipe).text, fields)
-        if any(fits(row.spec) for row in self.rows):
+        is_wanted = self._wanted(parse(recipe).text, fields)
+        if any(is_wanted(row.spec) for row in self.rows):
             return Status.OK
-        return next((one.status for one in self.unfinished if fits(one.result.spec)), None)
+        return next((one.status for one in self.unfinished if is_wanted(one.result.spec)), None)
 
     def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
         fields = {"model": lambda model: self.model in (None, model), **fields}
 
-        def fits(spec: Spec) -> bool:
+        def is_wanted(spec: Spec) -> bool:
             return spec.recipe == recipe and all(
-                _fits(getattr(spec, name), want) for name, want in fields.items()
+                _holds(getattr(spec, name), wanted) for name, wanted in fields.items()
             )
 
-        return fits
+        return is_wanted
 
     def step_bytes(self, recipe: str, **fields: Any) -> int:
-        """Peak bytes of one training step: the allocator's on a GPU, the traced tensors without
-        one (the resident mark of a process is too coarse for a few MiB)."""
+        """``step_bytes`` of the row that ``get`` finds."""
         return step_bytes(self.get(recipe, **fields))
 
     def beyond_state(self, recipe: str, **fields: Any) -> int:
-        """See ``beyond_state``."""
+        """``beyond_state`` of the row that ``get`` finds."""
         return beyond_state(self.get(recipe, **fields))
 
     def saved(self, recipe: str, base: str, **fields: Any) -> float:
@@ -82,32 +80,28 @@ class Rows:
         return ours / theirs
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _holds(value: Any, wanted: Any) -> bool:
     return wanted(value) if callable(wanted) else value == wanted
 
 
 def step_bytes(row: Row) -> int:
-    """See ``Rows.step_bytes``.
+    """Peak bytes of one training step: the allocator's on a GPU, the traced tensors without one
+    (the resident mark of a process is too coarse for a few MiB).
 
     Raises:
         Missing: the row was not traced.
     """
     if row.first.meter == "cuda":
-        found = [value for name in STEP_PHASES if (value := getattr(row.numbers, name))]
-        if found:
-            return max(found)
-    parts = [
-        getattr(row.numbers, name) for name in (*STATE, "activations_bytes", "workspace_bytes")
-    ]
-    if None in parts:
-        raise Missing(f"{row.label} was not traced")
-    return sum(parts)
+        peaks = [getattr(row.numbers, f"{phase}_peak_bytes") for phase in STEP_PHASES]
+        if any(peaks):
+            return max(size for size in peaks if size)
+    return _sum(row, CATEGORIES)
 
 
 def beyond_state(row: Row) -> int:
-    """The most that a step held beyond parameters, gradients, optimizer state and average: kept
-    activations, those computed again, and temporaries, in traced bytes. Not at the step's peak:
-    in a deep model with few activations that is where the last gradients arrive.
+    """The most that a step held at once beyond parameters, gradients, optimizer state and average:
+    kept activations, those computed again, and temporaries, in traced bytes. It need not be at the
+    step's peak, which a deep model with few activations reaches when the last gradients arrive.
 
     Raises:
         Missing: the row was not traced.
@@ -123,12 +117,17 @@ def state_bytes(row: Row) -> int:
     Raises:
         Missing: the row was not traced.
     """
-    parts = [getattr(row.numbers, name) for name in STATE]
-    if None in parts:
-        raise Missing(f"{row.label} was not traced")
-    return sum(parts)
+    return _sum(row, STATE)
 
 
 def state_share(row: Row) -> float:
     """The same as a share of that peak."""
     return state_bytes(row) / step_bytes(row)
+
+
+def _sum(row: Row, names: Sequence[str]) -> int:
+    """Bytes of these categories at the traced peak of a step."""
+    sizes = [getattr(row.numbers, f"{name}_bytes") for name in names]
+    if None in sizes:
+        raise Missing(f"{row.label} was not traced")
+    return sum(sizes)

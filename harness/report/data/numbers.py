@@ -1,11 +1,12 @@
-"""The derived numbers of one row, flat: the columns of the CSV, with their unit in their name."""
+"""The derived numbers of one row, flat: each is a column of the CSV."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report import derive
+from harness.report.data import derive
+from harness.report.data.categories import CATEGORIES
 from harness.result import Rank, Result
 
 __all__ = ["Numbers", "numbers"]
@@ -13,7 +14,12 @@ __all__ = ["Numbers", "numbers"]
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The derived numbers of one row: the columns of the CSV. Bytes, seconds, plain fractions."""
+    """The derived numbers of one row, with the unit in each name: bytes, seconds, plain fractions
+    (0.1 is 10 %), ratios. None is a number that is not defined for the row.
+
+    A field here is a column of the CSV, in this order; those of the categories, from
+    ``parameters_bytes`` to ``workspace_bytes``, are named as ``categories.CATEGORIES`` is.
+    """
 
     repeats: int
     timed_steps: int
@@ -65,7 +71,7 @@ class Numbers:
 def numbers(results: list[Result]) -> Numbers:
     """The derived numbers of the repetitions of one spec."""
     first, ranks = results[0], [rank for result in results for rank in result.ranks]
-    return Numbers(**_time(results, first), **_memory(results, ranks), **_split(ranks))
+    return Numbers(**_time(results, first), **_memory(results, ranks), **_categories(ranks))
 
 
 def _time(results: list[Result], first: Result) -> dict[str, Any]:
@@ -113,32 +119,32 @@ def _seconds_around(first: Result) -> dict[str, Any]:
 
 
 def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
-    phases = derive.phase_peaks(ranks)
+    peaks = derive.peak_by_phase(ranks)
     trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
     skews = [s for s in (derive.imbalance(result.ranks) for result in results) if s is not None]
     return {
         "peak_bytes": derive.peak_of(ranks),
-        "peak_phase": max(phases, key=phases.__getitem__, default=None),
+        "peak_phase": max(peaks, key=peaks.__getitem__, default=None),
         "need_bytes": derive.need_bytes(ranks, results[0].meter),
-        "reserved_peak_bytes": derive.peak_of(ranks, "reserved"),
-        "active_peak_bytes": derive.peak_of(ranks, "active"),
-        "process_peak_bytes": derive.peak_of(ranks, "process"),
+        "reserved_peak_bytes": derive.highest(ranks, "reserved"),
+        "active_peak_bytes": derive.highest(ranks, "active"),
+        "process_peak_bytes": derive.highest(ranks, "process"),
         "baseline_bytes": max(rank.baseline_bytes for rank in ranks),
         "imbalance_ratio": max(skews, default=None),
         "host_peak_bytes": max(rank.host_peak_bytes for rank in ranks),
         "host_total_bytes": max(trees, default=None),
         "pinned_bytes": max(rank.pinned_bytes for rank in ranks),
         "nvme_bytes": max(sum(rank.nvme_bytes for rank in r.ranks) for r in results),
-        **{f"{phase}_peak_bytes": phases.get(phase) for phase in derive.PHASES},
+        **{f"{phase}_peak_bytes": peaks.get(phase) for phase in derive.PHASES},
     }
 
 
-def _split(ranks: list[Rank]) -> dict[str, Any]:
-    names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
-    names += ("beyond_state",)
+def _categories(ranks: list[Rank]) -> dict[str, Any]:
+    """What the fullest rank held at the traced peak of one step, and the rest of its peak."""
+    names = (*CATEGORIES, "beyond_state")
     rank = derive.fullest_rank(ranks)
     if rank is None:
-        return {f"{n}_bytes": None for n in (*names, "untraced", "untraced_raw")}
+        return {f"{name}_bytes": None for name in (*names, "untraced", "untraced_raw")}
     raw = derive.untraced_bytes(rank)
-    parts = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
-    return {**parts, "untraced_bytes": max(raw, 0), "untraced_raw_bytes": raw}
+    sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
+    return {**sizes, "untraced_bytes": max(raw, 0), "untraced_raw_bytes": raw}

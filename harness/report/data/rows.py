@@ -1,4 +1,7 @@
-"""The nouns of a report: suite, row, group, and what did not end. ``grouping`` fills them."""
+"""The nouns of a report: the head of its result set, rows, groups, and what did not finish.
+
+``grouping`` makes them of results.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.report.fit_verdicts import Verdict
-from harness.report.numbers import Numbers
-from harness.report.predicted import Compared
+from harness.report.data.numbers import Numbers
+from harness.report.data.predicted import PredictedAndMeasured
+from harness.report.data.predicted_fit import PredictedFit
 from harness.result import Result, Status
 from harness.spec import Spec
 
-__all__ = ["Group", "Report", "Row", "Suite", "Unfinished", "Versus", "label", "read_suite"]
+__all__ = [
+    "Group",
+    "Report",
+    "Row",
+    "SuiteHead",
+    "Unfinished",
+    "Versus",
+    "device_of",
+    "label",
+    "read_suite",
+    "same_work",
+]
 
-# A recipe may change these two and still do the work of the reference.
 FREE = ("recipe", "processes", "repeat")
+"""Fields of a spec in which rows of one group may differ: they do the same work."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suite:
-    """What ``suite.json`` may say: a name, the recipe of the reference row, when it began, the
-    story that its rows tell (``harness.report.stories``) and their recipes in its order."""
+class SuiteHead:
+    """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
+    reference row, when it began, the story that its rows tell (``harness.report.stories``) and
+    their recipes in the suite's order."""
 
     name: str = ""
     reference: str = ""
@@ -48,15 +63,14 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One spec that ran: its ok results (one a repetition) and what was derived from them.
-    ``fit`` is whether it was predicted to, in the memory that there was."""
+    """One spec that ran: its ok results, one a repetition, and what was derived from them."""
 
     label: str
     results: tuple[Result, ...]
     numbers: Numbers
     versus: Versus | None = None
-    predicted: Compared | None = None
-    fit: Verdict | None = None
+    predicted: PredictedAndMeasured | None = None
+    predicted_fit: PredictedFit | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,14 +85,17 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A planned run without a measurement to rank: how it ended, and the way out."""
+    """A planned run without a measurement to rank: how it ended, and why.
+
+    ``peak_bytes``: the highest that was measured before it ended.
+    """
 
     label: str
     status: Status
     reason: str | None
     peak_bytes: int | None
     result: Result
-    fit: Verdict | None = None
+    predicted_fit: PredictedFit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,29 +120,30 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything a rendering needs."""
+    """Everything that stories and renderings need. ``skipped`` has a line for each file that was
+    no result."""
 
-    suite: Suite
+    suite: SuiteHead
     groups: list[Group] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     recorded: list[Result] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
-def read_suite(folder: Path) -> Suite:
-    """``suite.json`` of a result folder; an empty suite where there is none to read."""
+def read_suite(folder: Path) -> SuiteHead:
+    """``suite.json`` of a result folder; an empty head where there is none to read."""
     try:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Suite()
+        return SuiteHead()
     known = data if isinstance(data, dict) else {}
-    words = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
+    texts = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
     order = known.get("order")
-    return Suite(**words, order=tuple(map(str, order)) if isinstance(order, list) else ())
+    return SuiteHead(**texts, order=tuple(map(str, order)) if isinstance(order, list) else ())
 
 
 def label(spec: Spec) -> str:
-    """A row's name where recipes alone may not tell rows apart."""
+    """A run's name where its recipe alone may not tell it from another."""
     world = f" (rank 0 of {spec.world})" if spec.world else ""
     return spec.recipe + world + (f" (repeat {spec.repeat})" if spec.repeat else "")
 
@@ -138,7 +156,7 @@ def device_of(result: Result) -> str:
 
 
 def same_work(result: Result) -> tuple[Any, ...]:
-    """What rows must share to be ranked together: the spec but for recipe and processes, the
+    """What rows must share to be ranked together, as (name, value): the spec but for ``FREE``, the
     meter, the device, and the sources they ran (results older than that fact have none)."""
     spec = dataclasses.asdict(result.spec)
     code = str(result.environment.get("code", ""))

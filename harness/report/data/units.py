@@ -11,6 +11,7 @@ __all__ = ["GIB", "MIB", "NONE", "column", "gib", "one"]
 GIB = 2**30
 MIB = 2**20
 NONE = "-"
+"""A cell without a value."""
 SCALE = {
     "gib": 1 / GIB,
     "mib": 1 / MIB,
@@ -21,19 +22,23 @@ SCALE = {
     "giga": 1e-9,
     "tera": 1e-12,
 }
+"""Kind of a column -> what a value in base units is multiplied by to be shown."""
 TEXT = ("text", "flag")
+"""Kinds whose cells are text already."""
 FIXED = {"count": 0, "ratio": 2, "percent": 1, "change": 1, "error": 2, "loss": 4}
+"""Kind -> its decimals, where they do not follow from the values."""
 
 
 def digits(kind: str, values: Sequence[float]) -> int:
-    """Decimals that give a column's largest value about three significant digits."""
+    """Decimals of a column; where they are not fixed, by its largest value: about three
+    significant digits of it."""
     if kind in FIXED:
         return FIXED[kind]
     top = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
-    fine = 3 if kind in ("gib", "rate") else 2
     if kind == "gib":
         return 3 if top < 1 else 2
-    return next((d for limit, d in ((10, fine), (100, 2), (1000, 1)) if top < limit), 0)
+    below_ten = 3 if kind == "rate" else 2
+    return next((d for limit, d in ((10, below_ten), (100, 2), (1000, 1)) if top < limit), 0)
 
 
 def column(kind: str, values: Sequence[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The charts of the HTML report, drawn by hand in SVG: no library, no network."""
+"""The charts of one group's rows, as SVG: no library, no network."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from harness.report import derive, units
-from harness.report.columns import SPLIT_NAMES
-from harness.report.rows import Group, Row
-from harness.report.svg import (
+from harness.report.data import derive, units
+from harness.report.data.categories import CATEGORIES, title
+from harness.report.data.rows import Group, Row
+from harness.report.rendering.svg import (
     COLOURS,
     DASHES,
     LINE,
@@ -19,13 +19,31 @@ from harness.report.svg import (
     drawing,
     element,
     padded,
+    polyline,
     text,
     width_of,
 )
 
-__all__ = ["curves", "distances", "legend", "split_bars", "split_legend", "steps"]
+__all__ = [
+    "COLOUR_OF",
+    "curves",
+    "distances",
+    "legend",
+    "line_style",
+    "split_bars",
+    "split_legend",
+    "steps",
+]
 
-SPLIT_COLOURS = ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#c4c4c4")
+STACK = (*CATEGORIES, "untraced")
+COLOUR_OF = dict(
+    zip(
+        STACK,
+        ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#c4c4c4"),
+        strict=True,
+    )
+)
+"""Category, and what no trace accounts for -> its colour in every chart."""
 
 
 def _label_width(rows: Sequence[Row]) -> float:
@@ -35,9 +53,9 @@ def _label_width(rows: Sequence[Row]) -> float:
 def _row_label(row: Row, right: float, base: float) -> str:
     """A row's name left of its bar, cut where the room ends; whole in its tip."""
     room = int(right / width_of("x", 11.5))
-    words = row.label if len(row.label) <= room else f"{row.label[: room - 2]}.."
+    short = row.label if len(row.label) <= room else f"{row.label[: room - 2]}.."
     tip = element("title", escape(row.label))
-    return element("text", tip + escape(words), x=right, y=base, class_="label end")
+    return element("text", tip + escape(short), x=right, y=base, class_="label end")
 
 
 def split_bars(group: Group) -> str:
@@ -45,7 +63,7 @@ def split_bars(group: Group) -> str:
     rows = [row for row in group.rows if row.numbers.parameters_bytes is not None]
     if not rows:
         return ""
-    totals = [sum(getattr(r.numbers, key) for _, key in SPLIT_NAMES) for r in rows]
+    totals = [sum(_size(row, name) for name in STACK) for row in rows]
     left, top = _label_width(rows), 8.0
     bottom = top + LINE * len(rows)
     x = Scale(0.0, max(totals) / units.GIB or 1.0, left, WIDTH - 52)
@@ -60,9 +78,9 @@ def split_bars(group: Group) -> str:
 def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
     parts = [_row_label(row, x.start - 8, top + 16)]
     before = 0.0
-    for (name, key), colour in zip(SPLIT_NAMES, SPLIT_COLOURS, strict=True):
-        size = getattr(row.numbers, key) / units.GIB
-        tip = element("title", f"{name}: {units.gib(size * units.GIB)}")
+    for name, colour in COLOUR_OF.items():
+        size = _size(row, name) / units.GIB
+        tip = element("title", f"{title(name)}: {units.gib(size * units.GIB)}")
         wide = x(before + size) - x(before)
         if wide > 0:
             box = {"x": x(before), "y": top + 4, "width": wide, "height": LINE - 8}
@@ -71,19 +89,23 @@ def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
     return [*parts, text(x(before) + 6, top + 16, shown, class_="value")]
 
 
+def _size(row: Row, name: str) -> int:
+    return getattr(row.numbers, f"{name}_bytes")
+
+
 def split_legend() -> list[tuple[str, str]]:
     """Name and colour of each category, in the order of the stack."""
-    return [(name, c) for (name, _), c in zip(SPLIT_NAMES, SPLIT_COLOURS, strict=True)]
+    return [(title(name), colour) for name, colour in COLOUR_OF.items()]
 
 
-def style_of(index: int) -> tuple[str, str]:
+def line_style(index: int) -> tuple[str, str]:
     """Colour and dash of the ``index``-th line: colours first, then dashes."""
     return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
 
 
 def legend(group: Group) -> list[tuple[str, str, str]]:
     """Label, colour and dash of each row's line."""
-    return [(row.label, *style_of(index)) for index, row in enumerate(group.rows)]
+    return [(row.label, *line_style(index)) for index, row in enumerate(group.rows)]
 
 
 def curves(group: Group) -> str:
@@ -99,9 +121,9 @@ def curves(group: Group) -> str:
 
 def distances(group: Group) -> str:
     """Relative distance of each step's loss to the reference row's, logarithmic."""
-    home = group.reference.first.losses
+    reference = group.reference.first.losses
     lines = [
-        [] if row.versus.is_reference else derive.step_distances(row.first.losses, home)
+        [] if row.versus.is_reference else derive.step_distances(row.first.losses, reference)
         for row in group.rows
     ]
     # What is closer than float64 can tell is drawn at the foot of the chart.
@@ -124,19 +146,20 @@ def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[
     longest = max(len(line) for line in lines)
     x = Scale(1, max(longest, 2), 48.0, WIDTH - 10)
     parts = axes(x, y, "optimizer step, warm-up first", name, y.end)
-    drawn = []
+    curves = []
     for index, (row, line) in enumerate(zip(group.rows, lines, strict=True)):
         spots = [(x(i), y(v)) for i, v in enumerate(line, 1) if math.isfinite(v)]
         if not spots:
             continue
-        colour, dash = style_of(index)
-        path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in spots)
-        home = row.versus.is_reference
+        colour, dash = line_style(index)
+        is_reference = row.versus.is_reference
         look = {"stroke": colour, "stroke_dasharray": dash or None}
-        look["class_"] = "curve home" if home else "curve"
+        look["class_"] = "curve home" if is_reference else "curve"
         tip = element("title", row.label.replace("<", "&lt;"))
-        drawn.insert(0 if home else len(drawn), element("path", tip, d=path, **look))
-    return parts + drawn
+        curve = element("path", tip, d=polyline(spots), **look)
+        # The reference's lies behind the others.
+        curves.insert(0 if is_reference else len(curves), curve)
+    return parts + curves
 
 
 def steps(group: Group) -> str:
@@ -172,9 +195,9 @@ def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     ends = x(numbers.step_seconds_p10 * 1e3), x(numbers.step_seconds_p90 * 1e3)
     box = {"x": ends[0], "width": max(ends[1] - ends[0], 1.5), "y": middle - 6, "height": 12}
     at = x(numbers.step_seconds_median * 1e3)
-    loud = " noisy" if numbers.noisy else ""
+    noisy = " noisy" if numbers.noisy else ""
     parts = [_row_label(row, x.start - 8, middle + 4)]
-    parts.append(element("rect", **box, class_=f"spread{loud}"))
+    parts.append(element("rect", **box, class_=f"spread{noisy}"))
     for index, value in enumerate(line):
         # Three heights in turn keep equal times visible as several dots.
         up = (index % 3 - 1) * 3.0

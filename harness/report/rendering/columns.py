@@ -1,33 +1,33 @@
-"""What each column of each table is: its head with its unit, its value in a row, its kind."""
+"""The columns of every table: each with its head and unit, its value in a row, and its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from harness.report import derive, units
-from harness.report.rows import Row, Unfinished
+from harness.report.data import derive, units
+from harness.report.data.categories import CATEGORIES, title
+from harness.report.data.grid import Column
+from harness.report.data.rows import Row, Unfinished
 from harness.result import Categories
 
 __all__ = [
     "BUCKETS",
+    "CATEGORY_ERRORS",
+    "EFFECTS",
     "HOST_SPLIT",
     "MEMORY",
     "PARITY",
-    "PARTS",
     "PHASES",
     "PREDICTED",
     "RANKING",
     "SHORT",
     "SIMULATED",
     "SPLIT",
-    "SPLIT_NAMES",
     "TIME",
+    "TYPES",
     "UNFINISHED",
-    "Column",
     "fullest_host",
-    "marks",
     "zero_block",
 ]
 
@@ -41,13 +41,7 @@ BUCKET_NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column: head (with unit), how to take its value from a row, and its kind (units.py)."""
-
-    head: str
-    take: Callable[[Any], Any]
-    kind: str = "text"
+# ---- values that several columns take ----
 
 
 def _number(name: str) -> Callable[[Row], Any]:
@@ -58,9 +52,9 @@ def _versus(name: str) -> Callable[[Row], Any]:
     return lambda row: None if row.versus.is_reference else getattr(row.versus, name)
 
 
-def _host(name: str) -> Callable[[Row], Any]:
-    """A category of what the host held, from the field that Numbers names with its unit."""
-    return lambda row: getattr(fullest_host(row), name.removesuffix("_bytes"), None)
+def _host(category: str) -> Callable[[Row], Any]:
+    """A category of what the host held."""
+    return lambda row: getattr(fullest_host(row), category, None)
 
 
 def _compiled(fact: str) -> Callable[[Row], Any]:
@@ -69,8 +63,8 @@ def _compiled(fact: str) -> Callable[[Row], Any]:
 
 def fullest_host(row: Row) -> Categories | None:
     """What the fullest rank held in host memory at its traced peak; None without a GPU."""
-    found = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
-    return max(found, key=lambda categories: categories.total, default=None)
+    held = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
+    return max(held, key=lambda categories: categories.total, default=None)
 
 
 def flags(row: Row) -> str:
@@ -79,17 +73,6 @@ def flags(row: Row) -> str:
     words += ["noisy"] if row.numbers.noisy else []
     words += ["DIFFERS"] if row.versus.parity == "DIFFERS" else []
     return ", ".join([*words, *row.notes])
-
-
-def marks(row: Row) -> tuple[str, ...]:
-    """The same, as words for a style sheet."""
-    found = {
-        "reference": row.versus.is_reference,
-        "front": row.versus.front,
-        "noisy": row.numbers.noisy,
-        "alarm": row.versus.parity == "DIFFERS",
-    }
-    return tuple(word for word, holds in found.items() if holds)
 
 
 def loss_cell(row: Row) -> str:
@@ -105,6 +88,8 @@ def p10_p90(row: Row) -> str:
     ends = [row.numbers.step_seconds_p10, row.numbers.step_seconds_p90]
     return " to ".join(units.column("ms", ends))
 
+
+# ---- the tables ----
 
 RANK = Column("#", lambda r: r.versus.rank, "count")
 RECIPE = Column("Recipe", lambda r: r.label)
@@ -147,16 +132,8 @@ SHORT = (RANK, RECIPE, SPEED, SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
 PHASES = (
     RECIPE,
     *(
-        Column(head, _number(f"{key}_peak_bytes"), "gib")
-        for head, key in (
-            ("Load GiB", "load"),
-            ("Prepare GiB", "prepare"),
-            ("First step GiB", "first_step"),
-            ("Forward GiB", "forward"),
-            ("Backward GiB", "backward"),
-            ("Optimizer GiB", "optimizer"),
-            ("Steady GiB", "steady"),
-        )
+        Column(f"{title(phase)} GiB", _number(f"{phase}_peak_bytes"), "gib")
+        for phase in derive.PHASES
     ),
     Column("Peak in", lambda r: (r.numbers.peak_phase or "").replace("_", " ") or None),
 )
@@ -173,22 +150,14 @@ MEMORY = (
     Column("Pinned GiB", lambda r: r.numbers.pinned_bytes or None, "gib"),
     Column("NVMe GiB", lambda r: r.numbers.nvme_bytes or None, "gib"),
 )
-SPLIT_NAMES = (
-    ("Parameters", "parameters_bytes"),
-    ("Gradients", "gradients_bytes"),
-    ("Optimizer state", "optimizer_state_bytes"),
-    ("EMA", "ema_bytes"),
-    ("Activations", "activations_bytes"),
-    ("Workspace", "workspace_bytes"),
-    ("Untraced", "untraced_bytes"),
-)
 SPLIT = (
     RECIPE,
-    *(Column(f"{head} GiB", _number(key), "gib") for head, key in SPLIT_NAMES),
+    *(Column(f"{title(name)} GiB", _number(f"{name}_bytes"), "gib") for name in CATEGORIES),
+    Column("Untraced GiB", _number("untraced_bytes"), "gib"),
 )
 HOST_SPLIT = (
     RECIPE,
-    *(Column(f"{head} GiB", _host(key), "gib") for head, key in SPLIT_NAMES[:-1]),
+    *(Column(f"{title(name)} GiB", _host(name), "gib") for name in CATEGORIES),
 )
 TIME = (
     RECIPE,
@@ -245,12 +214,18 @@ PREDICTED = (
     Column("Reserved error %", _predicted("reserved_error"), "error"),
     Column("Why no trace", _predicted("reason")),
 )
-PARTS = (
+CATEGORY_ERRORS = (
     Column("Recipe", lambda pair: pair[0].label),
     Column("Category", lambda pair: pair[1].title),
     Column("Predicted GiB", lambda pair: pair[1].predicted, "gib"),
     Column("Traced GiB", lambda pair: pair[1].measured, "gib"),
     Column("Error %", lambda pair: pair[1].error, "error"),
+)
+EFFECTS = (
+    Column("Adding", lambda e: e.part),
+    Column("to", lambda e: e.base.label),
+    Column("Samples/s x", lambda e: e.speed_ratio, "ratio"),
+    Column("Peak %", lambda e: e.peak_change_fraction, "change"),
 )
 PARITY = (
     RECIPE,
@@ -264,6 +239,7 @@ PARITY = (
 
 
 def zero_block(row: Row) -> dict[str, Any]:
+    """The ``zero_optimization`` of DeepSpeed's JSON as the engine used it; empty without one."""
     config = row.first.configs.get("deepspeed")
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     return block if isinstance(block, dict) else {}
@@ -291,11 +267,15 @@ BUCKETS = (
 )
 
 
-def _phase(gone: Unfinished) -> str | None:
-    place = gone.result.phase
-    if place is None or gone.result.step is None:
-        return place
-    return f"{place}, step {gone.result.step}"
+def _phase(unfinished: Unfinished) -> str | None:
+    """Where it ended: the phase, and the step within it."""
+    phase, step = unfinished.result.phase, unfinished.result.step
+    return phase if phase is None or step is None else f"{phase}, step {step}"
+
+
+def _fit_words(unfinished: Unfinished) -> str | None:
+    fit = unfinished.predicted_fit
+    return fit and ("yes" if fit.fits else "no")
 
 
 UNFINISHED = (
@@ -303,9 +283,9 @@ UNFINISHED = (
     Column("Status", lambda u: u.status.value),
     Column("In", _phase),
     Column("Peak so far GiB", lambda u: u.peak_bytes, "gib"),
-    Column("Predicted need GiB", lambda u: u.fit and u.fit.need_bytes, "gib"),
-    Column("Memory GiB", lambda u: u.fit and u.fit.have_bytes, "gib"),
-    Column("Predicted to fit", lambda u: u.fit and ("yes" if u.fit.fits else "no")),
+    Column("Predicted need GiB", lambda u: u.predicted_fit and u.predicted_fit.need_bytes, "gib"),
+    Column("Memory GiB", lambda u: u.predicted_fit and u.predicted_fit.have_bytes, "gib"),
+    Column("Predicted to fit", _fit_words),
     Column("Why", lambda u: u.reason),
     Column("Way out", lambda u: u.result.way_out),
 )

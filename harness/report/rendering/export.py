@@ -10,14 +10,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from harness.report import derive, words
-from harness.report.fit_verdicts import Verdict
-from harness.report.numbers import Numbers
-from harness.report.predicted import Compared
-from harness.report.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.data import derive
+from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.numbers import Numbers
+from harness.report.data.predicted import PredictedAndMeasured
+from harness.report.data.predicted_fit import PredictedFit
+from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.rendering import sentences
 
 __all__ = ["csv_text", "json_text"]
 
+# Columns of the CSV: BEFORE, then a row against its reference, its numbers, predictions, AFTER.
 BEFORE = (
     "group",
     "rank",
@@ -30,7 +33,7 @@ BEFORE = (
 )
 VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
-PREDICTED: dict[str, Callable[[Compared], Any]] = {
+PREDICTED: dict[str, Callable[[PredictedAndMeasured], Any]] = {
     "predicted_by": lambda c: c.method,
     "predicted_step_bytes": lambda c: c.step_predicted,
     "traced_step_bytes": lambda c: c.step_measured,
@@ -42,9 +45,9 @@ PREDICTED: dict[str, Callable[[Compared], Any]] = {
     "predicted_reserved_bytes": lambda c: c.reserved_predicted,
     "predicted_reserved_error_fraction": lambda c: c.reserved_error,
 }
-FIT: dict[str, Callable[[Verdict], Any]] = {
-    "predicted_least_bytes": lambda v: v.need_bytes,
-    "available_bytes": lambda v: v.have_bytes,
+FIT: dict[str, Callable[[PredictedFit], Any]] = {
+    "predicted_least_bytes": lambda fit: fit.need_bytes,
+    "available_bytes": lambda fit: fit.have_bytes,
 }
 AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
 
@@ -54,18 +57,18 @@ def csv_text(report: Report) -> str:
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
     more = [*PREDICTED] if any(row.predicted for row in rows) else []
-    more += FIT if any(one.fit for one in (*rows, *report.unfinished)) else ()
+    more += FIT if any(one.predicted_fit for one in (*rows, *report.unfinished)) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
     names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
-        writer.writerows(_flat(index, group, row) for row in group.rows)
-    writer.writerows(_gone(one) for one in report.unfinished)
+        writer.writerows(_finished(index, group, row) for row in group.rows)
+    writer.writerows(_unfinished(one) for one in report.unfinished)
     return stream.getvalue()
 
 
-def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
+def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:
     facts = {
         "group": index,
         "recipe": row.spec.recipe,
@@ -79,23 +82,23 @@ def _flat(index: int, group: Group, row: Row) -> dict[str, Any]:
     }
     numbers = dataclasses.asdict(row.numbers)
     versus = dataclasses.asdict(row.versus)
-    found = {**facts, **versus, **numbers, **_predicted(row)}
-    return {k: "" if v is None else v for k, v in found.items()}
+    return _with_blanks({**facts, **versus, **numbers, **_predicted(row)})
 
 
 def _predicted(row: Row) -> dict[str, Any]:
     """What was predicted and how far off it was, with unit or kind in each name."""
-    found = row.predicted
-    told = {name: take(found) for name, take in PREDICTED.items()} if found else {}
-    return {**told, **_fit(row)}
+    predicted = row.predicted
+    values = {name: take(predicted) for name, take in PREDICTED.items()} if predicted else {}
+    return {**values, **_fit(row)}
 
 
 def _fit(one: Row | Unfinished) -> dict[str, Any]:
     """The least it was predicted to need, and what there was."""
-    return {name: take(one.fit) for name, take in FIT.items()} if one.fit else {}
+    fit = one.predicted_fit
+    return {name: take(fit) for name, take in FIT.items()} if fit else {}
 
 
-def _gone(one: Unfinished) -> dict[str, Any]:
+def _unfinished(one: Unfinished) -> dict[str, Any]:
     spec = one.result.spec
     facts = {
         "recipe": spec.recipe,
@@ -111,7 +114,12 @@ def _gone(one: Unfinished) -> dict[str, Any]:
         "command": one.result.command,
         **_fit(one),
     }
-    return {k: "" if v is None else v for k, v in facts.items()}
+    return _with_blanks(facts)
+
+
+def _with_blanks(facts: dict[str, Any]) -> dict[str, Any]:
+    """What has no value is an empty cell."""
+    return {name: "" if value is None else value for name, value in facts.items()}
 
 
 def json_text(report: Report) -> str:
@@ -121,7 +129,8 @@ def json_text(report: Report) -> str:
         "suite": dataclasses.asdict(report.suite),
         "groups": [_group(group) for group in report.groups],
         "unfinished": [
-            {**_gone(one), "spec": dataclasses.asdict(one.result.spec)} for one in report.unfinished
+            {**_unfinished(one), "spec": dataclasses.asdict(one.result.spec)}
+            for one in report.unfinished
         ],
         "skipped": report.skipped,
     }
@@ -132,13 +141,13 @@ def _group(group: Group) -> dict[str, Any]:
     return {
         "device": group.device,
         "meter": group.meter,
-        "stamp": words.stamp(group),
-        "warnings": words.warnings(group),
+        "stamp": sentences.stamp(group),
+        "warnings": sentences.warnings(group),
         "unlike_first_group": group.unlike or None,
         "reference": group.reference.label,
         "answers": [
             {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}
-            for a in words.answers(group)
+            for a in answers(group)
         ],
         "fastest_that_fits": [
             {
@@ -146,14 +155,14 @@ def _group(group: Group) -> dict[str, Any]:
                 "upto_bytes": f.upto_bytes,
                 "row": f.row.label if f.row else None,
             }
-            for f in words.fits(group)
+            for f in fastest_that_fits(group)
         ],
         "rows": [_row(group, row) for row in group.rows],
     }
 
 
 def _row(group: Group, row: Row) -> dict[str, Any]:
-    home = group.reference.first
+    reference = group.reference.first
     return {
         "label": row.label,
         "notes": row.notes,
@@ -163,24 +172,24 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "step_seconds": [derive.step_seconds(result) for result in row.results],
         "losses": [result.losses for result in row.results],
         "grad_norms": [result.grad_norms for result in row.results],
-        "loss_distances": derive.step_distances(row.first.losses, home.losses),
+        "loss_distances": derive.step_distances(row.first.losses, reference.losses),
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
-        **({"predicted": {**_predicted(row), "parts": _parts(row)}} if row.predicted else {}),
+        **({"predicted": {**_predicted(row), "parts": _categories(row)}} if row.predicted else {}),
     }
 
 
-def _parts(row: Row) -> list[dict[str, Any]]:
+def _categories(row: Row) -> list[dict[str, Any]]:
     """The categories of a step, above 5 % of its peak."""
     return [
         {
-            "category": part.name,
-            "predicted_bytes": part.predicted,
-            "traced_bytes": part.measured,
-            "error_fraction": part.error,
+            "category": one.name,
+            "predicted_bytes": one.predicted,
+            "traced_bytes": one.measured,
+            "error_fraction": one.error,
         }
-        for part in row.predicted.parts
+        for one in row.predicted.categories
     ]
 
 

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
-from harness.report import (
+from harness.report import stories
+from harness.report.data import units
+from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.rows import Group, Report
+from harness.report.rendering import (
     charts,
-    fit_verdicts,
     html_parts,
-    predicted,
     recorded,
     scatter,
-    stories,
-    table,
-    units,
-    words,
+    sentences,
+    story_charts,
+    tables,
 )
-from harness.report.html_parts import section, tag
-from harness.report.rows import Group, Report
-from harness.report.table import Grid
+from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
 
 __all__ = ["render"]
 
-# With more rows than this, some marks of the scatter may only have room for their rank.
 CROWD = 8
-STYLE = Path(__file__).with_name("page.css")
-HEAD = (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-)
-# Only a comfort: a button that copies a command.
+"""With more rows than this, some marks of the scatter may only have room for their rank."""
+# A button that copies a command; the page is whole without it.
 SCRIPT = """<script>
 document.querySelectorAll('.command button').forEach(function (b) {
   b.hidden = false;
@@ -77,43 +71,47 @@ def _under_title(report: Report) -> str:
     more = ""
     if report.unfinished:
         more = ' <a href="#unfinished">What did not finish, and why.</a>'
-    verdict = fit_verdicts.summary(report)
-    said = f"<br>{escape(verdict)}" if verdict else ""
-    return f'<p class="sub">{escape(words.summary(report))}{started}{more}{said}</p>'
+    fits = sentences.predicted_fits(report)
+    fits = f"<br>{escape(fits)}" if fits else ""
+    return f'<p class="sub">{escape(sentences.summary(report))}{started}{more}{fits}</p>'
 
 
 def _story(report: Report) -> str:
-    grids = [section(f"story-{g.key}", g.title, html_parts.grid(g)) for g in stories.told(report)]
-    pictures, keys = stories.drawn(report)
-    shown = [_figure(*picture) for picture in pictures]
+    grids = [
+        section(f"story-{g.key}", g.title, html_parts.table(g)) for g in stories.tables(report)
+    ]
+    figures = [_figure(*picture) for picture in story_charts.pictures(report)]
     # Of an odd number of pictures the last leaves room for the keys beside it.
-    cells = "".join([*shown, html_parts.line_keys(keys)]) if shown else ""
+    keys = html_parts.line_keys(story_charts.keys(report))
+    cells = "".join([*figures, keys]) if figures else ""
     charted = f'<div class="charts">{cells}</div>' if cells else ""
     return "\n".join([*grids, charted])
 
 
 def _group(group: Group, index: int, several: bool) -> str:
-    grids = table.group_grids(group)
+    grids = tables.group_grids(group)
     parts = [_head(group, index, several), _answers(group)]
     reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
-    parts.append(f"<h3>{reference}</h3>" + html_parts.grid(grids["ranking"]))
+    parts.append(f"<h3>{reference}</h3>" + html_parts.table(grids["ranking"]))
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
     for key in ("types", "parity", "memory", "host", "predicted", "parts", "buckets"):
         if grids[key].lines:
-            parts.append(_table(grids[key], predicted.summary(group) if key == "predicted" else ""))
+            errors = sentences.prediction_errors(group) if key == "predicted" else ""
+            parts.append(_table(grids[key], errors))
     return "\n".join([*parts, html_parts.evidence(group)])
 
 
-def _table(grid: Grid, said: str) -> str:
+def _table(grid: Grid, intro: str) -> str:
+    """A table under its title and a sentence, or behind its title where it is folded."""
     if grid.folded:
         title = f"{escape(grid.title)}<small>{len(grid.lines)} values</small>"
-        return f"<details><summary>{title}</summary>{html_parts.grid(grid)}</details>"
-    head = tag("h3", grid.title) + (tag("p", said) if said else "")
-    return head + html_parts.grid(grid)
+        return f"<details><summary>{title}</summary>{html_parts.table(grid)}</details>"
+    head = tag("h3", grid.title) + (tag("p", intro) if intro else "")
+    return head + html_parts.table(grid)
 
 
 def _head(group: Group, index: int, several: bool) -> str:
-    setting = escape(words.setting(group))
+    setting = escape(sentences.setting(group))
     if several:
         parts = [f"<h2>Group {index + 1}: {escape(group.device)}</h2>", f"<p>{setting}</p>"]
     else:
@@ -121,8 +119,8 @@ def _head(group: Group, index: int, several: bool) -> str:
     if group.unlike:
         parts.append(tag("p", f"Not ranked with group 1: {group.unlike}.", "warn mild"))
     kind = "stamp" if group.meter == "cuda" else "stamp cpu"
-    parts.append(tag("p", words.stamp(group), kind))
-    return "\n".join([*parts, _warnings(words.warnings(group))])
+    parts.append(tag("p", sentences.stamp(group), kind))
+    return "\n".join([*parts, _warnings(sentences.warnings(group))])
 
 
 def _warnings(texts: list[str]) -> str:
@@ -135,7 +133,7 @@ def _warnings(texts: list[str]) -> str:
 
 def _answers(group: Group) -> str:
     items = []
-    for answer in words.answers(group):
+    for answer in answers(group):
         name = html_parts.breakable(answer.row.label, "b") if answer.row else ""
         items.append(f"<dt>{escape(answer.question)}</dt><dd>{name}{escape(answer.text)}</dd>")
     left = f'<dl class="answers">{"".join(items)}</dl>'
@@ -143,21 +141,18 @@ def _answers(group: Group) -> str:
 
 
 def _fits(group: Group) -> str:
-    found = words.fits(group)
-    if not found:
+    fits = fastest_that_fits(group)
+    if not fits:
         return ""
-    rates = units.column("rate", [f.row and f.row.numbers.samples_per_second for f in found])
-    needs = units.column("gib", [f.row and f.row.numbers.need_bytes for f in found])
-    heads = ["With GiB a device", "Fastest that fits", "Samples/s", "Needs GiB"]
+    rates = units.column("rate", [f.row and f.row.numbers.samples_per_second for f in fits])
+    needs = units.column("gib", [f.row and f.row.numbers.need_bytes for f in fits])
     lines = [
-        [f.sizes, f.row.label if f.row else "nothing measured", r, n]
-        for f, r, n in zip(found, rates, needs, strict=True)
+        [fit.sizes, fit.row.label if fit.row else "nothing measured", rate, need]
+        for fit, rate, need in zip(fits, rates, needs, strict=True)
     ]
-    kinds = ["count", "text", "rate", "gib"]
-    shown = Grid(
-        key="fits", title="", heads=heads, kinds=kinds, lines=lines, marks=[()] * len(lines)
-    )
-    return html_parts.grid(shown)
+    kinds = {"With GiB a device": "count", "Fastest that fits": "text"}
+    kinds |= {"Samples/s": "rate", "Needs GiB": "gib"}
+    return html_parts.table(text_grid("fits", "", kinds, lines))
 
 
 def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
@@ -182,7 +177,7 @@ def _scatter_note(group: Group) -> str:
 
 
 def _phases(grid: Grid) -> str:
-    return tag("h3", grid.title) + html_parts.grid(grid, heat=True) if grid.lines else ""
+    return tag("h3", grid.title) + html_parts.table(grid, heat=True) if grid.lines else ""
 
 
 def _curves(group: Group) -> str:
@@ -204,23 +199,23 @@ def _time(group: Group, grids: dict[str, Grid]) -> str:
     right = ""
     if effects.lines:
         right = f"<figure><figcaption>{effects.title}<small>{escape(effects.note)}</small>"
-        right += f"</figcaption>{html_parts.grid(effects, note=False)}</figure>"
+        right += f"</figcaption>{html_parts.table(effects, note=False)}</figure>"
     charted = f'<div class="charts">{left}{right}</div>'
-    return charted + tag("h3", grids["time"].title) + html_parts.grid(grids["time"])
+    return charted + tag("h3", grids["time"].title) + html_parts.table(grids["time"])
 
 
 def _unfinished(report: Report) -> str:
     if not report.unfinished:
         return ""
-    shown = html_parts.grid(table.unfinished_grid(report.unfinished))
+    grid = html_parts.table(tables.unfinished_grid(report.unfinished))
     logs = [
-        f"<details><summary>{escape(gone.label)}<small>end of its log</small></summary>"
-        f"<pre>{escape(gone.result.log_tail)}</pre></details>"
-        for gone in report.unfinished
-        if gone.result.log_tail
+        f"<details><summary>{escape(one.label)}<small>end of its log</small></summary>"
+        f"<pre>{escape(one.result.log_tail)}</pre></details>"
+        for one in report.unfinished
+        if one.result.log_tail
     ]
-    checks = [html_parts.audit_details(gone) for gone in report.unfinished]
-    return section("unfinished", "Did not finish", shown, *logs, *checks)
+    audits = [html_parts.audit_details(one) for one in report.unfinished]
+    return section("unfinished", "Did not finish", grid, *logs, *audits)
 
 
 def _skipped(report: Report) -> str:

@@ -1,17 +1,16 @@
-"""Recorded runs in a report: their key averages and where their files are; never ranked."""
+"""Recorded runs in a report: their key averages, and where their files are. Never ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from harness.report import html_parts, table
-from harness.report.columns import Column
-from harness.report.rows import Report, label
+from harness.report.data.grid import Column, Grid, tabulate
+from harness.report.data.rows import Report, label
+from harness.report.rendering import html_parts
+from harness.report.rendering.markdown_parts import table_lines
 from harness.result import Result
 
-__all__ = ["html", "markdown", "note"]
+__all__ = ["html", "markdown", "sentence"]
 
 NOTE = (
     "Recorded with --profile or --snapshot: the recording costs time and memory, so these runs are "
@@ -28,12 +27,8 @@ AVERAGES = (
 )
 
 
-def _averages(result: Result) -> table.Grid:
-    return table.grid("averages", "Key averages of three steps", AVERAGES, result.key_averages)
-
-
-def note(report: Report) -> str:
-    """One sentence on the recorded runs; empty without one."""
+def sentence(report: Report) -> str:
+    """Which runs were recorded; empty without one."""
     names = ", ".join(label(result.spec) for result in report.recorded)
     return f"Recorded, not ranked: {names}." if names else ""
 
@@ -45,23 +40,25 @@ def html(report: Report) -> str:
     parts = [html_parts.tag("p", NOTE, "note")]
     for result in report.recorded:
         parts.append(html_parts.tag("h3", label(result.spec)))
-        parts.append(f"<p>{_files(result.recordings)}</p>")
+        files = "<br>".join(f"<code>{escape(str(name))}</code>" for name in result.recordings)
+        parts.append(f"<p>{files}</p>")
         if result.key_averages:
-            parts.append(html_parts.grid(_averages(result)))
+            parts.append(html_parts.table(_averages(result)))
     return html_parts.section("recorded", "Recorded runs, not ranked", *parts)
 
 
-def _files(names: Sequence[Any]) -> str:
-    return "<br>".join(f"<code>{escape(str(name))}</code>" for name in names)
-
-
-def markdown(report: Report, lines_of: Any) -> list[str]:
-    """Lines of the Markdown report; ``lines_of`` draws a table."""
+def markdown(report: Report) -> list[str]:
+    """Lines of the Markdown report."""
     if not report.recorded:
         return []
     lines = ["## Recorded runs, not ranked", "", NOTE, ""]
     for result in report.recorded:
-        lines += [f"### `{label(result.spec)}`", "", *(f"- `{f}`" for f in result.recordings), ""]
+        files = [f"- `{name}`" for name in result.recordings]
+        lines += [f"### `{label(result.spec)}`", "", *files, ""]
         if result.key_averages:
-            lines += [*lines_of(_averages(result)), ""]
+            lines += [*table_lines(_averages(result)), ""]
     return lines
+
+
+def _averages(result: Result) -> Grid:
+    return tabulate("averages", "Key averages of three steps", AVERAGES, result.key_averages)

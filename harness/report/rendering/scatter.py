@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.report import units
-from harness.report.rows import Group, Row
-from harness.report.svg import (
+from harness.report.data import units
+from harness.report.data.rows import Group, Row
+from harness.report.rendering.svg import (
     LINE,
     WIDTH,
     Box,
@@ -25,8 +25,8 @@ from harness.report.svg import (
 
 __all__ = ["scatter"]
 
-# A label this far from its mark, in pixels, needs a thread to it.
 THREAD_FROM = 17
+"""A label this far from its mark, in pixels, needs a thread to it."""
 
 
 def scatter(group: Group) -> str:
@@ -92,15 +92,14 @@ def _steps_of_front(front: list[Point]) -> list[str]:
 
 def _stair_boxes(front: list[Point]) -> list[Box]:
     """The room that the staircase takes, for labels to keep out of."""
-    found = []
-    ordered = sorted(front)
-    for (x0, y0), (x1, y1) in pairwise(ordered):
-        found.append((x0, y0 - 1, x1, y0 + 1))
-        found.append((x1 - 1, min(y0, y1), x1 + 1, max(y0, y1)))
-    return found
+    boxes = []
+    for (x0, y0), (x1, y1) in pairwise(sorted(front)):
+        boxes.append((x0, y0 - 1, x1, y0 + 1))
+        boxes.append((x1 - 1, min(y0, y1), x1 + 1, max(y0, y1)))
+    return boxes
 
 
-def _point(at: Point, row: Row, words: str, spot: Point) -> str:
+def _point(at: Point, row: Row, label: str, spot: Point) -> str:
     """A row's mark and label; a far label gets a thread to its mark."""
     alarm = row.versus.parity == "DIFFERS"
     kind = "front" if row.versus.front else "alarm" if alarm else "behind"
@@ -109,18 +108,18 @@ def _point(at: Point, row: Row, words: str, spot: Point) -> str:
         shape = element("circle", cx=at[0], cy=at[1], r=8.5, class_="ring") + shape
     left, base = spot
     thread = ""
-    middle = min(max(at[0], left), left + width_of(words))
+    middle = min(max(at[0], left), left + width_of(label))
     if math.hypot(middle - at[0], base - 4 - at[1]) > THREAD_FROM:
         near = base - 11 if base - 4 > at[1] else base + 2
         thread = element("line", x1=at[0], y1=at[1], x2=middle, y2=near, class_="thread")
-    if left < at[0] and base - 4 > at[1] - 17 and left + width_of(words) < at[0]:
+    if left < at[0] and base - 4 > at[1] - 17 and left + width_of(label) < at[0]:
         # Ends at its mark whatever the font's true widths are.
         look = f"label {kind} end"
-        return thread + shape + text(left + width_of(words), base, words, class_=look)
-    return thread + shape + text(left, base, words, class_=f"label {kind}")
+        return thread + shape + text(left + width_of(label), base, label, class_=look)
+    return thread + shape + text(left, base, label, class_=f"label {kind}")
 
 
 def _tip(row: Row) -> str:
     speed = units.one("rate", row.numbers.samples_per_second)
-    words = f"{row.label}: {speed} samples/s, peak {units.gib(row.numbers.peak_bytes)}"
-    return element("title", words.replace("<", "&lt;"))
+    facts = f"{row.label}: {speed} samples/s, peak {units.gib(row.numbers.peak_bytes)}"
+    return element("title", facts.replace("<", "&lt;"))

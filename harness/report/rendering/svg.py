@@ -10,6 +10,9 @@ from typing import Any
 
 __all__ = [
     "COLOURS",
+    "DASHES",
+    "LINE",
+    "WIDTH",
     "Box",
     "Point",
     "Scale",
@@ -18,6 +21,7 @@ __all__ = [
     "element",
     "padded",
     "place_labels",
+    "polyline",
     "text",
     "ticks",
     "width_of",
@@ -25,14 +29,15 @@ __all__ = [
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
-# Okabe and Ito's colours, told apart by every kind of colour vision; yellow is too pale on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+"""Okabe and Ito's, told apart by every kind of colour vision; yellow is too pale on white."""
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
-# Every chart is this wide; a row of a bar chart is this high.
 WIDTH = 600.0
+"""Of every chart."""
 LINE = 24.0
-# Mean width of a character of a sans serif font, in ems: enough to keep labels apart.
+"""Height of a row of a bar chart."""
 EM = 0.6
+"""Mean width of a character of a sans serif font, in ems: enough to keep labels apart."""
 
 
 def element(tag: str, content: str = "", **attributes: Any) -> str:
@@ -55,15 +60,20 @@ def text(x: float, y: float, words: str, **attributes: Any) -> str:
 
 
 def drawing(width: float, height: float, parts: Sequence[str], title: str) -> str:
-    """A whole picture, with its title for those who do not see it."""
+    """A whole picture; a screen reader says its title."""
     content = element("title", escape(title)) + "".join(parts)
     box = f"0 0 {_text(float(width))} {_text(float(height))}"
     return element("svg", content, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
 
 
-def width_of(words: str, size: float = 11) -> float:
-    """About how wide ``words`` is drawn at ``size``."""
-    return len(words) * size * EM
+def polyline(spots: Sequence[Point]) -> str:
+    """The ``d`` of a path through these points."""
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+
+
+def width_of(label: str, size: float = 11) -> float:
+    """About how wide ``label`` is drawn at ``size``."""
+    return len(label) * size * EM
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -94,11 +104,11 @@ class Scale:
     marks: tuple[float, ...] = ()
 
     def __call__(self, value: float) -> float:
-        low, high = self._bend(self.low), self._bend(self.high)
-        share = (self._bend(value) - low) / (high - low) if high > low else 0.5
+        low, high = self._linear(self.low), self._linear(self.high)
+        share = (self._linear(value) - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
-    def _bend(self, value: float) -> float:
+    def _linear(self, value: float) -> float:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, count: int = 5) -> list[float]:
@@ -117,8 +127,13 @@ class Scale:
         return [10.0**p for p in range(low, high + 1, step)]
 
 
-def _hits(a: Box, b: Box) -> bool:
+def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _inside(box: Box, frame: Box) -> bool:
+    across = frame[0] <= box[0] and box[2] <= frame[2]
+    return across and frame[1] <= box[1] and box[3] <= frame[3]
 
 
 def place_labels(
@@ -133,32 +148,31 @@ def place_labels(
     Greedy, in the order given; None where no free place was found near enough.
     """
     used = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(taken)
-    found: list[tuple[float, float] | None] = []
-    for (x, y), words in zip(points, labels, strict=True):
+    spots: list[tuple[float, float] | None] = []
+    for (x, y), label in zip(points, labels, strict=True):
+        wide = width_of(label, size)
         spot = None
-        for left, base in _candidates(x, y, width_of(words, size), size):
-            box = (left - 2, base - size, left + width_of(words, size) + 2, base + 3)
-            inside = frame[0] <= box[0] and box[2] <= frame[2]
-            inside = inside and frame[1] <= box[1] and box[3] <= frame[3]
-            if inside and not any(_hits(box, other) for other in used):
+        for left, base in _candidates(x, y, wide, size):
+            box = (left - 2, base - size, left + wide + 2, base + 3)
+            if _inside(box, frame) and not any(_overlap(box, other) for other in used):
                 spot = (left, base)
                 used.append(box)
                 break
-        found.append(spot)
-    return found
+        spots.append(spot)
+    return spots
 
 
 def _candidates(x: float, y: float, wide: float, size: float) -> list[tuple[float, float]]:
     """Places around a point, the nearest and most natural first."""
-    found = []
+    places = []
     for away in (0, 12, 24, 38):
         side = 10.5 + away * 0.5
         for rise in (0, -away, away) if away else (0,):
-            found.append((x + side, y + size * 0.35 + rise))
-            found.append((x - side - wide, y + size * 0.35 + rise))
-        found.append((x - wide / 2, y - 9 - away))
-        found.append((x - wide / 2, y + 9 + size + away))
-    return found
+            places.append((x + side, y + size * 0.35 + rise))
+            places.append((x - side - wide, y + size * 0.35 + rise))
+        places.append((x - wide / 2, y - 9 - away))
+        places.append((x - wide / 2, y + 9 + size + away))
+    return places
 
 
 def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:
@@ -183,7 +197,7 @@ def _tick(value: float, scale: Scale) -> str:
 
 
 def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
-    """The range of ``values`` with air around it, never below zero."""
+    """The range of ``values``, wider by ``share`` at both ends, never below zero."""
     low, high = min(values), max(values)
-    air = (high - low or abs(high) or 1.0) * share
-    return max(0.0, low - air), high + air
+    margin = (high - low or abs(high) or 1.0) * share
+    return max(0.0, low - margin), high + margin

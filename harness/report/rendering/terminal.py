@@ -11,67 +11,84 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from harness.report import fit_verdicts, predicted, recorded, stories, table, units, words
-from harness.report.rows import Group, Report
+from harness.report import stories
+from harness.report.data import units
+from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.compare import Comparison
+from harness.report.data.grid import Grid
+from harness.report.data.rows import Group, Report, Unfinished
+from harness.report.rendering import comparison, recorded, sentences, tables
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["draw", "folded", "render"]
+__all__ = ["draw", "folded", "render", "render_comparison"]
 
 FOLD = 22
 """Characters of a recipe on a line: what the numbers leave of 100 columns."""
 FOLDED = ("Recipe", "What was added")
+"""Heads of columns of recipes."""
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
 
 
 def render(report: Report, console: Console) -> None:
     """Print it; without a terminal rich leaves colours out by itself."""
     console.print(f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]")
-    console.print(escape(words.summary(report)))
-    if fit_verdicts.summary(report):
-        console.print(escape(fit_verdicts.summary(report)), highlight=False)
-    for grid in stories.told(report):
+    console.print(escape(sentences.summary(report)))
+    if sentences.predicted_fits(report):
+        console.print(escape(sentences.predicted_fits(report)), highlight=False)
+    for grid in stories.tables(report):
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
         draw(grid, console)
         console.print(escape(grid.note), style="dim", highlight=False)
     for group in report.groups:
         _group(group, console)
     if report.recorded:
-        console.print(escape(recorded.note(report)), highlight=False)
+        console.print(escape(recorded.sentence(report)), highlight=False)
     if report.unfinished:
         console.print("\n[bold]Did not finish[/bold]")
-        for gone in report.unfinished:
-            _gone(gone, console)
+        for unfinished in report.unfinished:
+            _unfinished(unfinished, console)
     for line in report.skipped:
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
 
 
+def render_comparison(compared: Comparison, console: Console) -> None:
+    """Print what changed between two result sets."""
+    console.print(comparison.summary(compared))
+    if compared.environment:
+        draw(comparison.environment_grid(compared), console)
+    if compared.changes:
+        draw(comparison.changes_grid(compared), console)
+        console.print(comparison.NOTE, style="dim")
+    for line in comparison.leftovers(compared):
+        console.print(escape(line))
+
+
 def _group(group: Group, console: Console) -> None:
-    console.print(f"\n[bold]{escape(words.setting(group))}[/bold]")
+    console.print(f"\n[bold]{escape(sentences.setting(group))}[/bold]")
     if group.unlike:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
     look = "yellow" if group.meter != "cuda" else "dim"
-    console.print(f"[{look}]{escape(words.stamp(group))}[/{look}]")
-    draw(table.short_ranking(group), console)
-    for answer in words.answers(group):
+    console.print(f"[{look}]{escape(sentences.stamp(group))}[/{look}]")
+    draw(tables.short_ranking(group), console)
+    for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
-    said = predicted.summary(group)
-    if said:
-        console.print(Padding(escape(said), (0, 0, 0, 1), expand=False), highlight=False)
-    found = words.fits(group)
-    for fit in found:
+    errors = sentences.prediction_errors(group)
+    if errors:
+        console.print(Padding(escape(errors), (0, 0, 0, 1), expand=False), highlight=False)
+    for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}", highlight=False)
-    for text in words.warnings(group):
+    for text in sentences.warnings(group):
         console.print(f"[red]{escape(text)}[/red]" if "DIFFERS" in text else escape(text))
 
 
-def draw(grid: table.Grid, console: Console) -> None:
+def draw(grid: Grid, console: Console) -> None:
     """A table; recipes fold rather than push the numbers off the screen."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     lines = [_folded(grid.heads, line) for line in grid.lines]
     tight = _width(grid, lines) > console.width
     for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
@@ -80,11 +97,11 @@ def draw(grid: table.Grid, console: Console) -> None:
         # Where room is short heads break, and prose; numbers and recipes never do in a word.
         title = head.replace(" ", "\n") if tight and right else head
         wide = _longest(line[index] for line in lines) if head in FOLDED else None
-        shown.add_column(title, justify=side, no_wrap=right, overflow="fold", min_width=wide)
+        table.add_column(title, justify=side, no_wrap=right, overflow="fold", min_width=wide)
     for line, marks in zip(lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), None)
-        shown.add_row(*map(escape, line), style=look)
-    console.print(shown)
+        table.add_row(*map(escape, line), style=look)
+    console.print(table)
 
 
 def _folded(heads: Sequence[str], line: Sequence[str]) -> list[str]:
@@ -95,7 +112,7 @@ def _longest(cells: Iterable[str]) -> int:
     return max((len(part) for cell in cells for part in cell.split("\n")), default=1)
 
 
-def _width(grid: table.Grid, lines: Sequence[Sequence[str]]) -> int:
+def _width(grid: Grid, lines: Sequence[Sequence[str]]) -> int:
     """Columns that the table takes if prose alone breaks, two spaces between."""
     total = 0
     for head, kind, *cells in zip(grid.heads, grid.kinds, *lines, strict=True):
@@ -117,14 +134,13 @@ def folded(recipe: str, width: int = FOLD) -> str:
     return "\n".join(lines)
 
 
-def _gone(gone: object, console: Console) -> None:
-    head, *cells = table.unfinished_grid([gone]).lines[0]
-    names = table.unfinished_grid([gone]).heads[1:]
-    facts = dict(zip(names, cells, strict=True))
-    console.print(
-        f" [bold]{escape(head)}[/bold]  [red]{facts.pop('Status')}[/red]", highlight=False
-    )
-    for name, cell in facts.items():
+def _unfinished(unfinished: Unfinished, console: Console) -> None:
+    """One row that did not finish: what is known of it, a line each."""
+    grid = tables.unfinished_grid([unfinished])
+    facts = dict(zip(grid.heads, grid.lines[0], strict=True))
+    name, status = escape(facts.pop("Recipe")), facts.pop("Status")
+    console.print(f" [bold]{name}[/bold]  [red]{status}[/red]", highlight=False)
+    for head, cell in facts.items():
         console.print(
-            Padding(f"{name}: {escape(cell)}", (0, 0, 0, 3), expand=False), highlight=False
+            Padding(f"{head}: {escape(cell)}", (0, 0, 0, 3), expand=False), highlight=False
         )

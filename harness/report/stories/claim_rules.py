@@ -1,15 +1,15 @@
-"""The rules of the claims: each a small function of measured rows that gives a finding.
+"""The rules of the claims: each a small function of measured rows that gives a ``Finding``.
 
-A condition (``holds only when``) is made of what the rows measured, so that it cannot say what
-their numbers deny.
+The condition of a claim that ``holds only when`` is made of what the rows measured, so that it
+cannot say what their numbers deny.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-from harness.report.claim_verdicts import (
+from harness.report.data import derive
+from harness.report.data.lookup import Rows, state_share
+from harness.report.data.units import gib
+from harness.report.stories.claim_verdicts import (
     HALF,
     MUCH,
     NOTHING,
@@ -20,8 +20,6 @@ from harness.report.claim_verdicts import (
     number,
     share,
 )
-from harness.report.lookup import Rows, state_share
-from harness.report.units import gib
 from harness.result import Status
 
 __all__ = [
@@ -46,8 +44,9 @@ __all__ = [
 ]
 
 BATCHES = LARGE, MIDDLE, SMALL = 32, 16, 2
-"""Global batches of the rows. In plain training activations are to outweigh weights, gradients
-and optimizer state at the first and not at the last; the rows say whether they do."""
+"""Global batches of the rows, chosen so that in plain training activations should outweigh
+weights, gradients and optimizer state at the first and not at the last; the rows say whether they
+do."""
 DEPTHS = (4, 16, 36)
 DEEP = "DiT-T/4:depth={}"
 TOKENS = {"DiT-T/8": 64, "DiT-T/4": 256, "DiT-T/2": 1024}
@@ -72,8 +71,8 @@ def by_batch(rows: Rows, recipe: str, least: float, base: str = "single") -> Fin
 
 
 def weights_of(rows: Rows, base: str, held: int) -> str:
-    """What activations weigh in ``base`` at the batch where a claim held and where it did not;
-    what outweighs what is said only where the two differ in it."""
+    """The share of activations in ``base`` at the batch where a claim held, and at the one where it
+    did not. That they outweigh all else is said only where it tells the two batches apart."""
     missed = SMALL if held == LARGE else LARGE
     here, there = (activations_share(rows, batch, base) for batch in (held, missed))
     shares = f"{share(here, 0.5)} of the peak (batch {held}), not {share(there, 0.5)} ({missed})"
@@ -90,8 +89,8 @@ def activations_share(rows: Rows, batch: int, base: str = "single") -> float:
 
 
 def pure_bf16(rows: Rows) -> Finding:
-    """Half with the float32 average of the weights, which no precision makes smaller; and without
-    an average on either side."""
+    """Judged with the float32 average of the weights, which no precision makes smaller, and again
+    without an average on either side."""
     kept = by_batch(rows, "single+bf16_pure", HALF)
     bare = by_batch(rows, "single+bf16_pure+ema:place=none", HALF, "single+ema:place=none")
     average = rows.get("single+bf16_pure", global_batch=SMALL).numbers.ema_bytes
@@ -200,7 +199,7 @@ def root_of_depth(rows: Rows) -> Finding:
 
 def depth_power(rows: Rows, recipe: str) -> float:
     """The power of depth that a recipe's memory beyond the state grows with."""
-    return power(DEPTHS, [rows.beyond_state(recipe, model=DEEP.format(d)) for d in DEPTHS])
+    return derive.power(DEPTHS, [rows.beyond_state(recipe, model=DEEP.format(d)) for d in DEPTHS])
 
 
 def linear_in_tokens(rows: Rows) -> Finding:
@@ -217,36 +216,28 @@ def linear_in_tokens(rows: Rows) -> Finding:
 
 
 def token_power(rows: Rows, recipe: str) -> float:
-    """The power of tokens that a recipe's memory beyond the state grows with, from the second
-    model on: in the first, what does not depend on tokens still shows."""
+    """The power of tokens that a recipe's memory beyond the state grows with, without the first
+    model: with so few tokens, what does not depend on them still shows."""
     models = list(TOKENS)[1:]
     beyond = [rows.beyond_state(recipe, model=model) for model in models]
-    return power([TOKENS[model] for model in models], beyond)
-
-
-def power(x: Sequence[float], y: Sequence[float]) -> float:
-    """Slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
-    lx, ly = ([math.log(v) for v in values] for values in (x, y))
-    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
-    top = sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True))
-    return top / sum((a - mx) ** 2 for a in lx)
+    return derive.power([TOKENS[model] for model in models], beyond)
 
 
 # ---- running out of memory ----
 
 
 def paged(rows: Rows) -> Finding:
-    """Judged where the same optimizer without pages ran out of memory, and nowhere else.
+    """Judged only where the same optimizer without pages ran out of memory.
 
-    The allocator's peak would show the moments as saved whatever happens: bitsandbytes takes them
-    from the driver (cudaMallocManaged), and torch never counts them, wherever their pages are.
+    Peaks of the allocator would not do: bitsandbytes takes the moments from the driver
+    (cudaMallocManaged), so torch never counts them, wherever their pages are.
     """
     names = plain, pages = "single+adam8bit", "single+paged_adam8bit"
     ends = {name: rows.status(name, global_batch=LARGE) for name in names}
     if ends[plain] is Status.GPU_OOM and ends[pages] in (Status.OK, Status.GPU_OOM):
         fits = ends[pages] is Status.OK
-        told = "trained" if fits else "ran out of memory too"
-        numbers = f"at batch {LARGE} {plain} ran out of memory, {pages} {told}"
+        outcome = "trained" if fits else "ran out of memory too"
+        numbers = f"at batch {LARGE} {plain} ran out of memory, {pages} {outcome}"
         return Finding(Verdict.HOLDS if fits else Verdict.NOT, numbers)
     used = [_device_bytes(rows, name) for name in reversed(names)]
     return Finding(

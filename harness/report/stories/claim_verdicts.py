@@ -1,4 +1,4 @@
-"""How a claim is judged: the verdicts, the thresholds, and numbers that agree with both.
+"""How a claim is judged: the verdicts, the thresholds, and numbers that do not contradict them.
 
 A number beside a verdict is printed with as many digits as keep it on its side of the threshold:
 a saving of 0.497 that misses a half is never shown as 50 %.
@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 FRACTION, HALF, MUCH, SOME, NOTHING = 0.5, 0.45, 0.25, 0.05, 0.02
-"""Savings as shares of the peak: what leaves a fraction, what counts as halving, as much (or
-medium), as any at all; and what is too little to be a cost."""
+"""Shares of the peak, from which on a saving leaves only a fraction, halves, is much (or medium),
+is any at all; and from which on a cost is one."""
 MOST_PLACES = 6
 
 
 class Verdict(str, Enum):
-    """What the numbers say."""
+    """What the numbers say of a claim."""
 
     HOLDS = "holds"
     ONLY = "holds only when"

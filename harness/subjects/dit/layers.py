@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.presets import FREQUENCIES
+from harness.subjects.dit.presets import FREQUENCIES
 
 __all__ = [
     "Attention",

@@ -3,7 +3,7 @@
 Written anew; parameter names and shapes are those of the public reference
 (github.com/facebookresearch/DiT), so that its checkpoints load with ``strict=True``.
 
-Shape suffixes as in ``harness.layers``.
+Shape suffixes as in ``harness.subjects.dit.layers``.
 
 Two places are left open for strategies, both plain callables that own no parameters:
 ``DiT.run_blocks`` (how the blocks are run) and ``Attention.attend`` (how attention is computed).
@@ -12,15 +12,23 @@ Two places are left open for strategies, both plain callables that own no parame
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harness.layers import Block, FinalLayer, LabelEmbedder, PatchEmbed, TimestepEmbedder
-from harness.presets import shape_of
+from harness.subjects.dit.layers import (
+    Block,
+    FinalLayer,
+    LabelEmbedder,
+    PatchEmbed,
+    TimestepEmbedder,
+)
+from harness.subjects.dit.presets import shape_of
+from harness.subjects.guidance import guide
 
-__all__ = ["DiT", "build", "guide", "run_blocks"]
+__all__ = ["DiT", "build", "make", "run_blocks"]
 
 AWAKE_STD = 0.02
 
@@ -30,22 +38,6 @@ def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tens
     for block in blocks:
         x_BTD = block(x_BTD, c_BD)
     return x_BTD
-
-
-def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor:
-    """Classifier-free guidance (Ho & Salimans 2022, arXiv:2207.12598).
-
-    Args:
-        out_BCHW: outputs for the same inputs with labels (first half) and without (second half).
-        scale: 1 is the conditional output, more moves away from the unconditional one.
-        channels: how many leading channels are guided; None for all.
-
-    Returns:
-        The first half's outputs, [B / 2, C, H, W], guided.
-    """
-    conditional, unconditional = out_BCHW.chunk(2)
-    guided = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
-    return guided if channels is None else torch.cat([guided, conditional[:, channels:]], dim=1)
 
 
 class DiT(nn.Module):
@@ -178,38 +170,48 @@ def sincos_table(hidden_size: int, grid: int) -> np.ndarray:
     return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
 
 
-def build(
+def make(
     preset: str,
     *,
     input_size: int,
     channels: int,
     classes: int,
-    seed: int,
-    init: str = "adaln_zero",
     learn_sigma: bool = True,
     class_dropout: float = 0.1,
 ) -> DiT:
-    """A DiT on the CPU with float32 weights that depend on the arguments alone.
+    """A DiT on torch's current default device.
 
     Args:
-        preset: a name in ``harness.presets.PRESETS``, or a size (``shape_of``).
-        init: "adaln_zero", the reference's, or "awake", which fills its zeros (see ``wake``).
+        preset: a name in ``harness.subjects.dit.presets.PRESETS``, or a size (``shape_of``).
         learn_sigma: the objective's; doubles the output channels.
         class_dropout: only whether it is 0 matters here: then the table has no null row.
 
     Raises:
-        ValueError: an unknown preset or init, or a patch that does not tile the input.
+        ValueError: an unknown preset, or a patch that does not tile the input.
+    """
+    shape = shape_of(preset)
+    shape.tokens(input_size)
+    return DiT(
+        input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
+        shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma,
+    )  # fmt: skip
+
+
+def build(preset: str, *, seed: int, init: str = "adaln_zero", **sizes: Any) -> DiT:
+    """A DiT on the CPU with float32 weights that depend on the arguments alone.
+
+    Args:
+        init: "adaln_zero", the reference's, or "awake", which fills its zeros (see ``wake``).
+        sizes: as ``make`` takes them.
+
+    Raises:
+        ValueError: an unknown init, or as ``make``.
     """
     if init not in ("adaln_zero", "awake"):
         raise ValueError(f"unknown init {init!r}; one of adaln_zero, awake")
-    shape = shape_of(preset)
-    shape.tokens(input_size)
     # On meta first: torch's own default initialisation would be drawn only to be overwritten.
     with torch.device("meta"):
-        model = DiT(
-            input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
-            shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma,
-        )  # fmt: skip
+        model = make(preset, **sizes)
     model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -12,15 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strategies.base import BadInput
+from strategies.sizes import Sizes
 
 __all__ = [
     "FREQUENCIES",
     "PRESETS",
     "Shape",
     "forward_flops",
+    "ladder",
     "largest_block_count",
     "parameter_count",
     "shape_of",
+    "sizes",
     "train_flops",
     "trainable_count",
 ]
@@ -118,6 +121,18 @@ def shape_of(name: str) -> Shape:
         raise BadInput(f"model {name!r}: {said}") from None
 
 
+def ladder(patch: int) -> list[tuple[str, int]]:
+    """DiTs of growing depth and width, in the proportions of DiT-XL (28 deep, 1152 wide, heads of
+    72 units): name and trained parameters."""
+    names = []
+    for heads in range(2, 129):
+        width = heads * 72
+        depth = max(2, round(28 * width / 1152))
+        if width % 4 == 0:
+            names.append(f"DiT-XL/2:depth={depth},hidden={width},heads={heads},patch={patch}")
+    return [(name, trainable_count(shape_of(name))) for name in names]
+
+
 def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.3)
     return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
@@ -159,6 +174,29 @@ def trainable_count(
     labels = (classes + 1) * d
     final = _linear(d, area * channels * (1 + learn_sigma)) + _linear(d, 2 * d)
     return embedders + labels + shape.depth * largest_block_count(shape) + final
+
+
+def sizes(
+    shape: Shape,
+    input_size: int = 32,
+    channels: int = 4,
+    classes: int = 1000,
+    learn_sigma: bool = True,
+) -> Sizes:
+    """What the sizes of an engine's buffers follow from, with every weight trained."""
+    d, m = shape.hidden_size, shape.mlp_size
+    block = (3 * d * d, d * d, d * m, m * d, 6 * d * d)
+    patch = channels * shape.patch_size**2
+    ends = (patch * d, FREQUENCIES * d, d * d, (classes + 1) * d)
+    ends += (2 * d * d, patch * (1 + learn_sigma) * d)
+    weights = block * shape.depth + ends
+    return Sizes(
+        total=trainable_count(shape, input_size, channels, classes, learn_sigma),
+        block=largest_block_count(shape),
+        tensor=max(weights),
+        bias=6 * d,
+        weights=weights,
+    )
 
 
 def forward_flops(

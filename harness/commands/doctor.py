@@ -1,0 +1,123 @@
+"""``./run.sh doctor``: what this machine can run, and why not the rest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.commands.console import make_console
+from harness.commands.lint import lint_spec, own_findings
+from harness.commands.run import OK, examined
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec, SpecError
+from harness.system.machine import Machine, recall
+from harness.system.requirements import BUSY_BYTES, Lack, gib, needed_ops, obstacle
+from strategies import CATALOG, parse
+from strategies.base import Conflict, Slot
+
+__all__ = ["doctor", "print_doctor", "why_not"]
+
+LINTED = "DiT-XL/2"
+
+
+def doctor(out: Path) -> int:
+    """What this machine can run, with its results in ``out``."""
+    console, there = make_console(), next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise SpecError(f"{out}: {there} is no folder to write to; choose another --out")
+    ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device))])
+    print_doctor(examined(console, out, ops), console)
+    return OK
+
+
+def print_doctor(machine: Machine, console: Console) -> None:
+    """What is here, and for each strategy of the catalog whether it can run, or what to do."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in _facts(machine):
+        facts.add_row(name, Text(text))
+    console.print(facts)
+    console.print()
+    console.print(_strategies(machine))
+
+
+def _facts(machine: Machine) -> list[tuple[str, str]]:
+    probe = machine.probe or {}
+    limit = machine.container_bytes
+    memory = gib(machine.memory_bytes) + (f", container limit {gib(limit)}" if limit else "")
+    versions = ", ".join(f"{n} {v or 'missing'}" for n, v in machine.versions.items())
+    cards = [
+        f"{g.index}: {g.name}, {gib(g.total_bytes)}"
+        + (f", in use: {g.who()}" if g.others_bytes > BUSY_BYTES else ", free")
+        for g in machine.gpus
+    ]
+    faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
+    return [
+        ("machine", f"{machine.cores} cores, {memory}"),
+        ("GPUs", "\n".join(cards) or "none that torch can use: runs on the CPU"),
+        ("disk", f"{gib(machine.disk_free_bytes)} free at {machine.folder}"),
+        ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
+        ("packages", f"Python {probe.get('python', '?')}, {versions}"),
+        ("backends", ", ".join(probe.get("backends", [])) or "none"),
+        ("launch files", _launch_files(machine)),
+        *([("faults", faults)] if faults else []),
+    ]
+
+
+def _launch_files(machine: Machine) -> str:
+    """What the DeepSpeed files of this project waste for the largest preset on these devices."""
+    devices = max(2, len(machine.gpus))
+    found = own_findings(lint_spec(LINTED, devices))
+    wastes = [f"{name}: {finding}" for name, many in found.items() for finding in many]
+    fine = f"all {len(found)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
+    return "\n".join(wastes) or fine
+
+
+def _strategies(machine: Machine) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("runs", no_wrap=True)
+    table.add_column("why not, and the way out", overflow="fold")
+    for name in CATALOG:
+        why = why_not(name, machine)
+        text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
+        table.add_row(name, Text("no", "red") if why else Text("yes", "green"), text)
+    return table
+
+
+COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")
+"""What a strategy may be run with: the first that it does not refuse shows whether it can run."""
+
+
+def why_not(name: str, machine: Machine) -> Lack | None:
+    """What stands against a plain run of the strategy ``name`` here."""
+    sharding = CATALOG[name].slot is Slot.SHARD
+    recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
+    tried = [_plain_run(recipe, machine) for recipe in recipes if _parses(recipe)]
+    resolved = next((run for run in tried if not run.refusal), tried[0])
+    if resolved.refusal:
+        return Lack(resolved.refusal, "see ./run.sh list")
+    return obstacle(resolved, machine)
+
+
+def _parses(recipe: str) -> bool:
+    """Whether no two parts want one place."""
+    try:
+        return bool(parse(recipe))
+    except Conflict:
+        return False
+
+
+def _plain_run(recipe: str, machine: Machine) -> Resolved:
+    single = recipe.partition("+")[0] == "single"
+    processes = 1 if single else max(1, len(machine.gpus))
+    if machine.device != "cuda":
+        return resolve(Spec(recipe=recipe))
+    return resolve(
+        Spec(recipe=recipe, device="cuda", processes=processes, global_batch=64 * processes)
+    )

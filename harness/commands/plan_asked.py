@@ -1,0 +1,129 @@
+"""What a plan is asked for: a model, a card and recipes, checked."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+
+from harness.commands import suites
+from harness.data.feed import check_data
+from harness.predict import cards
+from harness.predict.cards import Card
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec, SpecError, located
+from harness.subjects import kind_of
+from strategies import parse
+from strategies.base import BadInput
+
+__all__ = ["CUSTOM", "Asked", "PlanError", "asked_for"]
+
+LATENT = 8
+"""Pixels of a side that one element of a latent stands for (the VAE's factor)."""
+DEFAULT_GPU_BATCH = 32
+CUSTOM = "depth=28,width=1152,heads=16,patch=2"
+
+
+class PlanError(BadInput):
+    """A plan that cannot be made: one line with the key, its value and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a plan is for: specs checked, and the recipes of a suite that cannot be, with why.
+
+    ``processes``: the GPUs asked for, whatever a recipe of one process takes of them.
+    """
+
+    resolved: list[Resolved]
+    refused: list[tuple[str, str]]
+    gpu: Card
+    processes: int = 1
+
+
+def asked_for(options: argparse.Namespace) -> Asked:
+    """Every row checked.
+
+    Raises:
+        BadInput: one line. A recipe that was named must be possible; one of a suite
+            that is not becomes a line of its own.
+    """
+    if options.processes < 1:
+        raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
+    if options.jobs is not None and options.jobs < 1:
+        raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
+    if options.explain and options.largest:
+        raise PlanError("--explain is of one size, and --largest searches many; leave one out")
+    if options.gpu_memory:
+        gpu = cards.of_size(cards.parse_bytes(options.gpu_memory))
+    else:
+        gpu = cards.find(options.gpu)
+    base = _base(options)
+    rows, refused = [], []
+    for recipe in _recipes(options):
+        try:
+            rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
+        except BadInput as error:
+            if options.recipes:
+                raise
+            refused.append((recipe, str(error)))
+    if not rows:
+        raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
+    return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def _base(options: argparse.Namespace) -> Spec:
+    model = model_name(options.model)
+    tile = kind_of(model)(model=model, data=check_data("synthetic")).tile
+    step = LATENT * tile
+    if options.resolution < step or options.resolution % step:
+        near = max(step, round(options.resolution / step) * step)
+        raise PlanError(
+            f"resolution is {options.resolution}; {options.model} takes multiples of {step} "
+            f"({LATENT} pixels a latent x patch {tile}), as {near}"
+        )
+    batch = options.global_batch
+    if batch is None:
+        batch = DEFAULT_GPU_BATCH * options.processes
+    spec = Spec(
+        recipe="ddp",
+        model=model,
+        objective=kind_of(model).objectives[0],
+        data=f"synthetic:{options.resolution // LATENT}",
+        global_batch=batch,
+        processes=options.processes,
+        device="cuda",
+    )
+    spec.check()
+    if options.largest != "batch":
+        spec.micro_batch(spec.processes, 1)  # refuses a batch that no row could take
+    return spec
+
+
+def model_name(text: str) -> str:
+    """A size alone, as ``CUSTOM``, as a model's name; what it leaves out is DiT-XL/2's."""
+    if "=" not in text or ":" in text:
+        return located({"model": text})["model"]
+    return f"DiT-XL/2:{text}"
+
+
+def _recipes(options: argparse.Namespace) -> list[str]:
+    if options.recipes:
+        return list(dict.fromkeys(options.recipes))
+    suite = suites.load(options.suite or "default", "cuda")
+    return [row.recipe for row in suite.rows]
+
+
+def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
+    """A recipe under the plan's settings; a launch file of one process gets one.
+
+    Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
+    """
+    parsed = parse(recipe)
+    processes = 1 if parsed.alone("cuda") else base.processes
+    batch = base.global_batch if whole_batches else processes * parsed.accumulation
+    spec = dataclasses.replace(base, recipe=parsed.text, processes=processes, global_batch=batch)
+    resolved = resolve(spec)
+    if resolved.refusal:
+        raise SpecError(f"{recipe}: {resolved.refusal}")
+    return resolved

@@ -1,0 +1,54 @@
+"""``./run.sh report`` and ``./run.sh compare``: from results alone, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.commands.console import OK, make_console, short
+from harness.report import compare as compare_folders
+from harness.report import print_comparison, print_report, read_suite, write_report
+from harness.result import Result, load_all
+from harness.spec import SpecError
+
+__all__ = ["compare", "report", "show"]
+
+
+def report(folder: Path) -> int:
+    """Make the report of a results folder again."""
+    results, skipped = _results(folder)
+    show(results, skipped, folder, make_console())
+    return OK
+
+
+def compare(old: Path, new: Path) -> int:
+    """What changed between two results folders."""
+    for folder in (old, new):
+        _results(folder)
+    print_comparison(compare_folders(old, new), make_console())
+    return OK
+
+
+def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: Console) -> None:
+    """Write the report of ``out``, print its table and name its files."""
+    if not results:
+        return
+    paths = write_report(results, skipped, out)
+    console.print()
+    print_report(results, skipped, console, suite=read_suite(out), folder=out)
+    console.print()
+    for path in paths:
+        console.print(Text(str(short(path))), soft_wrap=True)
+
+
+def _results(folder: Path) -> tuple[list[Result], list[str]]:
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder; give one that ./run.sh run made (--out)")
+    results, skipped = load_all(folder)
+    if not results:
+        first = f"; {skipped[0]}" if skipped else "; it should hold runs/*/result.json"
+        raise SpecError(f"{folder}: no results in it{first}")
+    return results, skipped

@@ -1,0 +1,1 @@
+"""Data: samples, latents and the order in which a training consumes them."""

@@ -1,0 +1,271 @@
+"""Every tensor storage that is made and freed while a training runs: the one tracer.
+
+A measured run follows one of its steps with it, on real tensors (``trace_step``); a prediction
+follows a training from its first line on, on tensors without storage (``predict.trace``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from harness.memory.record import Record, Storage, step_categories
+from harness.result import Categories
+from strategies.engine import Maker, Trained
+from strategies.evidence.stored import stored, within, wrapped
+
+__all__ = ["BEFORE", "Tracer", "following", "register_living", "trace_step"]
+
+aten = torch.ops.aten
+BEFORE = "before"
+"""The phase of what lives before a traced step begins."""
+
+
+class Tracer(TorchDispatchMode):
+    """Follows storages on the devices in ``pools`` (device type -> pool name).
+
+    It keeps no reference to a tensor, so that it does not lengthen the life of what it counts.
+    Source of the idea: torch.distributed._tools.MemTracker.
+    """
+
+    def __init__(self, pools: dict[str, str]) -> None:
+        super().__init__()
+        self.pools, self.phase = pools, "start"
+        self.record = Record(storages=[], events=[], marks=[])
+        self.ops: set[str] = set()
+        self.casts = True
+        """Whether a low-precision copy of a weight is autocast's."""
+        self.hidden = False
+        """Whether views come out of ops whose storages were never seen (DDP's buckets, in C++)."""
+        self._live: dict[int, tuple[int, Any]] = {}
+        self.left_out: set[int] = set()
+        """Storages, by address, that are not counted: forgotten when they die."""
+        self._refs: dict[int, Any] = {}
+        self._makers: list[Maker] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if wrapped(types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        self.ran(func, args, kwargs or {}, out)
+        return out
+
+    # ---- what happens ----
+
+    def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note what an op has made."""
+        self.ops.add(str(func))
+        given = _storages_of((args, kwargs)) if self.hidden else frozenset()
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and not (given and _storages_of(leaf) & given):
+                self.see(leaf, func, args)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        self.phase = phase
+        self.record.marks.append((len(self.record.events), phase))
+
+    def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
+        """Note a tensor's storages if they are new and lie on a device that is followed."""
+        for plain in stored(tensor):
+            pool = self.pools.get(plain.device.type)
+            storage = _storage(plain) if pool else None
+            if storage is not None and not self._known(storage) and storage.nbytes():
+                site, category = self.site()
+                category = self._made_as() or category or self._cast_of_weight(func, args)
+                self._follow(storage, pool, str(func), site, category)
+
+    def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
+        """Bytes that no op of this process makes (a C++ bucket, a workspace); call to free."""
+        index = self._add(Storage(size, pool, self.phase, op, self.site()[0], category))
+
+        def free() -> None:
+            self._free(None, index)
+
+        return free
+
+    def leave_out(self, tensors: Iterable[Any]) -> None:
+        """Count these storages no longer, or never."""
+        for tensor in tensors:
+            storage = _storage(tensor) if torch.is_tensor(tensor) else None
+            if storage is None:
+                continue
+            key = storage._cdata
+            if key not in self.left_out:
+                self.left_out.add(key)
+                # The address of a storage that died may be another's.
+                forget = functools.partial(self._forget, key)
+                self._refs[key] = weakref.ref(storage, forget)
+            if key in self._live:
+                self._free(None, self._live.pop(key)[0])
+
+    def tag(self, category: str, tensors: Iterable[Any]) -> None:
+        """Say what tensors that live now are; what already has a category keeps it."""
+        for tensor in tensors:
+            for plain in stored(tensor):
+                storage = _storage(plain)
+                if storage is not None and storage._cdata in self._live:
+                    known = self.record.storages[self._live[storage._cdata][0]]
+                    known.category = known.category or category
+
+    def know(self, trained: Trained) -> None:
+        """Name what lives between two steps, as the engine and the strategies say."""
+        self.casts = "float_master" not in trained.launch.traits
+        held = trained.engine.held(trained)
+        kept = [t for a in trained.attached.values() for t in a.tensors()]
+        for category in ("parameters", "optimizer_state"):
+            self.tag(category, held.tensors.get(category, ()))
+        self.tag("ema", kept)
+        for category, tensors in held.tensors.items():
+            self.tag(category, tensors)
+        self.tag_gradients(trained)
+
+    def tag_gradients(self, trained: Trained) -> None:
+        """What the parameters hold as ``.grad`` is gradients."""
+        self.tag("gradients", [p.grad for p in trained.module.parameters() if p.grad is not None])
+
+    @contextlib.contextmanager
+    def watching(self, makers: Iterable[Maker]) -> Iterator[None]:
+        """While it lasts, what is allocated inside these methods is what they say."""
+        with contextlib.ExitStack() as stack:
+            for maker in makers:
+                inside = self._inside(maker, getattr(maker.owner, maker.method))
+                stack.enter_context(mock.patch.object(maker.owner, maker.method, inside))
+            yield
+
+    def _inside(self, maker: Maker, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **more: Any) -> Any:
+            self._makers.append(maker)
+            try:
+                return method(*given, **more)
+            finally:
+                self._makers.pop()
+
+        return run
+
+    # ---- keeping the books ----
+
+    def site(self) -> tuple[str, str | None]:
+        """The source line that asks for what is made now, and the category that it shows."""
+        return "", None
+
+    def _made_as(self) -> str | None:
+        """The category that the innermost maker at work gives in this phase."""
+        for maker in reversed(self._makers):
+            if not maker.phases or self.phase in maker.phases:
+                return maker.category
+        return None
+
+    def _cast_of_weight(self, func: Any, args: Any) -> str | None:
+        """Autocast's low-precision copy of a weight, kept until backward has used it."""
+        if func is not aten._to_copy.default or self.phase != "forward" or not self.casts:
+            return None
+        source = args[0]
+        is_weight = isinstance(source, torch.Tensor) and source.is_leaf and source.requires_grad
+        return "autocast" if is_weight else None
+
+    def _known(self, storage: Any) -> bool:
+        return storage._cdata in self._live or storage._cdata in self.left_out
+
+    def _forget(self, key: int, _: Any) -> None:
+        self.left_out.discard(key)
+
+    def _follow(self, storage: Any, pool: str, op: str, site: str, category: str | None) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        index = self._add(Storage(size, pool, self.phase, op, site, category))
+        self._live[key] = (index, weakref.ref(storage, lambda _: self._free(key, index)))
+
+    def _add(self, storage: Storage) -> int:
+        self.record.storages.append(storage)
+        index = len(self.record.storages) - 1
+        self.record.events.append((+1, index))
+        return index
+
+    def _free(self, key: int | None, index: int) -> None:
+        if key is not None and self._live.get(key, (None,))[0] != index:
+            return
+        self._live.pop(key, None)
+        self.record.storages[index].freed_in = self.phase
+        self.record.events.append((-1, index))
+
+
+def _storage(tensor: torch.Tensor) -> Any | None:
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:  # a layout, or a subclass, without storage of its own
+        return None
+
+
+def _storages_of(values: Any) -> set[int]:
+    """What identifies the storages of the tensors in a structure of arguments."""
+    plain = (p for t in within(values) for p in stored(t))
+    return {storage._cdata for p in plain if (storage := _storage(p)) is not None}
+
+
+@contextlib.contextmanager
+def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
+    """A step under ``tracer``: its phases, its gradients as they arrive, and what the engine's
+    library allocates by itself."""
+
+    def enter(phase: str) -> None:
+        tracer.enter(phase)
+        if phase == "optimizer":
+            tracer.tag_gradients(trained)
+
+    def arrived(gradient: torch.Tensor) -> None:
+        tracer.see(gradient, "gradient")
+        tracer.tag("gradients", [gradient])
+
+    weights = [p for p in trained.module.parameters() if p.requires_grad]
+    handles = [p.register_hook(arrived) for p in weights]
+    try:
+        with trained.engine.marks(trained, enter), tracer.watching(trained.engine.makers()):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def register_living(tracer: Tracer, trained: Trained) -> None:
+    """Note what lives before a measured step: parameters, optimizer state, averages; the rest of
+    the process's tensors unnamed."""
+    tracer.enter(BEFORE)
+    held = trained.engine.held(trained)
+    # Where Python did see DDP's buckets (a communication hook gets them), they are known.
+    if held.hidden and trained.accelerator.device.type in tracer.pools:
+        tracer.hold("device", held.hidden, "communication buckets", "buckets")
+        tracer.hidden = True
+    tracer.left_out |= held.seen
+    kept = [t for a in trained.attached.values() for t in a.tensors()]
+    for tensor in (*(t for some in held.tensors.values() for t in some), *kept):
+        tracer.see(tensor, BEFORE)
+    gc.collect()  # what only cycles keep alive is not part of the step
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_sparse:
+            tracer.see(thing, BEFORE)
+    tracer.know(trained)
+
+
+def trace_step(
+    trained: Trained, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
+) -> Categories:
+    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``.
+
+    ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
+    """
+    tracer = Tracer({device_type: "device"})
+    tracer.leave_out(left_out)
+    register_living(tracer, trained)
+    with following(tracer, trained), tracer:
+        step()
+    trained.ops |= tracer.ops
+    return step_categories(tracer.record, "device", trained.engine.buckets)

@@ -1,0 +1,81 @@
+"""Tables as text: every format draws the same cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.report.data import units
+
+__all__ = ["Column", "Grid", "tabulate", "text_grid"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: head (with unit), how to take its value from a row, and its kind (units.py)."""
+
+    head: str
+    take: Callable[[Any], Any]
+    kind: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table of text, ready to be drawn.
+
+    ``lines`` hold one cell for each of ``heads`` and ``kinds``. ``marks`` describe each line in
+    words (reference, front, alarm, noisy). ``note`` explains the columns.
+    """
+
+    key: str
+    title: str
+    heads: list[str]
+    kinds: list[str]
+    lines: list[list[str]]
+    marks: list[tuple[str, ...]] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def folded(self) -> bool:
+        """Whether it is shown only when asked for: details of the table before it."""
+        return self.key == "parts"
+
+
+def tabulate(
+    key: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    *,
+    marks: Sequence[tuple[str, ...]] | None = None,
+    note: str = "",
+) -> Grid:
+    """One line a row; a column that no row has a value for is left out."""
+    values_of = [(column, [column.take(row) for row in rows]) for column in columns]
+    kept = [(c, values) for c, values in values_of if any(v not in (None, "") for v in values)]
+    cells = [units.column(column.kind, values) for column, values in kept]
+    return Grid(
+        key=key,
+        title=title,
+        heads=[column.head for column, _ in kept],
+        kinds=[column.kind for column, _ in kept],
+        lines=[list(line) for line in zip(*cells, strict=True)],
+        marks=[() for _ in rows] if marks is None else list(marks),
+        note=note,
+    )
+
+
+def text_grid(
+    key: str, title: str, kinds: Mapping[str, str], lines: list[list[str]], note: str = ""
+) -> Grid:
+    """A table whose cells are text already; ``kinds`` maps each head to its kind."""
+    return Grid(
+        key=key,
+        title=title,
+        heads=list(kinds),
+        kinds=list(kinds.values()),
+        lines=lines,
+        marks=[() for _ in lines],
+        note=note,
+    )

@@ -1,0 +1,1 @@
+"""How a report is shown: terminal, Markdown, HTML, CSV, JSON, and drawings in SVG."""

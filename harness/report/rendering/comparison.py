@@ -1,0 +1,71 @@
+"""A comparison of two result sets, as tables and as Markdown."""
+
+from __future__ import annotations
+
+from harness.report.data.compare import Change, Comparison
+from harness.report.data.grid import Column, Grid, tabulate, text_grid
+from harness.report.rendering.markdown_parts import table_lines
+
+__all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "summary"]
+
+NOTE = (
+    "Changed: the p10 to p90 intervals of the step times do not overlap and the medians differ by "
+    "more than 5 %; the peak moved by more than 2 % or 16 MiB; or the loss moved by "
+    "more than 1e-3 relative."
+)
+
+
+def _outcome(change: Change) -> str:
+    still = "" if change.new_status == "ok" else f"still {change.new_status}"
+    return change.words or still
+
+
+COLUMNS = (
+    Column("Recipe", lambda c: c.label),
+    Column("Old ms", lambda c: c.old_step_seconds, "ms"),
+    Column("New ms", lambda c: c.new_step_seconds, "ms"),
+    Column("Step x", lambda c: c.step_ratio, "ratio"),
+    Column("Old GiB", lambda c: c.old_peak_bytes, "gib"),
+    Column("New GiB", lambda c: c.new_peak_bytes, "gib"),
+    Column("Peak %", lambda c: c.peak_change_fraction, "change"),
+    Column("Loss", lambda c: c.loss_distance, "distance"),
+    Column("Changed", _outcome, "flag"),
+)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The comparison as Markdown text."""
+    lines = ["# Headroom: old against new", "", summary(comparison), ""]
+    if comparison.environment:
+        lines += [*table_lines(environment_grid(comparison)), ""]
+    if comparison.changes:
+        lines += [*table_lines(changes_grid(comparison)), "", NOTE, ""]
+    lines += [f"- {line}" for line in leftovers(comparison)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary(comparison: Comparison) -> str:
+    """One sentence."""
+    counts = f"{len(comparison.changes)} rows in both sets, {len(comparison.changed)} changed"
+    if comparison.environment:
+        return f"{counts} beyond noise. Not the same environment: read the differences first."
+    return f"{counts} beyond noise. Same environment."
+
+
+def changes_grid(comparison: Comparison) -> Grid:
+    """The rows that both sets have; those that changed are marked."""
+    marks = [("alarm",) if change.words else () for change in comparison.changes]
+    return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
+
+
+def environment_grid(comparison: Comparison) -> Grid:
+    """The facts of the environment that differ."""
+    kinds = dict.fromkeys(("Differs", "Old", "New"), "text")
+    return text_grid("environment", "Environment", kinds, [*map(list, comparison.environment)])
+
+
+def leftovers(comparison: Comparison) -> list[str]:
+    """A line for each row that only one set has, and for each file that was no result."""
+    sides = (("old", comparison.only_old), ("new", comparison.only_new))
+    lines = [f"only in the {side} set: {label}" for side, labels in sides for label in labels]
+    return lines + [f"skipped: {line}" for line in comparison.skipped]

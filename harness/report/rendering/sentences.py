@@ -1,0 +1,183 @@
+"""Sentences about a report and its groups, the same in every format."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from harness.report.data import derive, environment_facts
+from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.data.rows import Group, Report, label
+from harness.result import Status
+
+__all__ = [
+    "predicted_fits",
+    "prediction_errors",
+    "setting",
+    "stamp",
+    "summary",
+    "warnings",
+]
+
+
+def summary(report: Report) -> str:
+    """How many rows ended how."""
+    measured = sum(len(group.rows) for group in report.groups)
+    labels: dict[str, list[str]] = {}
+    for one in report.unfinished:
+        labels.setdefault(one.status.value, []).append(one.label)
+    recorded = [label(result.spec) for result in report.recorded if result.status is Status.OK]
+    if recorded:
+        labels["recorded"] = recorded
+    if not measured and not labels:
+        return "No run finished: the result set is empty."
+    counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in labels.items()]
+    if measured:
+        return f"{', '.join([f'{measured} measured', *counts])}."
+    start = "Nothing to rank" if recorded else "No run finished"
+    return f"{start}: {', '.join(counts)}."
+
+
+# ---- a group ----
+
+
+def setting(group: Group) -> str:
+    """What all rows of a group share."""
+    spec, first = group.reference.spec, group.reference.first
+    return (
+        f"{spec.model} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
+        f"{spec.objective} objective, global batch {spec.global_batch}, seed {spec.seed}, "
+        f"{spec.warmup} warm-up + {spec.steps} timed steps"
+    )
+
+
+def stamp(group: Group) -> str:
+    """What these numbers are, and what they cannot be compared with."""
+    return f"{_simulated(group)} {_meter(group)}" if group.world else _meter(group)
+
+
+def _simulated(group: Group) -> str:
+    return (
+        f"SIMULATED WORLD: one process stood for rank 0 of {group.world}. Memory is that rank's, "
+        "real, without what the communication library itself holds. Time is computation without "
+        "communication. Losses mean nothing and are not kept. Ordered by peak; never ranked with "
+        "real rows, and in no answer."
+    )
+
+
+def _meter(group: Group) -> str:
+    where = f"{group.device}, {_processes(group)}"
+    if group.meter == "cuda":
+        return f"Measured on {where}; device memory is the caching allocator's."
+    return (
+        f"Measured without a GPU, on CPU processes ({where}). Device memory here is the resident "
+        "high-water mark of a process above a baseline taken before the model was built. "
+        "Offload to host memory cannot show a saving here. "
+        "These numbers are NOT comparable with a GPU's."
+    )
+
+
+def _processes(group: Group) -> str:
+    counts = sorted({row.spec.processes for row in group.rows})
+    noun = "process" if counts == [1] else "processes"
+    return f"{' or '.join(map(str, counts))} {noun}"
+
+
+def warnings(group: Group) -> list[str]:
+    """What a reader of this group must know, one sentence each."""
+    wrong = [row.label for row in group.rows if row.versus.parity == "DIFFERS"]
+    noisy = [row.label for row in group.rows if row.numbers.noisy]
+    counts = {row.spec.processes for row in group.rows}
+    texts = []
+    if wrong:
+        texts.append(
+            f"DIFFERS: {', '.join(wrong)} should compute what the reference does and does not; "
+            "left out of the answers and of the front."
+        )
+    if noisy:
+        texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
+    if len(counts) > 1:
+        texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
+    for name, values in environment_facts.differing(group.rows).items():
+        texts.append(f"Rows were not all measured alike: {name} is {' / '.join(values)}.")
+    texts += _missing_flops(group)
+    notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
+    return [*texts, *(f"Meter: {note}." for note in notes)]
+
+
+def _missing_flops(group: Group) -> list[str]:
+    """Which rows have no FLOP/s, and why a GPU's rows have no MFU."""
+    uncounted = [row.label for row in group.rows if row.numbers.flops_per_second is None]
+    counted = [row.numbers for row in group.rows if row.label not in uncounted]
+    reasons = dict.fromkeys(n.mfu_missing for n in counted if n.mfu_missing)
+    texts = [f"No MFU: {reason}." for reason in reasons if group.meter == "cuda"]
+    if uncounted:
+        texts.append(f"No FLOP/s: {', '.join(uncounted)}. {derive.NO_FLOPS}.")
+    return texts
+
+
+# ---- how good the predictions were ----
+
+
+def prediction_errors(group: Group) -> str:
+    """The errors of a group's predictions; empty where nothing was predicted."""
+    rows = [row.predicted for row in group.rows if row.predicted]
+    meter = "the allocator's peak" if group.meter == "cuda" else "the resident peak"
+    texts = [
+        _spread("tensors of a step, against the run's own trace", [r.step_error for r in rows]),
+        _category_errors(group),
+        _spread(f"whole run, against {meter}", [r.peak_error for r in rows]),
+        _spread("reserved", [r.reserved_error for r in rows]),
+    ]
+    none = [row.label for row in group.rows if row.predicted and row.predicted.method == "none"]
+    texts += [f"not predicted: {', '.join(none)}"] if none else []
+    known = "; ".join(text for text in texts if text)
+    return f"Predicted without running: {known}." if known else ""
+
+
+def _category_errors(group: Group) -> str:
+    """The errors of all categories of all rows, and where the largest is."""
+    pairs = [
+        (category, row)
+        for row in group.rows
+        if row.predicted
+        for category in row.predicted.categories
+    ]
+    worst, row = max(pairs, key=lambda pair: abs(pair[0].error), default=(None, None))
+    if worst is None:
+        return ""
+    where = f"{worst.title} of {row.label}; {len(pairs)} values"
+    name = "its categories above 5 % of the peak"
+    return _spread(name, [category.error for category, _ in pairs], where)
+
+
+def _spread(name: str, errors: Sequence[float | None], where: str = "") -> str:
+    """Median, and the worst, of the absolute errors."""
+    known = [abs(error) for error in errors if error is not None]
+    if not known:
+        return ""
+    middle, worst = 100 * statistics.median(known), 100 * max(known)
+    counted = where or f"{len(known)} rows"
+    return f"{name}: median error {middle:.2f} %, largest {worst:.2f} % ({counted})"
+
+
+def predicted_fits(report: Report) -> str:
+    """How many rows that ran out of memory were predicted to, and how many that finished; empty
+    where no row did either, or nothing was predicted."""
+    out = [one for one in report.unfinished if one.status in OUT_OF_MEMORY]
+    known = [one for one in out if one.predicted_fit]
+    finished = [row for group in report.groups for row in group.rows if row.predicted_fit]
+    feared = [row.label for row in finished if not row.predicted_fit.fits]
+    if not known and not feared:
+        return ""
+    missed = [one.label for one in known if one.predicted_fit.fits]
+    unknown = [one.label for one in out if not one.predicted_fit]
+    notes = [f"predicted to fit: {', '.join(missed)}"] if missed else []
+    notes += [f"not predicted: {', '.join(unknown)}"] if unknown else []
+    foreseen = f"{len(known) - len(missed)} of {len(out)} rows that ran out of memory"
+    wrong = f"{len(feared)} of {len(finished)} rows that finished"
+    return f"Predicted not to fit: {foreseen}{_noted(notes)}, {wrong}{_noted(feared)}."
+
+
+def _noted(notes: Sequence[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -1,0 +1,107 @@
+"""Every table of a report: its key, its title, its columns, and the rows that it is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from harness.report.data import derive
+from harness.report.data.effects import effects
+from harness.report.data.grid import Column, Grid, tabulate
+from harness.report.data.predicted import PredictedCategory
+from harness.report.data.rows import Group, Row, Unfinished
+from harness.report.rendering.columns import (
+    BUCKETS,
+    CATEGORY_ERRORS,
+    EFFECTS,
+    HOST_SPLIT,
+    MEMORY,
+    PARITY,
+    PHASES,
+    PREDICTED,
+    RANKING,
+    SHORT,
+    SIMULATED,
+    SPLIT,
+    TIME,
+    TYPES,
+    UNFINISHED,
+    fullest_host,
+    zero_block,
+)
+from harness.report.rendering.explanations import NOTES
+
+__all__ = ["group_grids", "ranking", "short_ranking", "unfinished_grid"]
+
+
+def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
+    """``tabulate``, with the note of this table; rows that are ranked are marked."""
+    marks = [_marks(row) if isinstance(row, Row) else () for row in rows]
+    return tabulate(key, title, columns, rows, marks=marks, note=NOTES.get(key, ""))
+
+
+def _marks(row: Row) -> tuple[str, ...]:
+    """What there is to say of a row, as words for a style sheet."""
+    holds = {
+        "reference": row.versus.is_reference,
+        "front": row.versus.front,
+        "noisy": row.numbers.noisy,
+        "alarm": row.versus.parity == "DIFFERS",
+    }
+    return tuple(word for word, it_does in holds.items() if it_does)
+
+
+def ranking(group: Group) -> Grid:
+    """Rows of a group, fastest first, with their differences to the reference."""
+    if group.world:
+        return _table("simulated", f"Memory of rank 0 of {group.world}", SIMULATED, group.rows)
+    return _table("ranking", "Ranking", _with_processes(RANKING, group), group.rows)
+
+
+def short_ranking(group: Group) -> Grid:
+    """The ranking for a terminal of 100 columns."""
+    if group.world:
+        return ranking(group)
+    return _table("ranking", "Ranking", SHORT, group.rows)
+
+
+def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:
+    """Say on how many processes a row ran, where rows differ in it."""
+    if len({row.spec.processes for row in group.rows}) == 1:
+        return list(columns)
+    return [*columns[:2], Column("Processes", lambda r: r.spec.processes, "count"), *columns[2:]]
+
+
+def group_grids(group: Group) -> dict[str, Grid]:
+    """Every table of one group, by key."""
+    rows = group.rows
+    compared = [] if group.world else rows
+    grids = [
+        dataclasses.replace(ranking(group), key="ranking"),
+        _table("effects", "What each part does", EFFECTS, effects(group) if compared else []),
+        _table("phases", "Peak of each phase", PHASES, rows),
+        _table("split", "What the peak is made of", SPLIT, _traced(rows)),
+        _table("host", "What the host holds", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
+        _table("memory", "Memory, all counts", MEMORY, rows),
+        _table("time", "Time", TIME, rows),
+        _table("types", "Precision", TYPES, [r for r in rows if derive.types(r.first.evidence)]),
+        _table("parity", "Same computation?", PARITY, compared),
+        _table("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
+        _table("parts", "Predicted and traced, by category", CATEGORY_ERRORS, _categories(rows)),
+        _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
+    ]
+    return {grid.key: grid for grid in grids}
+
+
+def _categories(rows: list[Row]) -> list[tuple[Row, PredictedCategory]]:
+    return [(row, one) for row in rows if row.predicted for one in row.predicted.categories]
+
+
+def _traced(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.numbers.parameters_bytes is not None]
+
+
+def unfinished_grid(unfinished: list[Unfinished]) -> Grid:
+    """Planned rows without a number to rank."""
+    return _table("unfinished", "Did not finish", UNFINISHED, unfinished)

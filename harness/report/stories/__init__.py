@@ -1,0 +1,29 @@
+"""Stories: what the rows of one suite tell together, as a table or two before the ranking.
+
+A suite names its story (``story: ladder``). Another story is one module here with a function
+``tables``, and one line in ``STORIES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.report.data.grid import Grid
+from harness.report.data.rows import Report
+from harness.report.stories import claims, depth, each, fast_dit, ladder
+
+__all__ = ["STORIES", "tables"]
+
+STORIES: dict[str, Callable[[Report], list[Grid]]] = {
+    "claims": claims.tables,
+    "each": each.tables,
+    "ladder": ladder.tables,
+    "fast_dit": fast_dit.tables,
+    "depth": depth.tables,
+}
+
+
+def tables(report: Report) -> list[Grid]:
+    """The tables of the suite's story; none where it has none."""
+    tell = STORIES.get(report.suite.story)
+    return tell(report) if tell else []

@@ -1,0 +1,116 @@
+"""The story "depth": how memory and work of each recipe grow with the number of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.report.data import derive, units
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.lookup import Missing, beyond_state
+from harness.report.data.rows import Report, Row
+from harness.subjects.dit.presets import shape_of
+
+__all__ = ["DepthPoint", "series", "tables", "work"]
+
+NOTE = (
+    "L: blocks. Memory: the most that one step held at once beyond parameters, gradients, "
+    "optimizer state and average. Added by a block: between the two deepest models. Powers: "
+    "least squares through the logarithms; one block's own activations, which every regime "
+    "computes, and what does not depend on depth flatten them. Forwards a block: counted in one "
+    "step, in the least and in the deepest model; times the blocks it is the work of the forward "
+    "passes."
+)
+
+
+@dataclass(frozen=True)
+class DepthPoint:
+    """One row of a recipe: blocks of its model, bytes beyond the state, seconds a step, forward
+    passes of a block in one step (None: not known)."""
+
+    depth: int
+    beyond: float
+    seconds: float
+    forwards: float | None
+
+
+def tables(report: Report) -> list[Grid]:
+    """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
+    points_of = series(report)
+    depths = sorted({p.depth for points in points_of.values() for p in points})
+    columns = [_memory_at(depth, points_of) for depth in depths]
+    columns.append(units.column("mib", [_added(points) for points in points_of.values()]))
+    lines = [
+        [recipe, *cells, *_growth(points_of[recipe])]
+        for recipe, *cells in zip(points_of, *columns, strict=True)
+    ]
+    kinds = {"Recipe": "text", **{f"L={d} MiB": "mib" for d in depths}}
+    kinds |= {"Added by a block MiB": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
+    kinds |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "ratio"}
+    return [text_grid("depth", "Memory and work against depth", kinds, lines, NOTE)]
+
+
+def _memory_at(depth: int, points_of: dict[str, list[DepthPoint]]) -> list[str]:
+    """The cells of one depth: each recipe's MiB, or a dash."""
+    beyond = [{p.depth: p.beyond for p in points} for points in points_of.values()]
+    return units.column("mib", [by_depth.get(depth) for by_depth in beyond])
+
+
+def _growth(points: list[DepthPoint]) -> list[str]:
+    return [
+        _power([(p.depth, p.beyond) for p in points]),
+        _span([p.forwards for p in points]),
+        _power(work(points)),
+        _power([(p.depth, p.seconds) for p in points]),
+    ]
+
+
+def _added(points: list[DepthPoint]) -> float | None:
+    """Bytes that each block adds, from the two deepest models."""
+    if len(points) < 2:
+        return None
+    low, high = points[-2:]
+    return (high.beyond - low.beyond) / (high.depth - low.depth)
+
+
+def _span(values: list[float | None]) -> str:
+    """From the least to the deepest model; one number where they are equal."""
+    ends = list(dict.fromkeys(units.one("ratio", v) for v in (values[0], values[-1])))
+    return " to ".join(ends)
+
+
+def work(points: list[DepthPoint]) -> list[tuple[int, float]]:
+    """(depth, forward passes of all blocks in one step) of each point where they are known."""
+    return [(p.depth, p.depth * p.forwards) for p in points if p.forwards]
+
+
+def _power(points: list[tuple[int, float]]) -> str:
+    """The power of depth that a value grows with; a dash for a single model."""
+    if len(points) < 2:
+        return units.NONE
+    return units.one("ratio", derive.power(*zip(*points, strict=True)))
+
+
+def series(report: Report) -> dict[str, list[DepthPoint]]:
+    """Recipe, in the suite's order -> its points, by depth; without rows that were not traced."""
+    rows = [row for group in report.groups for row in group.rows]
+    order = {recipe: place for place, recipe in enumerate(report.suite.order)}
+    points_of: dict[str, list[DepthPoint]] = {}
+    for row in sorted(rows, key=lambda r: (order.get(r.spec.recipe, len(order)), _depth(r))):
+        try:
+            beyond = beyond_state(row)
+        except Missing:
+            continue
+        median = row.numbers.step_seconds_median
+        point = DepthPoint(_depth(row), beyond, median, _forwards(row))
+        points_of.setdefault(row.spec.recipe, []).append(point)
+    return points_of
+
+
+def _depth(row: Row) -> int:
+    return shape_of(row.spec.model).depth
+
+
+def _forwards(row: Row) -> float | None:
+    """Forward passes of a block in one step: one where nothing is recomputed; None: not counted."""
+    facts = row.first.evidence.get("checkpoint")
+    return 1.0 if facts is None else facts.get("block_forwards")

@@ -1,0 +1,57 @@
+"""The story "ladder": each row keeps what the rows above it brought, and adds one technique."""
+
+from __future__ import annotations
+
+from harness.report.data import units
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.lookup import Missing, Rows, step_bytes
+from harness.report.data.rows import Report, Row
+
+__all__ = ["tables"]
+
+KINDS = {
+    "What was added": "text",
+    "Peak GiB": "gib",
+    "Saved by it": "percent",
+    "Saved in all": "percent",
+    "Samples/s": "rate",
+    "Speed x": "ratio",
+    "Losses": "text",
+}
+NOTE = (
+    "Each row keeps what the rows above it brought; a technique in place of another cannot "
+    "stand beside it. Peak of one step; speed against the row above."
+)
+
+
+def tables(report: Report) -> list[Grid]:
+    """Rows in the suite's order, each against the one above that was measured."""
+    rows, lines, above, first = Rows(report), [], None, None
+    for recipe in report.suite.order:
+        try:
+            row = rows.get(recipe)
+            lines.append(_rung(row, above, first))
+            above, first = row, first or row
+        except Missing as missing:
+            lines.append([f"+ {recipe}", *[units.NONE] * 5, str(missing)])
+    return [text_grid("ladder", "The ladder", KINDS, lines, NOTE)]
+
+
+def _rung(row: Row, above: Row | None, first: Row | None) -> list[str]:
+    size = step_bytes(row)
+    rate = row.numbers.samples_per_second
+    speed = units.one("rate", rate)
+    cells = [_added(row, above), units.one("gib", size)]
+    if above is None or first is None:
+        return [*cells, units.NONE, units.NONE, speed, units.NONE, row.versus.parity]
+    saved = [units.one("change", size / step_bytes(other) - 1) + " %" for other in (above, first)]
+    ratio = units.one("ratio", rate / above.numbers.samples_per_second)
+    return [*cells, *saved, speed, ratio, row.versus.parity]
+
+
+def _added(row: Row, above: Row | None) -> str:
+    if above is None:
+        return row.label
+    here, there = (r.spec.recipe.split("+") for r in (row, above))
+    new, gone = [p for p in here if p not in there], [p for p in there if p not in here]
+    return f"+ {', '.join(new)}" + (f" (in place of {', '.join(gone)})" if gone else "")

@@ -1,0 +1,1 @@
+"""The diffusion transformer (DiT) of Peebles and Xie 2022, written anew."""

@@ -1,0 +1,151 @@
+"""The DiT of Peebles and Xie 2022 as a subject: its names, sizes and parts. No torch above."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.subjects.dit import presets
+from strategies.base import BadInput
+from strategies.sizes import Sizes
+from strategies.subject import DataFacts, Dimensions, Subject
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["Dit"]
+
+TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+"""The linear layers of a block that work on tokens; adaLN's work on one vector a sample."""
+
+
+RELATIVES: list[tuple[str, int, dict[str, int]]] = [
+    *(("batch", batch, {}) for batch in (1, 2, 4, 8)),
+    *(("depth", 2, {"depth": depth}) for depth in (1, 2, 4, 8)),
+    *(("tokens", 2, {"grid": grid}) for grid in (4, 8, 12, 16)),
+    *(("width", 2, {"width": width}) for width in (128, 256, 384, 512)),
+]
+"""Small DiTs for the laws of memory and FLOPs: what varies, batch size, sizes."""
+
+
+def _relative(depth: int, grid: int, width: int) -> Dit:
+    """A small DiT; heads have 64 units, as in the presets but XL."""
+    model = f"DiT-S/2:depth={depth},width={width},heads={width // 64}"
+    data = DataFacts(size=1, channels=4, input_size=2 * grid, classes=10)
+    return Dit(model=model, data=data, objective="epsilon", class_dropout=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dit(Subject):
+    """A preset, or one with other sizes: ``DiT-S/4:depth=24``."""
+
+    parts: ClassVar[frozenset[str]] = frozenset(
+        ("attend", "chain", "halves", "head", "label_table", "token_blocks")
+    )
+    objectives: ClassVar[tuple[str, ...]] = ("epsilon", "flow")
+    random_blocks: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def shape(self) -> presets.Shape:
+        """The five numbers that fix it."""
+        return presets.shape_of(self.model)
+
+    @property
+    def learn_sigma(self) -> bool:
+        """Whether the model predicts the variance too: the epsilon objective's second half."""
+        return self.objective == "epsilon"
+
+    @property
+    def tile(self) -> int:
+        return self.shape.patch_size
+
+    def check(self) -> None:
+        side = self.data.input_size
+        if side % self.tile:
+            raise BadInput(
+                f"model {self.model} has patches of {self.tile}, which do not tile {side}x{side} "
+                "latents; take another patch, or other --data"
+            )
+
+    # ---- what it is ----
+
+    def make(self) -> nn.Module:
+        from harness.subjects.dit import model
+
+        return model.make(self.model, **self._options())
+
+    def build(self, seed: int, init: str) -> nn.Module:
+        from harness.subjects.dit import model
+
+        return model.build(self.model, seed=seed, init=init, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "input_size": self.data.input_size,
+            "channels": self.data.channels,
+            "classes": self.data.classes,
+            "learn_sigma": self.learn_sigma,
+            "class_dropout": self.class_dropout,
+        }
+
+    def small(self) -> Dit:
+        data = dataclasses.replace(self.data, input_size=32)
+        return dataclasses.replace(self, model="DiT-T/8", data=data)
+
+    def relatives(self) -> list[tuple[str, Dit, int]]:
+        return [
+            (varies, _relative(**{"depth": 4, "grid": 8, "width": 256, **sizes}), batch)
+            for varies, batch, sizes in RELATIVES
+        ]
+
+    def sizes_up(self) -> list[tuple[str, int]]:
+        return presets.ladder(self.shape.patch_size)
+
+    # ---- facts, from the sizes alone ----
+
+    @property
+    def parameters(self) -> int:
+        return presets.parameter_count(self.shape, *self._data())
+
+    @property
+    def sizes(self) -> Sizes:
+        return presets.sizes(self.shape, *self._data())
+
+    @property
+    def dimensions(self) -> Dimensions:
+        shape = self.shape
+        tokens = shape.tokens(self.data.input_size)
+        return Dimensions(shape.depth, shape.hidden_size, shape.num_heads, tokens)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        return tuple(f"blocks.{i}.{name}" for i in range(self.shape.depth) for name in TARGETS)
+
+    def _data(self) -> tuple[int, int, int, bool]:
+        return (self.data.input_size, self.data.channels, self.data.classes, self.learn_sigma)
+
+    # ---- its modules ----
+
+    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
+        return [module.blocks]
+
+    def dtype(self, module: nn.Module) -> torch.dtype:
+        return module.pos_embed.dtype  # it alone is never quantised or adapted
+
+    def head(self, module: nn.Module) -> nn.Module:
+        return module.final_layer
+
+    def label_table(self, module: nn.Module) -> nn.Embedding:
+        return module.y_embedder.embedding_table
+
+    # ---- one prediction ----
+
+    def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
+        return model(x, t_B, conditions["y"], conditions.get("drop"))

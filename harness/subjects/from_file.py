@@ -1,0 +1,65 @@
+"""Subjects from files of one's own: ``my_model.py:Mine``."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from strategies.base import BadInput
+from strategies.subject import Subject
+
+__all__ = ["identity", "is_file", "load"]
+
+
+def is_file(model: str) -> bool:
+    """Whether a model's name names a file."""
+    return model.partition(":")[0].endswith(".py")
+
+
+def identity(model: str) -> str:
+    """A hash of the file that ``model`` names; empty where it names none."""
+    if not is_file(model):
+        return ""
+    return hashlib.sha256(_path(model).read_bytes()).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=8)
+def load(model: str) -> type[Subject]:
+    """The class that ``FILE.py:CLASS`` names.
+
+    Raises:
+        BadInput: there is no such file or class, it cannot be imported, or it is no Subject.
+    """
+    path, name = _path(model), model.partition(":")[2]
+    if not path.is_file():
+        raise BadInput(f"model {model}: no file {path}; write FILE.py:CLASS")
+    found = getattr(_module(model, path), name, None)
+    if not (isinstance(found, type) and issubclass(found, Subject)):
+        raise BadInput(
+            f"model {model}: {name!r} in {path} is no strategies.subject.Subject; "
+            "write FILE.py:CLASS (docs/adding/subject.md)"
+        )
+    return found
+
+
+def _path(model: str) -> Path:
+    return Path(model.partition(":")[0])
+
+
+def _module(model: str, path: Path) -> Any:
+    name = f"headroom_subject_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise BadInput(f"model {model}: {path} cannot be imported: {error!r}") from error
+    return module

@@ -1,0 +1,1 @@
+"""Suites: what is compared, as files, as rows and as runs."""

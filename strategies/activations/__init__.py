@@ -1,0 +1,1 @@
+"""How blocks run and what they keep for backward: kernels, recomputation, offload, graphs."""

@@ -1,0 +1,1 @@
+"""Training a small part: adapters beside frozen weights, or some of the weights alone."""

@@ -1,0 +1,1 @@
+"""What replicas send one another."""

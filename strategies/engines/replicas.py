@@ -1,0 +1,99 @@
+"""DistributedDataParallel (DDP): a replica in every process, gradients averaged in backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.base import demand
+from strategies.engine import Engine, Holdings, Imitation
+
+if TYPE_CHECKING:
+    from strategies.engine import Launch, Trained
+
+__all__ = ["Replicas"]
+
+
+class Divided:
+    """DDP's communication hook in a world without peers: divides a bucket as an average would.
+
+    ``storages`` are those of the buckets that it was shown.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.storages: set[int] = set()
+
+
+def divide(divided, bucket):
+    """The hook itself. Not annotated: DDP compares a hook's annotations with its own types."""
+    import torch
+
+    buffer = bucket.buffer().div_(divided.ranks)
+    divided.storages.add(buffer.untyped_storage()._cdata)
+    done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    done.set_result(buffer)
+    return done
+
+
+class Replicas(Engine):
+    """Every rank holds the whole model and steps it alike."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("MULTI_CPU", "MULTI_GPU")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"replicas"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        if launch.simulated and "hooks_allreduce" in launch.traits:
+            return "the optimizer's own all-reduce needs real ranks; leave --world out"
+        return None
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        simulated = launch.simulated and launch.device != "cpu"
+        return self.group("fake") if simulated else super().accelerator_kwargs(launch)
+
+    def ready(self, trained: Trained) -> None:
+        """Let DDP finish its buckets in a world without peers.
+
+        Its reducer takes the reduced bucket from the collective's future, and the fake group's
+        holds nothing (torch 2.13, comm.cpp: "expected the hook result is either a Tensor").
+        """
+        if trained.launch.simulated and not trained.model._comm_hooks:
+            trained.model.register_comm_hook(Divided(trained.launch.processes), divide)
+
+    def held(self, trained: Trained) -> Holdings:
+        """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a
+        communication hook was shown them they are not hidden."""
+        books = trained.model._get_ddp_logging_data()
+        sizes = books.get("rebuilt_bucket_sizes") or books["bucket_sizes"]
+        hooks = (getattr(state, "storages", ()) for _, state in trained.model._comm_hooks)
+        size = sum(int(size) for size in sizes.split(","))
+        return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        """DDP by its class, and by its effect: replicas that saw other samples are equal."""
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        demand(
+            isinstance(trained.model, DistributedDataParallel),
+            f"the model is a {type(trained.model).__name__}, not DistributedDataParallel",
+        )
+        if trained.launch.simulated:  # nobody to compare with: a collective returns one's own
+            size = trained.model.process_group.size()
+            demand(size == trained.launch.processes, f"DDP averages over {size} ranks")
+            return {"wrapper": "DistributedDataParallel", "replicas": size}
+        with torch.no_grad():
+            sums = torch.stack([p.double().sum() for p in trained.module.parameters()])
+        spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())
+        demand(
+            spread == 0.0,
+            f"the replicas drifted apart by {spread:.3g}: gradients were not averaged",
+        )
+        return {"wrapper": "DistributedDataParallel", "replica_spread": spread}
+
+    def imitation(self) -> Imitation:
+        from strategies.engines.replicas_imitation import Reducerless
+
+        return Reducerless()

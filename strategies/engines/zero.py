@@ -1,0 +1,244 @@
+"""DeepSpeed's ZeRO: optimizer state, gradients and parameters sharded over the ranks, by stage.
+
+Its launch file names a DeepSpeed JSON, which owns stage, offload and buckets; ``"auto"`` there is
+settled from the model and the training. What is read back from DeepSpeed's objects, by its own
+attribute names (0.19), is in ``zero_facts``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.engine import (
+    Engine,
+    Enter,
+    Fragment,
+    Holdings,
+    Imitation,
+    Layout,
+    Maker,
+    Told,
+    Workload,
+)
+from strategies.engines import zero_facts
+from strategies.engines.zero_sizes import buffer_sizes, swap_block_bytes
+from strategies.engines.zero_waste import Job, waste
+from strategies.launch_file import LaunchFile, LaunchFileError, text_of
+from strategies.sizes import Sizes
+
+if TYPE_CHECKING:
+    import torch
+
+    from strategies.base import Settings
+    from strategies.engine import Launch, Trained
+
+__all__ = ["Zero"]
+
+BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+"""What can be offloaded -> its block of the JSON."""
+
+
+class Zero(Engine):
+    """The DeepSpeed engine of a launch file."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("DEEPSPEED",)
+    modules: ClassVar[tuple[str, ...]] = (
+        "deepspeed.runtime.zero.stage3",
+        "deepspeed.runtime.zero.stage_1_and_2",
+        "deepspeed.ops.adam",
+        "deepspeed.checkpoint",
+    )
+    buckets: ClassVar[str] = "gradients"
+    """They hold gradients on their way to their owners."""
+    host_adamw_class: ClassVar[str] = "DeepSpeedCPUAdam"
+
+    @classmethod
+    def of(cls, file: LaunchFile) -> Zero:
+        name = (file.content.get("deepspeed_config") or {}).get("deepspeed_config_file")
+        if not name:
+            raise LaunchFileError(
+                f"{file.path}: names no deepspeed_config_file under deepspeed_config"
+            )
+        found = file.path.parent.parent / name
+        try:
+            config = json.loads(text_of(found))
+        except ValueError as error:
+            raise LaunchFileError(f"{found}: not JSON ({error})") from None
+        block = config.get("zero_optimization") if isinstance(config, dict) else None
+        if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
+            raise LaunchFileError(f"{found}: no zero_optimization block with a stage from 1 to 3")
+        return cls(dataclasses.replace(file, settings=config))
+
+    # ---- facts ----
+
+    @property
+    def zero(self) -> dict[str, Any]:
+        """The JSON's zero_optimization block."""
+        return self.file.settings["zero_optimization"]
+
+    @property
+    def stage(self) -> int:
+        return self.zero["stage"]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        places = {self.place(what) for what in BLOCK_OF}
+        adam = ("cpu_adam",) if self.place("optimizer") != "device" else ()
+        return ("deepspeed", *adam, *(("async_io",) if "nvme" in places else ()))
+
+    @property
+    def traits(self) -> frozenset[str]:
+        where = {
+            "split_parameters": self.stage == 3,
+            "host_optimizer": self.place("optimizer") != "device",
+            "swapped_weights": self.place("optimizer") == "nvme",
+        }
+        always = {"shards", "flat_weights", "float_master", "own_step", "own_clipping"}
+        return frozenset(always | {trait for trait, holds in where.items() if holds})
+
+    def layout(self, ranks: int) -> Layout:
+        return Layout(shard=ranks)
+
+    def place(self, what: str) -> str:
+        found = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
+        return "device" if found == "none" else found
+
+    def environment(self, device: str) -> dict[str, str]:
+        # ACCELERATE_USE_CPU must stay unset here: accelerate would silently train DDP.
+        return {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        # Without a named backend accelerate gives DeepSpeed on a CPU no process group at all.
+        if launch.simulated:
+            return self.group("fake")
+        return self.group("gloo") if launch.device == "cpu" else {}
+
+    def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
+        alone = "one process: ZeRO has nobody to share with, all of the state is on it"
+        found = [alone] if launch.processes == 1 else []
+        if sizes is None:
+            return found
+        itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
+        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes)
+        return [*found, *(f"{self.file.path.name}: {one}" for one in waste(self.zero, job))]
+
+    # ---- set-up ----
+
+    def configure(self, accelerator: Any, work: Workload) -> None:
+        """Write into DeepSpeed's config what the spec and the model own. The JSON says "auto" or
+        an explicit 0.0 there; left alone, accelerate would clip at 1.0."""
+        plugin = accelerator.state.deepspeed_plugin
+        config: dict[str, Any] = plugin.deepspeed_config
+        config["train_micro_batch_size_per_gpu"] = work.micro_batch
+        config["gradient_clipping"] = work.clip
+        for name in BLOCK_OF.values():
+            block = config["zero_optimization"].get(name, {})
+            if block.get("device") == "nvme":
+                work.scratch.mkdir(parents=True, exist_ok=True)
+                block["nvme_path"] = str(work.scratch)
+        sizes = {f"zero_optimization.{k}": v for k, v in buffer_sizes(work.sizes).items()}
+        sizes["aio.block_size"] = swap_block_bytes(work.sizes.tensor, accelerator.num_processes)
+        for key, value in sizes.items():
+            plugin.fill_match(key, must_match=False, **{key: value})
+
+    def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        if not master:
+            config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+        if scale:
+            power = scale.bit_length() - 1
+            config["fp16"] |= {"loss_scale": 0, "initial_scale_power": power}
+
+    def host_adamw(self, params: list[Any], settings: Settings) -> Any:
+        """DeepSpeed's, with all settings (accelerate's own swap would drop betas, eps and the
+        decoupled decay)."""
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
+
+    # ---- one optimizer step ----
+
+    def norm(self, trained: Trained) -> Any:
+        return trained.model.get_global_grad_norm()
+
+    @contextlib.contextmanager
+    def marks(self, trained: Trained, enter: Enter) -> Iterator[None]:
+        """accelerate's ``backward`` steps the optimizer as well here, so the boundary is
+        DeepSpeed's own ``step``."""
+        step = trained.model.step
+
+        def marked(*given: Any, **more: Any) -> None:
+            enter("optimizer")
+            step(*given, **more)
+
+        trained.model.step = marked
+        try:
+            with self.marked_backward(trained, enter, behind=""):
+                yield
+        finally:
+            del trained.model.step
+
+    # ---- what is held ----
+
+    def optimized(self, trained: Trained) -> list[torch.Tensor]:
+        """ZeRO-3 empties the inner optimizer's groups between steps: its shards are asked for."""
+        if self.stage < 3:
+            return super().optimized(trained)
+        return list(trained.model.optimizer.fp32_partitioned_groups_flat)
+
+    def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
+        return zero_facts.masters(trained)
+
+    def fragments(self, trained: Trained) -> Iterator[Fragment]:
+        return zero_facts.fragments(trained)
+
+    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+        if self.stage < 3:
+            yield from parameters
+            return
+        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+        # Gathers that ZeRO-3 began ahead of a forward pass that did not come must end first: a
+        # parameter in flight cannot be made whole and split again.
+        trained.model.empty_partition_cache()
+        for p in parameters:
+            with GatheredParameters([p]):
+                yield p
+
+    def part(self, parameter: Any) -> torch.Tensor:
+        return getattr(parameter, "ds_tensor", parameter)
+
+    def shape(self, parameter: Any) -> torch.Size:
+        return getattr(parameter, "ds_shape", parameter.shape)
+
+    def held(self, trained: Trained) -> Holdings:
+        return Holdings(zero_facts.held(trained))
+
+    def makers(self) -> tuple[Maker, ...]:
+        return tuple(zero_facts.makers())
+
+    # ---- proof and prediction ----
+
+    def told(self, trained: Trained) -> Told:
+        ds, scale = trained.model, getattr(trained.model.optimizer, "loss_scale", None)
+        return Told(
+            steps=int(ds.global_steps),
+            clip=float(ds.gradient_clipping()),
+            accumulation=ds.gradient_accumulation_steps(),
+            micro_batch=ds.train_micro_batch_size_per_gpu(),
+            loss_scale=None if scale is None else float(scale),
+            config=ds.config,
+            swapped_bytes=sum(size for _, size in zero_facts.swap_files(ds)),
+        )
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        return zero_facts.evidence(trained)
+
+    def imitation(self) -> Imitation:
+        from strategies.engines.zero_imitation import Storageless
+
+        return Storageless(self)

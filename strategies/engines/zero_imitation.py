@@ -1,0 +1,176 @@
+"""DeepSpeed on tensors without storage: what a prediction must put in the place of a GPU.
+
+Imported where a prediction is made alone: it patches, and it imports DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+import torch
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+from strategies.engine import Books, Engine, Imitation
+
+if TYPE_CHECKING:
+    from strategies.engine import Launch, Trained
+
+__all__ = ["Storageless"]
+
+BUFFERS = 4
+"""DeepSpeed's default ``buffer_count`` of an optimizer on NVMe."""
+
+
+class Storageless(Imitation):
+    """ZeRO's real set-up and step, for the launch of ``engine``."""
+
+    shapes_in: ClassVar[tuple[str, ...]] = ("zero/stage_1_and_2.py",)
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """accelerate's own translation of the launch file."""
+        from accelerate.commands import launch as command
+        from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+        words = ["--config_file", str(self.engine.file.path)]
+        words += [
+            "--num_processes",
+            str(launch.processes),
+            "--main_process_port",
+            "0",
+            "-m",
+            "none",
+        ]
+        args: Namespace = command.launch_command_parser().parse_args(words)
+        args, defaults, _ = command._validate_launch_command(args)
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        _, found = prepare_deepspeed_cmd_env(args)
+        return {k: v for k, v in found.items() if k.startswith("ACCELERATE_")}
+
+    def begin(self, launch: Launch, device: str) -> None:
+        if launch.device == "cuda":
+            from deepspeed.accelerator import set_accelerator
+
+            set_accelerator(StoragelessAccelerator(device))
+
+    def made(self, accelerator: Any, launch: Launch) -> None:
+        """Swapping does real I/O on real bytes: what goes to NVMe stays in host memory, and is
+        counted as on the drive (``prepared``)."""
+        config = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        for what in ("offload_optimizer", "offload_param"):
+            block = config.get(what, {})
+            if block.get("device") == "nvme":
+                block["device"] = "cpu"
+                block.pop("nvme_path", None)
+
+    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+        return [mock.patch.object(*patch) for patch in _patches(books)]
+
+    def prepared(self, trained: Trained, books: Books) -> Callable[[], None]:
+        """The buffers through which DeepSpeed swaps.
+
+        Source: deepspeed 0.19, runtime/swap_tensor/partitioned_optimizer_swapper.py
+        (``buffer_count`` pinned buffers, each as large as the largest sub-group in float32).
+        """
+        if self.engine.place("optimizer") != "nvme":
+            return lambda: None
+        masters = trained.model.optimizer.fp32_partitioned_groups_flat
+        # Offload to memory keeps a float32 gradient beside each master; swapped, it has none.
+        books.tag("optimizer_state", [m.grad for m in masters if m.grad is not None])
+        count = self.engine.zero["offload_optimizer"].get("buffer_count", BUFFERS)
+        largest = max(master.numel() for master in masters)
+        books.hold("host", count * largest * 4, "swap buffers", "temporaries")
+
+        def finish() -> None:
+            size = books.move("optimizer_state", "host", "nvme")
+            books.work("optimizer", "nvme", 2 * size)
+
+        return finish
+
+
+class StoragelessAccelerator(CPU_Accelerator):
+    """DeepSpeed's view of a GPU that is not there: the CPU's with another ``device`` type, so that
+    what is on the host is not on the GPU.
+
+    It has no streams, so that memory which CUDA keeps until a side stream is done
+    (``record_stream`` under ``overlap_comm``) is freed at once.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._name = device
+        self._communication_backend_name = "fake"
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return self._name
+
+    def device(self, device_index: int | None = None) -> Any:
+        return torch.device(self._name)
+
+    def current_device_name(self) -> str:
+        return self._name
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.float, torch.half, torch.bfloat16]
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self._name
+
+    def pin_memory(self, tensor: Any, *given: Any, **more: Any) -> Any:
+        """Pinning allocates anew; the copy replaces the original at once, so bytes are equal."""
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+
+class NoKernel:
+    """DeepSpeed's compiled CPU optimizers without their kernel: the state is theirs, the
+    arithmetic is left out. Any method may be called; it reads and writes what it is given."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def left_out(*given: Any, **more: Any) -> int:
+            tensors = [t for t in given if isinstance(t, torch.Tensor)]
+            moved = 2 * sum(t.numel() * t.element_size() for t in tensors)
+            self.books.work("optimizer", "host", moved)
+            return 0
+
+        return left_out
+
+
+def _patches(books: Books) -> list[tuple[Any, str, Any]]:
+    from deepspeed.ops.op_builder import CPUAdagradBuilder, CPUAdamBuilder, CPULionBuilder
+    from deepspeed.runtime.zero import linear, partition_parameters, stage3
+    from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+
+    kernels = [
+        (builder, "load", lambda self, verbose=True: NoKernel(books))
+        for builder in (CPUAdamBuilder, CPUAdagradBuilder, CPULionBuilder)
+    ]
+    # Compares numbers that the ranks really exchange; the ranks of this world are not there.
+    asks = [
+        (module, "assert_ints_same_as_other_ranks", lambda ints: None)
+        for module in (partition_parameters, coordinator, stage3)
+    ]
+    # ZeRO-3's linear layer asks for autocast by the name of the device.
+    autocast = [
+        (linear, "_is_autocast_enabled", lambda kind: torch.is_autocast_enabled(_known(kind))),
+        (linear, "_get_autocast_dtype", lambda kind: torch.get_autocast_dtype(_known(kind))),
+    ]
+    return kernels + asks + autocast
+
+
+def _known(device_type: str) -> str:
+    return "cuda" if device_type == "meta" else device_type

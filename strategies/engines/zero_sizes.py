@@ -1,0 +1,44 @@
+"""The sizes of DeepSpeed's buffers, settled from the model: its defaults exceed a whole DiT-XL."""
+
+from __future__ import annotations
+
+from strategies.sizes import Sizes
+
+__all__ = ["buffer_sizes", "swap_block_bytes"]
+
+
+def buffer_sizes(model: Sizes) -> dict[str, int]:
+    """DeepSpeed's buffer sizes, in elements.
+
+    With its defaults (5e8 elements a bucket, 1e9 live parameters) the buckets outweigh what ZeRO-2
+    saves (DeepSpeed issues 1302, 3734, 5305), and ZeRO-3 keeps every parameter gathered.
+    """
+    total, block, tensor, bias = model[:4]
+    bucket = max(tensor, min(total // 16, 50_000_000))
+    bucket += bucket % 2  # stages 1 and 2 assert an even allgather bucket
+    return {
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        # ZeRO-3 fetches the next half block while it computes, and lets go of all but two blocks.
+        "stage3_prefetch_bucket_size": max(block // 2, 1),
+        "stage3_max_live_parameters": 2 * block,
+        "stage3_max_reuse_distance": 2 * block,
+        # Biases stay gathered: a collective each would cost more than their bytes.
+        "stage3_param_persistence_threshold": bias,
+        # The optimizer walks a rank's shard in pieces; offloading holds one piece at a time.
+        # DeepSpeed leaves pieces below 1 MiB a rank in host memory instead of swapping them.
+        "sub_group_size": max(total // 8, tensor, 2**20),
+    }
+
+
+def swap_block_bytes(tensor: int, processes: int) -> int:
+    """The NVMe block size, in bytes: above a rank's share of the largest gradient, float32.
+
+    DeepSpeed swaps gradients from one block on, and reads them back to wherever they lie in the
+    shard. Direct I/O wants addresses that are multiples of 512 bytes; a DiT's biases shift the
+    gradients off them, the read fails unseen, and the step uses stale gradients (the loss is then
+    1 % off after ten steps; see also DeepSpeed issue 2272). Below one block they stay in the host
+    buffer that they are in anyway. Whole shards are aligned and are swapped as before.
+    """
+    share = 4 * -(-tensor // processes)
+    return max(2**20, 1 << share.bit_length())

@@ -1,0 +1,59 @@
+"""Tensors by their true bytes: what a subclass wraps, and what shares a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["bytes_of", "stored", "tensors", "within", "wrapped"]
+
+
+def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that hold ``tensor``'s bytes.
+
+    A low-bit state is a subclass that looks like float32 and wraps codes, scales and a table. A
+    sparse tensor is its indices and values.
+    """
+    if wrapped((type(tensor),)):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from stored(getattr(tensor, name))
+    elif tensor.is_sparse:
+        yield from (tensor._indices(), tensor._values())
+    else:
+        yield tensor
+
+
+def within(value: Any) -> list[torch.Tensor]:
+    """The tensors in a nested structure, parameters left out."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves if not isinstance(leaf, torch.nn.Parameter)]
+
+
+def wrapped(types: Iterable[type]) -> bool:
+    """Whether one of an operation's types of operands wraps the tensors that hold its bytes.
+
+    A dispatch mode is off while it calls such an operation, so it never sees what the subclass
+    calls inside. If the mode gives way (returns NotImplemented) the subclass unwraps first, and
+    the mode sees the operations on plain tensors. FakeTensor and its like have nothing inside.
+    """
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
+
+
+def tensors(optimizer: Any) -> list[torch.Tensor]:
+    """Every plain tensor in an optimizer's state."""
+    import torch
+
+    found = [v for state in optimizer.state.values() for v in state.values()]
+    return [t for v in found if isinstance(v, torch.Tensor) for t in stored(v)]
+
+
+def bytes_of(found: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages behind these tensors; one that several share counts once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}
+    return sum(storages.values())

@@ -1,0 +1,1 @@
+"""The types in which a step computes and keeps its weights."""

@@ -1,0 +1,1 @@
+"""How a step is taken: accumulation, backward, the optimizer within it, the average after it."""

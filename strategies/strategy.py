@@ -1,0 +1,87 @@
+"""The contract of a strategy: one technique, the place it fills, and how it proves itself.
+
+A strategy imports torch only inside the methods that touch tensors, so that a recipe can be
+parsed, refused and listed in milliseconds and on a machine without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.base import Attachment, Parity, Settings, Slot
+from strategies.engine import Launch, Trained
+from strategies.subject import Subject
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Strategy", "spelled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One technique. Fields are its parameters; the text form is ``name:field=value,...``."""
+
+    name: ClassVar[str]
+    slot: ClassVar[Slot]
+    parity: ClassVar[Parity] = Parity.EXACT
+    source: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def traits(self) -> frozenset[str]:
+        """What other parts may have to know of this one; the words are listed in TRAITS."""
+        return frozenset()
+
+    def promise(self) -> Parity:
+        """The parity of this strategy with these parameters."""
+        return self.parity
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        """What the machine must have: words of ``harness.system.requirements``."""
+        return self.needs
+
+    def refuses(self, launch: Launch) -> str | None:
+        """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
+        return None
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        """Keyword arguments for ``Accelerator``; a key that two strategies set is a Conflict."""
+        return {}
+
+    def configure(self, accelerator: Any, module: nn.Module, launch: Launch) -> None:
+        """Settle what the engine's config left open, once every part has edited the model."""
+
+    def edit_model(self, module: nn.Module, subject: Subject) -> None:
+        """Change the bare model of ``subject`` in place, before prepare."""
+
+    def make_optimizer(
+        self, params: list[nn.Parameter], settings: Settings, launch: Launch
+    ) -> torch.optim.Optimizer | None:
+        """The optimizer, from the one strategy whose place it is."""
+        return None
+
+    def attach(self, trained: Trained) -> Attachment | None:
+        """State to keep beside the model, made after prepare."""
+        return None
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        """Facts read back that show the effect; raise NotInForce where it is missing."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Text form, defaults left out, so that equal strategies have equal text."""
+        given = [
+            f"{f.name}={spelled(getattr(self, f.name))}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(given) if given else "")
+
+
+def spelled(value: Any) -> str:
+    """A parameter's value as a recipe spells it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -1,1 +1,0 @@
-"""What strategies share or would be too long with: hooks, runners, wrappers and counters."""

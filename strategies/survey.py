@@ -1,0 +1,92 @@
+"""What one forward pass of a model shows, taken on tensors without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from strategies.sizes import Sizes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Attended", "Survey", "take"]
+
+
+class Attended(NamedTuple):
+    """One call of attention for one sample: queries, keys and the width of each of the heads."""
+
+    heads: int
+    queries: int
+    keys: int
+    width: int
+
+
+class Survey(NamedTuple):
+    """What is known of a model from one forward pass without memory.
+
+    ``parameters``: elements, the frozen ones included. ``flops``: of one sample's forward, a
+    multiply-add as two. ``linears``: names of the linear layers of the blocks that work on more
+    rows than samples. ``products``: of all linear layers of the blocks.
+    """
+
+    parameters: int
+    sizes: Sizes
+    flops: int
+    depth: int
+    linears: tuple[str, ...]
+    products: int
+    attention: tuple[Attended, ...]
+
+
+def take(
+    module: nn.Module, blocks: Sequence[nn.Module], sizes: Sizes, run: Callable[[], Any]
+) -> Survey:
+    """``run`` takes one sample through ``module`` on the meta device: every product is counted, as
+    torch's FlopCounterMode counts them; elementwise work is not."""
+    import torch
+    from torch import nn
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
+    rows: dict[nn.Module, int] = {}
+    for layer in layers:
+        layer.register_forward_pre_hook(_note_rows(rows))
+    calls: list[Attended] = []
+    with torch.no_grad(), _noting(calls), FlopCounterMode(display=False) as counter:
+        run()
+    names = {layer: name for name, layer in module.named_modules()}
+    return Survey(
+        parameters=sum(p.numel() for p in module.parameters()),
+        sizes=sizes,
+        flops=counter.get_total_flops(),
+        depth=len(blocks),
+        linears=tuple(names[layer] for layer in layers if rows.get(layer, 0) > 1),
+        products=len(layers),
+        attention=tuple(calls),
+    )
+
+
+def _note_rows(rows: dict[nn.Module, int]) -> Callable[..., None]:
+    def note(layer: Any, given: Any) -> None:
+        rows[layer] = given[0].numel() // layer.in_features
+
+    return note
+
+
+def _noting(calls: list[Attended]) -> Any:
+    """A mode that notes the calls of torch's attention."""
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.overrides import TorchFunctionMode
+
+    def note(query: Any, key: Any, *_: Any, **more: Any) -> None:
+        heads, queries, width = query.shape[-3:]
+        calls.append(Attended(heads, queries, key.shape[-2], width))
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            if func is scaled_dot_product_attention:
+                note(*args, **(kw or {}))
+            return func(*args, **(kw or {}))
+
+    return Noting()

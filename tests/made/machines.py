@@ -1,0 +1,41 @@
+"""A machine, and a suite for it, made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.system.machine import Machine
+
+SUITE = """
+name: mine
+reference: ddp
+timeout_seconds: 60
+cpu: {model: DiT-T/4, data: synthetic, global_batch: 8, steps: 3, processes: 2}
+gpu: {model: DiT-T/4, data: synthetic, per_process_batch: 4, steps: 3, processes: all}
+recipes: [zero2, ddp, single, {recipe: zero3, steps: 5}]
+gpu_recipes: ["ddp+tf32"]
+"""
+
+
+def machine(folder: Path, **changes: object) -> Machine:
+    """A machine on which everything of the CPU runs."""
+    op = {"ok": True, "reason": "", "file": None, "built": True, "seconds": 0.0}
+    probe = {
+        "errors": {},
+        "bf16": {"cpu": ""},
+        "ops": {"cpu_adam": op, "async_io": op},
+        "gpus": [],
+        "backends": ["gloo"],
+    }
+    facts = {
+        "cores": 2,
+        "memory_bytes": 8 << 30,
+        "container_bytes": None,
+        "gpus": (),
+        "disk_free_bytes": 1 << 40,
+        "folder": folder,
+        "compiler": "/usr/bin/g++",
+        "ninja": "/usr/bin/ninja",
+        "probe": probe,
+    }
+    return Machine(**{**facts, **changes})

@@ -1,0 +1,32 @@
+"""What was asked for and what was predicted, made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from harness.memory.categories import CATEGORIES
+from harness.memory.record import Instant
+from harness.predict.prediction import Prediction
+from harness.predict.roofline import Work
+from harness.resolve import resolve
+from harness.spec import Spec
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+XL = Spec(
+    recipe="ddp", model="DiT-XL/2", data="synthetic", global_batch=256, processes=8, device="cuda"
+)
+
+
+def asked(recipe: str, **change):
+    return resolve(dataclasses.replace(XL, recipe=recipe, **change))
+
+
+def prediction(gib: float, **more) -> Prediction:
+    size = int(gib * GIB)
+    sums = {**dict.fromkeys(CATEGORIES, 0), "activations": size // 2, "parameters": size // 2}
+    instant = Instant(bytes=size, phase="forward", op="op", site="", categories=sums, held=[])
+    work = [Work(phase="forward", kind="product", dtype="float32", flops=10**12, bytes=1, count=1)]
+    given = {"allocated": size, "reserved": size, "least": int(0.9 * size), "peak": instant}
+    return Prediction(
+        recipe="ddp", device="cuda", method="trace", host=instant, **{**given, "work": work, **more}
+    )

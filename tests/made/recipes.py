@@ -1,0 +1,71 @@
+"""Recipes that show each strategy: what several tests of strategies run."""
+
+from __future__ import annotations
+
+__all__ = ["SETTINGS"]
+
+SETTINGS: dict[str, list[str]] = {
+    "single": ["single"],
+    "ddp": ["ddp"],
+    "zero1": ["zero1"],
+    "zero2": ["zero2"],
+    "zero3": ["zero3"],
+    "zero2_offload": ["zero2_offload"],
+    "zero3_offload": ["zero3_offload"],
+    "zero3_nvme": ["zero3_nvme"],
+    "fp32": ["single+fp32"],
+    "tf32": ["ddp+tf32"],
+    "bf16": ["single+bf16"],
+    "lora": ["single+lora", "single+lora:rank=4"],
+    "dora": ["single+dora"],
+    "qlora": ["single+qlora"],
+    "head": ["single+head"],
+    "difffit": ["single+difffit"],
+    "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
+    "prune": ["single+prune", "single+prune:fraction=0.9"],
+    "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
+    "sparse24": ["ddp+bf16+sparse24"],
+    "bf16_master": ["zero2+bf16_master"],
+    "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
+    "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
+    "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
+    "checkpoint": [
+        "single+checkpoint",
+        "single+checkpoint:every=2",
+        "single+checkpoint:every=sqrt",
+        "single+checkpoint:keep=nested",
+        "single+checkpoint:keep=nothing",
+        "single+checkpoint:every=2,keep=products",
+    ],
+    "offload_activations": [
+        "single+offload_activations",
+        "single+checkpoint:every=2+offload_activations:what=checkpoints",
+    ],
+    "compile": [
+        "single+compile",
+        "single+compile:scope=model,backend=aot_eager",
+        "single+compile:backend=aot_eager,budget=0.5",
+    ],
+    "attend": [
+        *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
+        *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
+    ],
+    "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
+    "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
+    "adam4bit": ["single+adam4bit"],
+    "paged_adam8bit": ["ddp+paged_adam8bit"],
+    "adafactor": ["single+adafactor"],
+    "muon": ["single+muon", "single+muon:momentum=0.9"],
+    "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
+    "offload_adamw": ["ddp+offload_adamw"],
+    "onebit_adam": ["ddp+onebit_adam", "ddp+onebit_adam:freeze=4"],
+    "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
+    "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
+    "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
+    "optimizer_in_backward": ["single+optimizer_in_backward"],
+    "backward": ["single+backward", "single+backward:call=autograd_grad"],
+    "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
+    "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
+    "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
+}
+"""Recipe texts for every strategy; those on ``single`` are trained in this process."""

@@ -1,0 +1,198 @@
+"""A subject that is no DiT under every strategy: each shows its evidence, or says which part it
+needs that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from conftest import SUBJECT, TINY, launched
+
+from harness import ROOT
+from harness.predict import pool
+from harness.resolve import resolve
+from harness.result import Status
+from harness.spec import Spec
+from harness.subjects import from_file
+from harness.subjects.dit import presets
+from strategies import parse
+from strategies.activations import checkpoint, runners
+from strategies.activations.parts import Recompute
+from strategies.base import BadInput, NotInForce, Slot
+from strategies.subject import PARTS, Subject
+from tests.made.recipes import SETTINGS
+
+MODEL = f"{ROOT}/tests/made/strip.py:Strip"
+STRIP = dataclasses.replace(TINY, model=MODEL, objective="flow")
+TEXTS = [text for texts in SETTINGS.values() for text in texts if text.startswith("single")]
+NEEDS = {
+    "difffit": ["halves"],
+    "controlnet": ["token_blocks"],
+    "controlnet:share=1.0": ["token_blocks"],
+    "prune_structured": ["halves"],
+    "prune_structured:fraction=0.25": ["halves"],
+    "sparse_embedding": ["label_table"],
+    "checkpoint:every=2": ["chain"],
+    "checkpoint:every=sqrt": ["chain"],
+    "checkpoint:keep=nested": ["chain"],
+    "checkpoint:keep=nothing": ["chain"],
+    "checkpoint:every=2,keep=products": ["chain"],
+    "attend:kernel=naive": ["attend"],
+    "attend:kernel=flex": ["attend"],
+}
+"""Part of a recipe -> the part of a subject without which it refuses."""
+MORE = [
+    "single+checkpoint:keep=products",
+    "single+attend:kernel=flash+bf16+checkpoint",
+    "single+attend:kernel=math+compile:backend=aot_eager",
+    "single+checkpoint+offload_activations:what=checkpoints",
+    "single+compile:backend=aot_eager+checkpoint+bf16",
+    "single+compile:backend=aot_eager+offload_activations",
+    "single+qlora+checkpoint",
+]
+WORKS = [t for t in TEXTS if not any(part in NEEDS for part in t.split("+"))] + MORE
+
+
+LAUNCHED = ["zero3+bf16+checkpoint", "ddp+offload_activations+accumulate:steps=2"]
+
+
+def here(train_here, text: str, steps: int = 2, **change):
+    return train_here(dataclasses.replace(STRIP, recipe=text, **change), steps)
+
+
+# -- every strategy ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", WORKS)
+def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
+    run, log = here(train_here, text)
+    for part in parse(text).strategies:
+        assert part.evidence(run.trained)
+    assert all(loss.isfinite() for loss in log.losses)
+
+
+@pytest.mark.parametrize("text", NEEDS)
+def test_what_it_lacks_is_refused_by_name(text):
+    resolved = resolve(dataclasses.replace(STRIP, recipe=f"ddp+{text}+sgd:momentum=0.0"))
+    words = resolved.refusal
+    (need,) = NEEDS[text]
+    assert words.startswith(text.partition(":")[0]) and f"Strip has no {PARTS[need]}" in words
+    assert "leave " in words or "take " in words
+    whole = resolve(dataclasses.replace(TINY, recipe=f"ddp+{text}+sgd:momentum=0.0"))
+    assert not whole.refusal, "a DiT has every part"
+
+
+def test_a_strategy_that_needs_a_part_asks_for_it():
+    assert {need for needs in NEEDS.values() for need in needs} | {"head"} == set(PARTS)
+    assert SUBJECT.parts == set(PARTS)
+
+
+@pytest.mark.parametrize("stub", ["blocks left out", "recomputed nowhere"])
+def test_evidence_is_lost_here_as_well(stub, train_here, monkeypatch):
+    def half(module, subject, wrap):
+        runners.surround(module, Half(subject), wrap)
+
+    class Half:
+        def __init__(self, subject):
+            self.subject = subject
+
+        def blocks(self, module):
+            return self.subject.blocks(module)[::2]
+
+    if stub == "blocks left out":
+        monkeypatch.setattr(checkpoint, "surround", half)
+    else:
+        monkeypatch.setattr(Recompute, "part", lambda self, *given, **n: self._inside(*given, **n))
+    run, _ = here(train_here, "single+checkpoint")
+    with pytest.raises(NotInForce, match=r"of 5 blocks|bytes are kept"):
+        parse("single+checkpoint").in_slot(Slot.RECOMPUTE).evidence(run.trained)
+
+
+# -- on two processes -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Launched once: recipe -> result."""
+    folder = tmp_path_factory.mktemp("strip")
+    done = {}
+    for text in LAUNCHED:
+        spec = dataclasses.replace(STRIP, recipe=text, processes=2)
+        done[text] = launched(spec, folder / text.partition("+")[0])
+    return done
+
+
+@pytest.mark.parametrize("text", LAUNCHED)
+def test_it_is_launched_and_audited_like_any_other(text, rows, train_here):
+    row = rows[text]
+    assert row.status is Status.OK, row.reason
+    assert {name for part in parse(text).strategies for name in [part.name]} <= set(row.evidence)
+    log = here(train_here, "+".join(["single", *text.split("+")[1:]]))[1]
+    alone = [float(loss) for loss in log.losses]
+    # ZeRO rounds the weights themselves to bfloat16, autocast a copy.
+    close = 1e-2 if "bf16" in text else 1e-5
+    assert row.losses[: len(alone)] == pytest.approx(alone, rel=close)
+
+
+def test_its_memory_is_predicted_like_any_other_s(rows, tmp_path):
+    for row, found in zip(
+        rows.values(),
+        pool.predict_all([resolve(row.spec) for row in rows.values()], tmp_path),
+        strict=True,
+    ):
+        assert found.method == "trace", found.reason
+        assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
+
+
+def test_it_has_flops_and_sizes_without_a_closed_form(rows):
+    row, survey = rows[LAUNCHED[1]], resolve(STRIP).subject.survey
+    assert row.flops_per_step == 3 * STRIP.global_batch * survey.flops > 0
+    assert row.parameters == survey.parameters
+    assert survey.depth == 5 and len(survey.attention) == 3
+    assert "layers.0.modulation" not in survey.linears, "it works on one vector a sample"
+
+
+# -- the DiT is one more ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["DiT-T/8", "DiT-S/2:depth=3,width=128,heads=2", "DiT-B/4"])
+@pytest.mark.parametrize("objective", ["epsilon", "flow"])
+def test_a_dit_s_closed_forms_are_what_a_survey_finds(model, objective):
+    spec = Spec(recipe="single", model=model, objective=objective, class_dropout=0.1)
+    dit = resolve(spec).subject
+    found = dit.survey
+    assert found.parameters == dit.parameters and found.linears == dit.linears
+    assert found.sizes._replace(weights=()) == dit.sizes._replace(weights=())
+    assert sorted(found.sizes.weights) == sorted(dit.sizes.weights)
+    assert Subject.dimensions.fget(dit) == dit.dimensions
+    learn_sigma = objective == "epsilon"
+    assert dit.train_flops(3) == presets.train_flops(dit.shape, batch=3, learn_sigma=learn_sigma)
+
+
+# -- by name ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [
+        ("nowhere.py:Strip", {}, "no file nowhere.py; write FILE.py:CLASS"),
+        (MODEL.replace(":Strip", ""), {}, "'' in .* is no strategies.subject.Subject"),
+        (MODEL.replace("Strip", "Net"), {}, "'Net' in .* is no strategies.subject.Subject"),
+        (MODEL, {"objective": "epsilon"}, "cannot be trained to 'epsilon'; give --objective flow"),
+        ("BROKEN", {}, "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_a_file_that_names_no_subject_is_bad_input(model, change, words, tmp_path):
+    if model == "BROKEN":
+        (tmp_path / "broken.py").write_text("1 / 0")
+        model = f"{tmp_path}/broken.py:Strip"
+    with pytest.raises(BadInput, match=words):
+        resolve(dataclasses.replace(STRIP, model=model, **change))
+
+
+def test_a_file_s_content_is_part_of_its_identity(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text((ROOT / "tests/made/strip.py").read_text())
+    before = from_file.identity(f"{file}:Strip")
+    file.write_text(file.read_text() + "\n# another\n")
+    assert before != from_file.identity(f"{file}:Strip") and from_file.identity("DiT-S/4") == ""
