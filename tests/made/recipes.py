@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["SETTINGS"]
+from strategies import CATALOG
+from strategies.base import Slot
 
-SETTINGS: dict[str, list[str]] = {
-    "single": ["single"],
-    "ddp": ["ddp"],
-    "zero1": ["zero1"],
-    "zero2": ["zero2"],
-    "zero3": ["zero3"],
-    "zero2_offload": ["zero2_offload"],
-    "zero3_offload": ["zero3_offload"],
-    "zero3_nvme": ["zero3_nvme"],
-    "fp32": ["single+fp32"],
+__all__ = ["OTHERS", "SETTINGS"]
+
+OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
-    "bf16": ["single+bf16"],
     "lora": ["single+lora", "single+lora:rank=4"],
-    "dora": ["single+dora"],
-    "qlora": ["single+qlora"],
-    "head": ["single+head"],
-    "difffit": ["single+difffit"],
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],
     "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],
@@ -52,9 +41,7 @@ SETTINGS: dict[str, list[str]] = {
     ],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
-    "adam4bit": ["single+adam4bit"],
     "paged_adam8bit": ["ddp+paged_adam8bit"],
-    "adafactor": ["single+adafactor"],
     "muon": ["single+muon", "single+muon:momentum=0.9"],
     "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
     "offload_adamw": ["ddp+offload_adamw"],
@@ -62,10 +49,15 @@ SETTINGS: dict[str, list[str]] = {
     "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
-    "optimizer_in_backward": ["single+optimizer_in_backward"],
     "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
+}
+"""Where ``single+NAME`` does not show a strategy, or not all of it."""
+
+SETTINGS: dict[str, list[str]] = {
+    name: OTHERS.get(name, [name if kind.slot is Slot.SHARD else f"single+{name}"])
+    for name, kind in CATALOG.items()
 }
 """Recipe texts for every strategy; those on ``single`` are trained in this process."""
