@@ -69,8 +69,9 @@ def _own_errors() -> tuple[type[Exception], ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="./run.sh",
-        description="Train one DiT under many strategies, and compare memory and speed.",
-        epilog="Each command has --help with an example. Without a command: run, default suite.",
+        description="Train one model under many strategies, and compare memory and speed.",
+        epilog="Each command has --help with its defaults and an example. Without a command: run, "
+        "with the suite default. Read on: README.md.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
@@ -79,12 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, act: Any, text: str, example: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Any, name: str, act: Any, text: str, example: str, page: str
+) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example:\n  {example}",
+        epilog=f"example:\n  {example}\n\nread on: {page}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(act=act)
@@ -95,11 +98,11 @@ def _add_run(commands: Any) -> None:
     from harness.commands.run import add_arguments
 
     example = (
-        "./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint:every=2 --steps 10\n"
+        "./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint --steps 10\n"
         "  ./run.sh run --suite default --dry-run"
     )
     text = "run a suite of recipes and report on it"
-    add_arguments(_add(commands, "run", _run, text, example))
+    add_arguments(_add(commands, "run", _run, text, example, "docs/suites.md, docs/strategies.md"))
 
 
 def _add_plan(commands: Any) -> None:
@@ -107,39 +110,39 @@ def _add_plan(commands: Any) -> None:
 
     example = (
         "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
-        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16+checkpoint --largest model"
+        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model"
     )
     text = "predict, without a GPU, which recipe fits which GPUs and how fast"
-    add_arguments(_add(commands, "plan", _plan, text, example))
+    add_arguments(_add(commands, "plan", _plan, text, example, "docs/plan.md"))
 
 
 def _add_report(commands: Any) -> None:
     example = "./run.sh report results/default"
     text = "make the report again from results alone; needs no torch"
-    parser = _add(commands, "report", _report, text, example)
+    parser = _add(commands, "report", _report, text, example, "docs/reading-a-report.md")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a results folder")
 
 
 def _add_compare(commands: Any) -> None:
     example = "./run.sh compare results/before results/after"
     text = "compare two result sets: what changed beyond the noise"
-    parser = _add(commands, "compare", _compare, text, example)
+    parser = _add(commands, "compare", _compare, text, example, "docs/reading-a-report.md")
     parser.add_argument("old", type=Path, metavar="DIR", help="results before")
     parser.add_argument("new", type=Path, metavar="DIR", help="results after")
 
 
 def _add_list(commands: Any) -> None:
     text = "list strategies with their parameters, and suites"
-    parser = _add(commands, "list", _list, text, "./run.sh list")
-    parser.add_argument("--markdown", action="store_true", help="the strategies, for a README")
+    pages = "docs/strategies.md, docs/suites.md"
+    parser = _add(commands, "list", _list, text, "./run.sh list", pages)
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/strategies.md")
 
 
 def _add_doctor(commands: Any) -> None:
     text = "say what this machine can run, and why not the rest"
-    parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("results"), help="results folder"
-    )
+    parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
+    told = "results folder (default: results)"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("results"), help=told)
 
 
 def _add_lint(commands: Any) -> None:
@@ -147,7 +150,7 @@ def _add_lint(commands: Any) -> None:
 
     text = "name DeepSpeed settings that waste memory for a model, with the bytes"
     example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
-    add_arguments(_add(commands, "lint", _lint, text, example))
+    add_arguments(_add(commands, "lint", _lint, text, example, "docs/anatomy.md"))
 
 
 def _add_anatomy(commands: Any) -> None:
@@ -155,7 +158,7 @@ def _add_anatomy(commands: Any) -> None:
 
     text = "show where the memory and time of one recipe go: a page of its own"
     example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
-    add_arguments(_add(commands, "anatomy", _anatomy, text, example))
+    add_arguments(_add(commands, "anatomy", _anatomy, text, example, "docs/anatomy.md"))
 
 
 def _add_train(commands: Any) -> None:
@@ -163,19 +166,20 @@ def _add_train(commands: Any) -> None:
 
     text = "train one recipe to a checkpoint and samples"
     example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
-    add_arguments(_add(commands, "train", _train, text, example))
+    add_arguments(_add(commands, "train", _train, text, example, "docs/your-machine.md"))
 
 
 def _add_max_batch(commands: Any) -> None:
     from harness.commands.max_batch import add_arguments
 
     text = "find the largest micro batch that fits"
-    example = "./run.sh max-batch --recipe zero2+bf16+checkpoint --model DiT-XL/2 --memory-limit 24"
-    add_arguments(_add(commands, "max-batch", _max_batch, text, example))
+    example = "./run.sh max-batch --recipe zero2+bf16 --model DiT-XL/2 --memory-limit 24"
+    add_arguments(_add(commands, "max-batch", _max_batch, text, example, "docs/your-machine.md"))
 
 
 def _add_test(commands: Any) -> None:
-    _add(commands, "test", _test, "set up and pass the tests", "./run.sh test")
+    text = "set up and pass the tests"
+    _add(commands, "test", _test, text, "./run.sh test", "docs/adding/README.md")
 
 
 # ---- what is done ----

@@ -43,7 +43,7 @@ class Spec:
     warmup: int = _option(2, "optimizer steps before them, not timed")
     seed: int = _option(0, "weights, data order, noise")
     processes: int = _option(1, "data-parallel processes")
-    world: int = _option(0, "run rank 0 of so many on one process: its memory is real, losses not")
+    world: int = _option(0, "run rank 0 of so many on one process (0: no): real memory, no losses")
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's")
     weight_decay: float = _option(0.0, "AdamW's")
@@ -154,12 +154,21 @@ def located(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...] = ()) -> None:
-    """One option a spec field, with its help; None where not given."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    leave_out: tuple[str, ...] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """One option a spec field, with its help; None where not given.
+
+    ``defaults``: what stands for the spec's own, for the help to say.
+    """
     for f in dataclasses.fields(Spec):
         if f.name in leave_out:
             continue
         kind = str if f.name == "recipe" else type(f.default)
+        usual = (defaults or {}).get(f.name, f.default)
         if kind is bool:
             parser.add_argument(
                 f"--{f.name}", action="store_true", default=None, help=f.metadata["help"]
@@ -171,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...]
             default=None,
             required=f.name == "recipe",
             metavar=kind.__name__.upper() if kind is not str else f.name.upper(),
-            help=f.metadata["help"],
+            help=f.metadata["help"] + ("" if f.name == "recipe" else f" (default: {usual})"),
         )
 
 

@@ -33,6 +33,10 @@ BRIEF = {"steps": 1, "warmup": 1}
 """The looks come after the steps; more of them would show nothing more."""
 
 
+FROM_SUITE = ("model", "data", "global_batch", "processes")
+"""Settings that the suite "default" has, with which a recipe alone is run."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``anatomy``."""
     parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
@@ -40,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
-    add_settings(parser.add_argument_group("settings"), "recipe", "repeat", "profile", "snapshot")
+    usual = {**BRIEF, **dict.fromkeys(FROM_SUITE, "as in the suite default")}
+    left = ("recipe", "repeat", "profile", "snapshot")
+    add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
 
 
 def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:

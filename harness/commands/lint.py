@@ -27,9 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``lint``."""
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
-    add("--model", metavar="MODEL", default="DiT-XL/2", help="model preset (default: DiT-XL/2)")
+    told = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
+    add("--model", metavar="MODEL", default="DiT-XL/2", help=told)
     add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
-    add("--precision", choices=("bf16", "fp32"), default="bf16", help="(default: bf16)")
+    told = "the type that it trains in (default: bf16)"
+    add("--precision", choices=("bf16", "fp32"), default="bf16", help=told)
 
 
 def lint_files(options: argparse.Namespace) -> int:

@@ -17,17 +17,26 @@ from strategies.strategy import spelled
 __all__ = ["markdown", "print_list"]
 
 
+DEFAULTS = (
+    "Open places get fp32, adamw and ema; all others stay empty. Parameters stand with their "
+    "defaults. Read on: docs/strategies.md"
+)
+
+
 def print_list(console: Console | None = None) -> None:
     """Print both tables."""
     console = console or make_console()
-    console.print(Text("strategies: one of each place, joined by + into a recipe", style="bold"))
+    told = "strategies: at most one for each place, joined by + into a recipe"
+    console.print(Text(told, style="bold"))
+    console.print(Text(DEFAULTS, style="dim"))
     console.print(_strategies())
-    console.print(Text("suites", style="bold"))
+    console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
+    console.print(Text("Without a name it is default. Read on: docs/suites.md", style="dim"))
     console.print(_suites())
 
 
 def markdown() -> str:
-    """The strategies as the README's table."""
+    """The strategies as the table of docs/strategies.md."""
     lines = ["| strategy | place | what it does | losses |", "|---|---|---|---|"]
     for name, kind in CATALOG.items():
         what = _first_line(kind.__doc__).partition(". ")[0].rstrip(".:").replace("``", "`")

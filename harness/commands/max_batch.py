@@ -19,7 +19,7 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import one_row
 from harness.commands.console import FAILED, OK, make_console, short, slug
-from harness.commands.options import add_settings, seconds
+from harness.commands.options import ALL_GPUS, add_settings, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data import derive
@@ -33,6 +33,7 @@ from strategies import parse
 __all__ = ["add_arguments", "candidates", "max_batch"]
 
 OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
+DATA = {"data": "synthetic"}
 STEPS = {"steps": 1, "warmup": 1}
 """The first step makes the optimizer's state, the second runs with it: the peak is in them."""
 
@@ -157,10 +158,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
     add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
     add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
-    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help="deadline of one probe")
-    add("--fresh", action="store_true", help="repeat probes that are known")
+    told = "deadline of one probe (default: 1800)"
+    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help=told)
+    add("--fresh", action="store_true", help="repeat probes that are known (default: keep)")
     left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
-    add_settings(parser.add_argument_group("settings"), *left)
+    usual = {**DATA, "processes": ALL_GPUS}
+    add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
 
 
 def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
@@ -202,7 +205,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     """One sample a process and a micro batch: every probe has more."""
     usual = one_row.usual(options.recipe, options.device, machine)
-    fields = {"data": "synthetic", **usual, **given, **STEPS}
+    fields = {**DATA, **usual, **given, **STEPS}
     spec = Spec(**fields)
     spec.check()
     return dataclasses.replace(spec, global_batch=_samples(spec, 1))

@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
 
-__all__ = ["add_settings", "check_file", "overrides", "seconds"]
+__all__ = ["ALL_GPUS", "add_settings", "check_file", "overrides", "seconds"]
 
 
-def add_settings(parser: Any, *leave_out: str) -> None:
-    """An option for each field of a spec but ``leave_out``; ``parser`` may be a group of one."""
+ALL_GPUS = "all GPUs, else 1"
+"""How the help says which number of processes a command of one recipe takes."""
+
+
+def add_settings(parser: Any, *leave_out: str, defaults: Mapping[str, Any] | None = None) -> None:
+    """An option for each field of a spec but ``leave_out``; ``parser`` may be a group of one.
+
+    ``defaults``: the command's own, for the help to say.
+    """
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
-    add_arguments(parser, leave_out=(*leave_out, "device"))
+    add_arguments(parser, leave_out=(*leave_out, "device"), defaults=defaults)
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:

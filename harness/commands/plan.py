@@ -33,18 +33,20 @@ WIDE = 116
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``plan``."""
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--recipes", nargs="+", metavar="R", help="recipes to choose among")
-    what.add_argument("--suite", metavar="NAME_OR_FILE", help="a suite's recipes (default)")
-    add = parser.add_argument
-    add("--model", default="DiT-XL/2", help=f"a preset, or a size as in {CUSTOM}")
+    what, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    told = "recipes to choose among (default: the suite's)"
+    what.add_argument("--recipes", nargs="+", metavar="R", help=told)
+    told = "a suite's recipes (default: the suite default)"
+    what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
+    told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
+    add("--model", default="DiT-XL/2", help=told)
     add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
-        help="GPUs, one process each (default 8)")  # fmt: skip
+        help="GPUs, one process each (default: 8)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
     card.add_argument("--gpu", metavar="NAME", help="a card of the table, as A100-80GB")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
-    add("--global-batch", type=int, metavar="B", help="samples a step (default 32 a GPU)")
-    add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default 256)")
+    add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
+    add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
     add("--largest", choices=("batch", "model"), help="largest micro batch (whatever B is), or DiT")
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")

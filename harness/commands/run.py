@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,24 +37,25 @@ from strategies.subject import DataFacts
 __all__ = ["add_arguments", "predict_measured", "run"]
 
 
+SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(Spec)}
+"""Where each setting comes from, for the help to say."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``run``."""
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--suite", metavar="NAME_OR_FILE", help="see ./run.sh list (default: default)"
-    )
-    what.add_argument(
-        "--recipes", nargs="+", metavar="R", help="recipes; the first is the reference"
-    )
-    add = parser.add_argument
-    add("--repeat", type=int, metavar="N", help="measure every recipe N times")
+    what, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    told = "which (default: default); ./run.sh list names them"
+    what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
+    told = "recipes instead, with the settings of the suite default; the first is the reference"
+    what.add_argument("--recipes", nargs="+", metavar="R", help=told)
+    add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
     add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
-    add("--fresh", action="store_true", help="repeat finished runs too")
+    add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
-    add_settings(settings, "recipe", "repeat")
+    add_settings(settings, "recipe", "repeat", defaults=SUITE_S)
 
 
 def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:

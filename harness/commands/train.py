@@ -17,7 +17,7 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands import one_row
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import add_settings, check_file, seconds
+from harness.commands.options import ALL_GPUS, add_settings, check_file, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data import derive
@@ -53,16 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
-    add("--save-every", type=int, metavar="K", help="steps between two checkpoints")
+    add("--save-every", type=int, metavar="K", help="steps between two checkpoints (default: 500)")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
-    add("--trained", metavar="FILE", help="what was trained by itself: adapters, not the model")
-    add("--sample-steps", type=int, metavar="N", help="steps of the sampler")
-    add("--guidance", type=float, metavar="G", help="classifier-free guidance scale")
+    told = "what was trained, by itself: adapters, not the model (default: not written)"
+    add("--trained", metavar="FILE", help=told)
+    add("--sample-steps", type=int, metavar="N", help="steps of the sampler (default: 25)")
+    add("--guidance", type=float, metavar="G", help="classifier-free guidance scale (default: 2.0)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
     add_settings(
-        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot"
-    )
+        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot",
+        defaults={**DEFAULTS, "processes": ALL_GPUS},
+    )  # fmt: skip
 
 
 def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 from harness import ROOT, cli
-from harness.commands import console, listing, one_row, run
+from harness.commands import anatomy, console, one_row, run, train
 from harness.launch import launch
 from harness.predict import pool
 from harness.predict.prediction import Prediction
 from harness.result import Check, Result, Status
+from harness.suite import file as suite_file
 from harness.system import gpus
 from harness.system import machine as machines
+from harness.worker.training import Training
 from tests.made.machines import SUITE, machine
 from tests.made.results import ok
 
@@ -402,7 +405,11 @@ def test_train_keeps_its_state_and_samples_in_its_folder(
     assert ("--resume" in line) is ("--resume" in words)
 
 
-@pytest.mark.parametrize("name", ["run", "report", "compare", "list", "doctor", "train", "test"])
+COMMANDS = ["run", "plan", "report", "compare", "list", "doctor", "lint", "anatomy", "train",
+            "max-batch", "test"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_with_an_example(name: str, capsys) -> None:
     assert call([name, "--help"]) == 0
     text = capsys.readouterr().out
@@ -417,9 +424,37 @@ def test_list(capsys) -> None:
         assert word in text
 
 
-def test_the_readmes_table_is_the_catalogs() -> None:
-    """Made by ``./run.sh list --markdown``."""
-    assert listing.markdown() in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_strategies_is_printed(capsys) -> None:
+    assert call(["list", "--markdown"]) == 0
+    printed = capsys.readouterr().out.strip()
+    assert printed in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_terminal_of_80_columns(name: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call([name, "--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_help_says_the_defaults_that_count(capsys) -> None:
+    assert call(["train", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.partition("options:")[2].split())
+    counted = {
+        n: Training.__dataclass_fields__[n] for n in ("save_every", "sample_steps", "guidance")
+    }
+    usual = {**train.DEFAULTS, **{name: field.default for name, field in counted.items()}}
+    del usual["warmup"]  # train has no such option
+    for name, value in usual.items():
+        option = f"--{name.replace('_', '-')} "
+        assert re.search(rf"{option}.*?default: ([^)]+)\)", text)[1] == str(value), name
+
+
+def test_what_anatomy_takes_from_the_default_suite_is_there() -> None:
+    for device in ("cpu", "cuda"):
+        settings = suite_file.load_suite("default", device).settings
+        shared = {k.replace("per_process_batch", "global_batch") for k in settings}
+        assert shared - {"steps", "warmup"} == set(anatomy.FROM_SUITE)
 
 
 def test_answers_come_without_torch(monkeypatch) -> None:

@@ -1,0 +1,232 @@
+"""The pages themselves: links and anchors lead somewhere, files that are named are there, commands
+parse as the command line parses them, and README stays short. Each check is shown to fail, too."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import ROOT, cli, train
+from harness.suite import file as suite_file
+from strategies import CATALOG, parse
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted(p for p in (ROOT / "docs").rglob("*.md") if "results" not in p.parts)]
+TWO_SCREENS = 120
+"""Lines of README at most."""
+MADE_UP = {"cards", "rmsprop", "averaged"}
+"""The examples of docs/adding: a command, a strategy and an engine that are not there."""
+ROOMS = "harness|tests|launch_configs|strategies|docs"
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+
+
+# ---- links ----
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's heads, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", prose(text), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def lost_links(text: str, page: Path) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    lost = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        if "://" in target:
+            continue
+        if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
+            lost.append(target)
+    return lost
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert lost_links(page.read_text(), page) == []
+
+
+@pytest.mark.parametrize("target", ["docs/nowhere.md", "docs/plan.md#not-there", "#not-there"])
+def test_a_lost_link_is_noticed(target):
+    assert lost_links(f"See [this]({target}) and [plan](docs/plan.md).", README) == [target]
+
+
+def test_every_page_is_reached_from_readme():
+    reached, waiting = set(), [README]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            names = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text())
+            waiting += [(page.parent / name).resolve() for name in names]
+    assert set(PAGES) <= reached
+
+
+# ---- files ----
+
+
+def missing_files(text: str) -> list[str]:
+    """Files of ours that a page names and that are not there; of those that it calls new, the
+    ones that are."""
+    wrong = []
+    for name, new in re.findall(rf"`((?:{ROOMS})/[\w./-]+)`( \(new)?", text):
+        if "NAME" not in name and (ROOT / name).exists() == bool(new):
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_that_pages_name_are_there(page):
+    assert missing_files(page.read_text()) == []
+
+
+def test_a_missing_file_is_noticed():
+    assert missing_files("`harness/cli.py`, `harness/clip.py`") == ["harness/clip.py"]
+    assert missing_files("`harness/cli.py` (new)") == ["harness/cli.py"]
+    assert missing_files("`harness/clip.py` (new, yours)") == []
+
+
+def test_each_page_of_adding_says_how_many_files_it_touches():
+    folder = ROOT / "docs" / "adding"
+    told = re.findall(r"\]\(([\w-]+\.md)\) \| (\d) \|$", (folder / "README.md").read_text(), re.M)
+    assert {name for name, _ in told} == {p.name for p in folder.glob("*.md")} - {"README.md"}
+    for name, number in told:
+        first = re.search(r"\| file \|.*?(?=\n\n)", (folder / name).read_text(), re.S)[0]
+        assert len(first.splitlines()) - 2 == int(number) <= 4, name
+
+
+# ---- commands ----
+
+
+def lines_of_code(text: str) -> Iterator[list[str]]:
+    """Command lines in a page's blocks, as words, from ``./run.sh`` or ``harness.train`` on."""
+    for block in re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines():
+            if "./run.sh" not in line and "harness.train" not in line:
+                continue
+            words = shlex.split(line, comments=True)
+            starts = [i for i, w in enumerate(words) if w in ("./run.sh", "harness.train")]
+            if starts:
+                yield words[starts[0] :]
+
+
+def fault_of(words: list[str]) -> str:
+    """What is wrong with a command line, which is parsed and not run; empty if nothing is."""
+    program, *rest = words
+    if program == "harness.train":
+        return _refused(train.parse_options, rest)
+    if rest[:1] == ["test"]:  # the words behind it are pytest's
+        lost = [w for w in rest if w.startswith("tests/") and not (ROOT / w).exists()]
+        return f"no {lost[0]}" if lost else ""
+    if set(rest) & MADE_UP:
+        return ""
+    if not rest or rest[0].startswith("-"):
+        rest = ["run", *rest]
+    return _refused(cli._parser().parse_args, rest) or _bad_recipe(rest)
+
+
+def _refused(parse_words, words: list[str]) -> str:
+    try:
+        parse_words(words)
+    except SystemExit:
+        return f"not parsed: {words}"
+    return ""
+
+
+def _bad_recipe(words: list[str]) -> str:
+    """A recipe or a suite among the words that is none."""
+    options = cli._parser().parse_args(words)
+    recipes = [*(getattr(options, "recipes", None) or []), getattr(options, "recipe", None)]
+    names = {part.partition(":")[0] for r in recipes if r for part in r.split("+")}
+    if names & MADE_UP:
+        return ""
+    suite = getattr(options, "suite", None)
+    if suite and suite not in suite_file.known_suites() and not suite.startswith("my_"):
+        return f"no suite {suite}"
+    return "" if all(parse(r) for r in recipes if r) else "no recipe"
+
+
+COMMANDS = [words for page in PAGES for words in lines_of_code(page.read_text())]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda w: " ".join(w)[:60])
+def test_commands_in_blocks_parse(words, capsys):
+    assert fault_of(words) == "", capsys.readouterr().err
+
+
+def test_blocks_have_commands_of_every_kind():
+    assert len(COMMANDS) > 20
+    assert {words[0] for words in COMMANDS} == {"./run.sh", "harness.train"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["./run.sh runn", "./run.sh run --recipez ddp", "./run.sh plan --gpus 8", "./run.sh --stepz 3",
+     "./run.sh test tests/nowhere.py", "python -m harness.train --recipe ddp",
+     "./run.sh run --suite nowhere"],
+)  # fmt: skip
+def test_a_command_that_does_not_parse_is_noticed(line):
+    (words,) = lines_of_code(f"```\n{line}   # so\n```")
+    assert fault_of(words)
+
+
+def wrong_options(text: str) -> list[str]:
+    """Commands within a page's sentences that are none, or have no such option."""
+    known, wrong = _subparsers(), []
+    for line in re.findall(r"`\./run\.sh ([^`]+)`", prose(text)):
+        name, *rest = line.replace("[", "").replace("]", "").split()
+        words = {w for w in rest if w.startswith("--")}
+        if name in MADE_UP or name == "test":
+            continue
+        if name.startswith("--"):
+            words, name = {name, *words}, "run"
+        if name not in known or words - set(known[name]._option_string_actions):
+            wrong.append(line)
+    return wrong
+
+
+def _subparsers() -> dict[str, argparse.ArgumentParser]:
+    (found,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return found.choices
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_in_sentences_are_there(page):
+    assert wrong_options(page.read_text()) == []
+
+
+def test_a_wrong_option_in_a_sentence_is_noticed():
+    text = "`./run.sh plan --explain`, `./run.sh plan --explains`, `./run.sh plane`"
+    assert wrong_options(text) == ["plan --explains", "plane"]
+
+
+# ---- README, and what the command line says of pages ----
+
+
+def test_readme_is_two_screens():
+    assert len(README.read_text().splitlines()) <= TWO_SCREENS
+
+
+def test_readme_names_every_command_and_no_other():
+    asked = re.findall(r"^\| `\./run\.sh ([\w-]+)", README.read_text(), re.M)
+    assert sorted(asked) == sorted(_subparsers()) and "plan" in asked
+
+
+def test_each_command_s_help_names_pages_that_are_there():
+    for name, parser in _subparsers().items():
+        pages = re.search(r"read on: (.+)", parser.epilog)[1].split(", ")
+        assert all((ROOT / page) in PAGES for page in pages), name
+
+
+def test_made_up_names_are_not_there():
+    assert not MADE_UP & {*CATALOG, *_subparsers()}
