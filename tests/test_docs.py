@@ -15,6 +15,7 @@ import pytest
 
 from harness.commands import listing, train
 from harness.report import Report, build, read_suite, stories
+from harness.report.data import derive
 from harness.report.data.lookup import Rows
 from harness.report.rendering import markdown
 from harness.report.rendering.markdown_parts import table_lines
@@ -158,6 +159,13 @@ def test_the_plan_that_is_shown_agrees_with_itself():
     least = min(rows, key=lambda r: float(r[2]))
     assert f"to fit: {best[0]}, {best[5]} images/s, {best[2]} of 24.0 GiB" in shown
     assert f"Least memory: {least[0]}, {least[2]} GiB" in shown
+
+
+def test_the_limit_of_parity_is_the_report_s():
+    assert derive.PARITY_LIMIT == 1e-3
+    assert (
+        "held to 1e-3 of the reference row's losses" in (DOCS / "reading-a-report.md").read_text()
+    )
 
 
 def test_what_train_is_told_to_do_is_its_default():

@@ -231,6 +231,18 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     assert len(paths) == 9
 
 
+def test_a_model_without_laws_has_a_page_without_them(plain, tmp_path):
+    """No small models of its kind were measured: nothing of a DiT's is said of it."""
+    paths = files.write(dataclasses.replace(plain, points=[]), tmp_path)
+    text = (tmp_path / "anatomy.html").read_text()
+    assert "6 N D" not in text and 'id="laws"' not in text and "Roofline" in text
+    assert {path.name for path in paths} == {
+        "anatomy.html", "timeline.svg", "inference.svg", "roofline.svg"
+    }  # fmt: skip
+    files.write(plain, tmp_path)
+    assert 'id="laws"' in (tmp_path / "anatomy.html").read_text()
+
+
 def test_a_chart_alone_brings_its_title_its_key_and_its_colours(plain):
     drawn = files.charts_of(plain)
     for name, words in {"timeline.svg": "Optimizer state", "roofline.svg": "backward"}.items():

@@ -33,11 +33,12 @@ def charts_of(portrait: Portrait) -> dict[str, str]:
         "timeline.svg": (charts.timeline(portrait.timeline), charts.keys()),
         "inference.svg": (charts.bars(portrait), charts.keys()),
         "roofline.svg": (charts.roofline(portrait), charts.phase_keys()),
-        "six_nd.svg": (charts.preset_chart(), charts.family_keys()),
     }
-    law = laws.fit(portrait.points)
-    for varies in charts.SWEEPS:
-        pictures[f"activations_{varies}.svg"] = (charts.sweep(portrait.points, varies, law), [])
+    if portrait.points:  # a DiT's, for which laws are known
+        pictures["six_nd.svg"] = (charts.preset_chart(), charts.family_keys())
+        law = laws.fit(portrait.points)
+        for varies in charts.SWEEPS:
+            pictures[f"activations_{varies}.svg"] = (charts.sweep(portrait.points, varies, law), [])
     return {
         name: standalone(picture, keys) for name, (picture, keys) in pictures.items() if picture
     }

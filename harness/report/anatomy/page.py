@@ -197,6 +197,9 @@ def _modules(p: Portrait) -> str:
 
 
 def _laws(p: Portrait) -> str:
+    """The laws of a DiT; of another model no small ones were measured, and none are known."""
+    if not p.points:
+        return ""
     law = laws.fit(p.points)
     own = law(p.micro_batch, p.tokens, p.hidden, p.depth)
     formula = (
