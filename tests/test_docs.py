@@ -126,6 +126,25 @@ def test_the_recorded_ladder_is_the_suite_s_and_ends_lowest():
 # ---- figures ----
 
 
+def options(command: str) -> dict[str, str]:
+    """The options of a command and their values, as it is written."""
+    return dict(re.findall(r"--([\w-]+) (\S+)", command))
+
+
+def test_recorded_results_were_made_as_the_pages_say():
+    shown = {
+        "cpu-2-cores": re.search(r"by `(\./run\.sh [^`]+)`", README.read_text())[1],
+        "cpu-2-cores-ladder": re.search(r"by `(\./run\.sh [^`]+)`", SUITES.read_text())[1],
+    }
+    for name, command in shown.items():
+        results, _ = load_all(RESULTS / name)
+        settings = {k: v for k, v in options(command).items() if k != "suite"}
+        assert {"steps", "warmup"} <= set(settings)
+        for result in results:
+            for option, value in settings.items():
+                assert str(getattr(result.spec, option.replace("-", "_"))) == value, option
+
+
 def test_every_suite_is_told_of():
     told = re.search(r"\| suite \|.*?(?=\n\n)", SUITES.read_text(), re.S)[0]
     firsts = "".join(line.split("|")[1] for line in told.splitlines()[2:])
