@@ -15,7 +15,7 @@ from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
 from strategies import CATALOG, parse
 from strategies.base import Slot
 
-__all__ = ["ad_hoc", "on_processes", "specs"]
+__all__ = ["ad_hoc", "on_processes", "specs", "unreplicated"]
 
 
 def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
@@ -53,7 +53,7 @@ def on_processes(
         asked = {**suite.settings, **settings, **given}
         processes = asked.get("processes", 1)
         one = (gpus if processes == ALL else processes) == 1 and not asked.get("world")
-        return _unreplicated(recipe, suite.device) if one else recipe
+        return unreplicated(recipe, suite.device) if one else recipe
 
     rows = [dataclasses.replace(r, recipe=renamed(r.recipe, r.settings)) for r in suite.rows]
     changes = {
@@ -67,7 +67,7 @@ def on_processes(
     return dataclasses.replace(suite, rows=once, reference=reference), said
 
 
-def _unreplicated(text: str, device: str) -> str:
+def unreplicated(text: str, device: str) -> str:
     """The same recipe on one process that trains alone, if it replicates the model over several."""
     sharding = parse(text).sharding
     if "replicas" not in sharding.engine(device).traits:

@@ -23,7 +23,6 @@ from typing import Any
 
 from harness.system.capability import shortfall
 from harness.system.process import own_tools_first
-from strategies.engines.zero_ops import plain_file_access
 
 __all__ = ["NUMBERS", "OPS", "PACKAGES", "facts", "main"]
 
@@ -200,6 +199,8 @@ def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
             raise RuntimeError(log)
         if build:
             if builder.name == "async_io":
+                from strategies.engines.zero_ops import plain_file_access
+
                 plain_file_access()
             file = getattr(builder.load(verbose=False), "__file__", None)
 
