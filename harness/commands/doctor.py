@@ -92,6 +92,8 @@ def _strategies(machine: Machine) -> Table:
 
 COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")
 """What a strategy may be run with: the first that it does not refuse shows whether it can run."""
+PROCESSES = 2
+"""Without GPUs any machine can start as many processes as sharding needs."""
 
 
 def why_not(name: str, machine: Machine) -> Lack | None:
@@ -114,10 +116,11 @@ def _parses(recipe: str) -> bool:
 
 
 def _plain_run(recipe: str, machine: Machine) -> Resolved:
-    single = recipe.partition("+")[0] == "single"
-    processes = 1 if single else max(1, len(machine.gpus))
-    if machine.device != "cuda":
-        return resolve(Spec(recipe=recipe))
+    on_gpus = machine.device == "cuda"
+    processes = max(1, len(machine.gpus)) if on_gpus else PROCESSES
+    if parse(recipe).alone(machine.device):
+        processes = 1
+    batch = 64 * processes
     return resolve(
-        Spec(recipe=recipe, device="cuda", processes=processes, global_batch=64 * processes)
+        Spec(recipe=recipe, device=machine.device, processes=processes, global_batch=batch)
     )

@@ -13,6 +13,7 @@ from harness.predict.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
+from harness.suite.matrix import unreplicated
 from strategies import parse
 from strategies.base import BadInput
 
@@ -108,10 +109,14 @@ def model_name(text: str) -> str:
 
 
 def _recipes(options: argparse.Namespace) -> list[str]:
-    if options.recipes:
-        return list(dict.fromkeys(options.recipes))
-    suite = suites.load(options.suite or "default", "cuda")
-    return [row.recipe for row in suite.rows]
+    """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
+    asked = options.recipes
+    if not asked:
+        suite = suites.load(options.suite or "default", "cuda")
+        asked = [row.recipe for row in suite.rows]
+    if options.processes == 1:
+        asked = [unreplicated(recipe, "cuda") for recipe in asked]
+    return list(dict.fromkeys(asked))
 
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:

@@ -66,12 +66,14 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     rows = AskedRows(options, given)
     suite, planned = rows.planned(out, recall(out))
     if options.dry_run:
-        return _dry_run(planned, recall(out))
+        return _dry_run(planned, recall(out), rows.changes)
     _enough_gpus(given, planned)
     check_out(out)
     runnable = [row.resolved for row in planned if not row.resolved.refusal]
     machine = examined(console, out, needed_ops(runnable))
     suite, planned = rows.planned(out, machine)
+    for change in rows.changes:
+        console.print(change, style="yellow")
     code = None
     try:
         results = run_suite(
@@ -103,16 +105,18 @@ def ended(results: Sequence[Result]) -> int:
 class AskedRows:
     """The rows that were asked for. Each spec is resolved once, and each folder of data read once,
     however often the machine is looked at: what a GPU's memory decides may change a spec, and that
-    alone makes another."""
+    alone makes another. ``changes`` are those that its processes made to the suite, in words."""
 
     def __init__(self, options: argparse.Namespace, given: Mapping[str, Any]) -> None:
         self.options, self.given = options, given
         self.resolved: dict[Spec, Resolved] = {}
         self.facts: dict[str, DataFacts] = {}
+        self.changes: list[str] = []
 
     def planned(self, out: Path, machine: Machine) -> tuple[Suite, list[Planned]]:
         """The suite, and every row checked: bad input ends here, before any process starts."""
-        suite = self._suite(machine)
+        asked = self._suite(machine)
+        suite, self.changes = matrix.on_processes(asked, self.given, gpus=len(machine.gpus))
         specs = matrix.specs(
             suite,
             self.given,
@@ -144,10 +148,12 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
 
 
-def _dry_run(planned: Sequence[Planned], machine: Machine) -> int:
+def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:
     """The command of each row, as a line for a shell; a comment line says why one will not run."""
     if machine.probe is None:
         print("# ops and backends were not probed yet; ./run.sh doctor does")
+    for change in changes:
+        print(f"# {change}")
     for index, row in enumerate(planned, 1):
         print(f"# {index}/{len(planned)} {row.resolved.recipe}" + _why_not(row))
         prefix = "# " if row.status else ""

@@ -1,6 +1,6 @@
 """The matrix: a suite's rows as specs, once the machine is known. No torch.
 
-load_suite -> specs -> harness.suite.run.run_suite
+load_suite -> on_processes -> specs -> harness.suite.run.run_suite
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 from harness.predict.fitting import fitting_batch
 from harness.spec import Spec
 from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
-from strategies import parse
+from strategies import CATALOG, parse
+from strategies.base import Slot
 
-__all__ = ["ad_hoc", "specs"]
+__all__ = ["ad_hoc", "on_processes", "specs", "unreplicated"]
 
 
 def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
@@ -36,6 +37,44 @@ def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
         reference=texts[0],
         rows=tuple(SuiteRow(recipe=text) for text in texts),
     )
+
+
+def on_processes(
+    suite: Suite, overrides: Mapping[str, Any], *, gpus: int = 0
+) -> tuple[Suite, list[str]]:
+    """``suite`` as it can be compared on the processes that its rows get, and what was changed.
+
+    One process has nobody to average with: there a row of replicas is the plain loop, and is named
+    so, the reference too. Rows that become equal are kept once.
+    """
+    given = {k: v for k, v in overrides.items() if v is not None}
+
+    def renamed(recipe: str, settings: Mapping[str, Any]) -> str:
+        asked = {**suite.settings, **settings, **given}
+        processes = asked.get("processes", 1)
+        one = (gpus if processes == ALL else processes) == 1 and not asked.get("world")
+        return unreplicated(recipe, suite.device) if one else recipe
+
+    rows = [dataclasses.replace(r, recipe=renamed(r.recipe, r.settings)) for r in suite.rows]
+    changes = {
+        old.recipe: new.recipe
+        for old, new in zip(suite.rows, rows, strict=True)
+        if old.recipe != new.recipe
+    }
+    once = tuple(row for index, row in enumerate(rows) if row not in rows[:index])
+    reference = changes.get(suite.reference, suite.reference)
+    said = [f"one process: {old} is {new}" for old, new in changes.items()]
+    return dataclasses.replace(suite, rows=once, reference=reference), said
+
+
+def unreplicated(text: str, device: str) -> str:
+    """The same recipe on one process that trains alone, if it replicates the model over several."""
+    sharding = parse(text).sharding
+    if "replicas" not in sharding.engine(device).traits:
+        return text
+    kinds = (kind for kind in CATALOG.values() if kind.slot == Slot.SHARD)
+    alone = next(kind.name for kind in kinds if "one_process" in kind.engine(device).traits)
+    return "+".join(alone if word == sharding.name else word for word in text.split("+"))
 
 
 def specs(

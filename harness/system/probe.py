@@ -2,8 +2,9 @@
 
     python -m harness.system.probe [--build OP ...]
 
-prints one line of JSON. ``harness.doctor`` starts it, so that the launching process never imports
-torch (a CUDA context there would be counted as memory). Nothing that is missing makes it fail.
+prints one line of JSON. ``harness.system.machine`` starts it, so that the launching process never
+imports torch (a CUDA context there would be counted as memory). Nothing that is missing makes it
+fail.
 """
 
 from __future__ import annotations
@@ -197,6 +198,10 @@ def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
             log = getattr(builder, "error_log", None) or "DeepSpeed finds it not compatible"
             raise RuntimeError(log)
         if build:
+            if builder.name == "async_io":
+                from strategies.engines.zero_ops import plain_file_access
+
+                plain_file_access()
             file = getattr(builder.load(verbose=False), "__file__", None)
 
     reason = reason_against(look)

@@ -17,6 +17,8 @@ def hold(device: torch.device, limit_bytes: int) -> None:
     process has mapped for itself, so that an allocation fails as on a machine that is full.
     """
     if device.type == "cuda":
+        # accelerate's device of a process that trains alone is "cuda", without a number.
+        device = torch.device("cuda", torch.cuda.current_device())
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         return

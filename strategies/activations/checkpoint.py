@@ -111,5 +111,6 @@ class Checkpoint(Strategy):
             kept, least = runner.products["kept"], trained.subject.survey.products
             demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
             found["kept_products"] = runner.products["kept"]
-            found["kept_product_bytes"] = runner.products["bytes"]
+            if runner.products["bytes"]:
+                found["kept_product_bytes"] = runner.products["bytes"]
         return {**found, "block_forwards": forwards / depth}

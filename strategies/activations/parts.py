@@ -120,11 +120,10 @@ def keep_products(runner: Recompute) -> Any:
         if packet not in products and "scaled_dot_product" not in str(packet):
             return CheckpointPolicy.PREFER_RECOMPUTE
         if runner.weighing and not torch.compiler.is_compiling():
-            out = (
-                context.op_output[0] if isinstance(context.op_output, tuple) else context.op_output
-            )
             runner.products["kept"] += 1
-            runner.products["bytes"] += out.numel() * out.element_size()
+            told = getattr(context, "op_output", None)  # torch since 2.12 shows what is kept
+            out = told[0] if isinstance(told, tuple) else told
+            runner.products["bytes"] += 0 if out is None else out.numel() * out.element_size()
         return CheckpointPolicy.MUST_SAVE
 
     return create_selective_checkpoint_contexts(policy)

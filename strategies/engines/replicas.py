@@ -45,6 +45,9 @@ class Replicas(Engine):
         return frozenset({"replicas"})
 
     def refuses(self, launch: Launch) -> str | None:
+        if launch.processes == 1 and not launch.simulated:
+            # accelerate 1.15 wraps a model in DDP from two processes on: nothing would be in force.
+            return "one process has nobody to average with; use single, or more processes"
         if launch.simulated and "hooks_allreduce" in launch.traits:
             return "the optimizer's own all-reduce needs real ranks; leave --world out"
         return None

@@ -25,6 +25,7 @@ from strategies.engine import (
     Workload,
 )
 from strategies.engines import zero_facts
+from strategies.engines.zero_ops import plain_file_access
 from strategies.engines.zero_sizes import buffer_sizes, swap_block_bytes
 from strategies.engines.zero_waste import Job, waste
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
@@ -138,6 +139,7 @@ class Zero(Engine):
         for name in BLOCK_OF.values():
             block = config["zero_optimization"].get(name, {})
             if block.get("device") == "nvme":
+                plain_file_access()
                 work.scratch.mkdir(parents=True, exist_ok=True)
                 block["nvme_path"] = str(work.scratch)
         sizes = {f"zero_optimization.{k}": v for k, v in buffer_sizes(work.sizes).items()}

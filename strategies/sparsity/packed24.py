@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchao.sparsity.training import SemiSparseLinear
 from torchao.sparsity.training.autograd import semi_structured_sparsify
 
-__all__ = ["Packed24", "zero_shares"]
+__all__ = ["Packed24", "zeros_of_four"]
 
 
 class Packed24(SemiSparseLinear):
@@ -25,11 +25,11 @@ class Packed24(SemiSparseLinear):
         return F.linear(x.to(dtype), weight, self.bias.to(dtype))
 
 
-def zero_shares(layer: Packed24) -> set[float]:
-    """Which shares of zeros the packed weight has, over all groups of four in a row."""
+def zeros_of_four(layer: Packed24) -> Tensor:
+    """How many groups of four in a row of the packed weight have 0, 1, 2, 3 and 4 zeros: (5,)."""
     weight = layer.weight.detach().bfloat16()
     packed = semi_structured_sparsify(weight, backend="cusparselt")
     # The product with the identity is the packed weight, whatever its layout.
     eye = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
     groups = F.linear(eye, packed).t().reshape(-1, 4)
-    return set(((groups == 0).sum(dim=1) / 4).unique().tolist())
+    return torch.bincount((groups == 0).sum(dim=1), minlength=5)

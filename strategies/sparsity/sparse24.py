@@ -55,13 +55,17 @@ class Sparse24(Strategy):
             module.set_submodule(name, Packed24.from_dense(linear))
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.sparsity.packed24 import Packed24, zero_shares
+        from strategies.sparsity.packed24 import Packed24, zeros_of_four
 
         layers = [m for m in trained.module.modules() if isinstance(m, Packed24)]
         wanted = len(trained.subject.linears)
         demand(len(layers) == wanted, f"{len(layers)} layers are packed, not {wanted}")
-        shares = {share for layer in layers for share in zero_shares(layer)}
-        demand(shares == {0.5}, f"of four neighbours {shares} are zero in the packed weights")
+        groups = sum(zeros_of_four(layer) for layer in layers).tolist()
+        demand(sum(groups[:2]) == 0, f"{sum(groups[:2])} groups of four have fewer than two zeros")
+        # torch chooses in tiles of 4 by 4, at most two a row and column, the largest first: that
+        # may leave a tile with fewer than eight, hence a group with three zeros.
+        half = groups[2] / sum(groups)
+        demand(half > 0.5, f"only {half:.0%} of the groups of four have two zeros")
         ran = sorted(op for op in trained.ops if op.split(".")[1] in PRODUCTS)
         demand(not trained.ops or bool(ran), "no sparse product ran in the traced step")
-        return {"layers": len(layers), "ops": ran}
+        return {"layers": len(layers), "ops": ran, "half_zero_groups": half}

@@ -153,12 +153,16 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         "processes is -1; give --processes at least 1",
     ),
     "train's samples in a folder": (
-        lambda p: ["train", "--recipe", "ddp", "--out", str(p / "r"), "--samples", str(p)],
+        lambda p: ["train", "--recipe", "single", "--out", str(p / "r"), "--samples", str(p)],
         "it is a folder; give another --samples FILE",
     ),
     "train's state under a file": (
-        lambda p: ["train", "--recipe", "ddp", "--checkpoint", write(p / "taken", "") + "/a"],
+        lambda p: ["train", "--recipe", "single", "--checkpoint", write(p / "taken", "") + "/a"],
         "give another --checkpoint",
+    ),
+    "train replicas of one": (
+        lambda p: ["train", "--recipe", "ddp", "--processes", "1"],
+        "one process has nobody to average with; use single, or more processes",
     ),
     "train guidance": (
         lambda p: ["train", "--recipe", "ddp", "--guidance", "nan"],
@@ -366,7 +370,7 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     words = [
         "train",
         "--recipe",
-        "ddp",
+        "single",
         "--checkpoint",
         "state",
         "--samples",
@@ -398,7 +402,7 @@ def test_train_keeps_its_state_and_samples_in_its_folder(
     words: list[str], samples: bool, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     fake(monkeypatch, lambda row: None)
-    call(["train", "--recipe", "ddp", "--out", str(tmp_path), "--dry-run", *words])
+    call(["train", "--recipe", "single", "--out", str(tmp_path), "--dry-run", *words])
     line = capsys.readouterr().out
     assert f"--checkpoint {tmp_path}/checkpoint" in line
     assert (f"--samples {tmp_path}/samples.png" in line) is samples

@@ -92,7 +92,7 @@ def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path):
     ("words", "told"),
     [
         (["--recipe", "single", "--first", "0"], "give --first from 1"),
-        (["--recipe", "ddp+bf16_master"], "only DeepSpeed"),
+        (["--recipe", "single+bf16_master"], "only DeepSpeed"),
     ],
 )
 def test_bad_input_is_answered_in_one_line(words, told, capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -67,11 +68,21 @@ def test_float8_beside_a_trained_branch_is_counted_in_both(train_here):
 # -- 2:4 --------------------------------------------------------------------------------------
 
 
+def kept(dense):
+    """torch's choice in tiles of 4 by 4: the largest first, at most two a row and a column."""
+    rows, columns = dense.shape
+    tiles = dense.abs().view(rows // 4, 4, columns // 4, 4).transpose(1, 2).reshape(-1, 16)
+    chosen, each = torch.zeros_like(tiles, dtype=torch.bool), torch.arange(len(tiles))
+    for place in tiles.argsort(dim=1, descending=True).unbind(1):
+        square, row, column = chosen.view(-1, 4, 4), place // 4, place % 4
+        free = (square[each, row].sum(1) < 2) & (square[each, :, column].sum(1) < 2)
+        chosen[each[free], place[free]] = True
+    return chosen.view(rows // 4, columns // 4, 4, 4).transpose(1, 2).reshape(rows, columns)
+
+
 def packed(dense, algorithm="", use_cutlass=True):
     """What torch's kernel gives, with pruned weights in full where a GPU has packed ones."""
-    size = dense.shape
-    best = dense.abs().reshape(-1, 4).topk(2).indices
-    pruned = (dense * torch.zeros(dense.numel() // 4, 4).scatter(1, best, 1).view(size)).bfloat16()
+    pruned = (dense * kept(dense)).bfloat16()
     none = torch.empty(0, 0)
     return pruned, none, pruned.t().contiguous(), none, none
 
@@ -96,6 +107,24 @@ def test_sparse_products_are_seen_inside_the_packed_weights(train_here, sparse_k
     run, _, _ = traced(train_here, recipe)
     facts = part_named(recipe, "sparse24").evidence(run.trained)
     assert len(facts["ops"]) == 1 and "_mm" in facts["ops"][0]
+    assert 0.5 < facts["half_zero_groups"] < 1, "torch's tiles keep fewer than half here and there"
+
+
+@pytest.mark.parametrize(
+    ("prune", "told"),
+    [
+        (lambda dense: torch.ones_like(dense), "fewer than two zeros"),
+        (lambda dense: torch.zeros_like(dense), "only 0% of the groups"),
+    ],
+)
+def test_a_packing_that_is_not_half_is_noticed(
+    train_here, sparse_kernels, monkeypatch, prune, told
+):
+    recipe = "single+bf16+sparse24"
+    run, _, _ = traced(train_here, recipe)
+    monkeypatch.setattr(sys.modules[__name__], "kept", prune)
+    with pytest.raises(NotInForce, match=told):
+        part_named(recipe, "sparse24").evidence(run.trained)
 
 
 def test_weights_packed_for_dense_products_are_noticed(train_here, sparse_kernels, monkeypatch):

@@ -18,7 +18,7 @@ from harness.suite import matrix
 from harness.suite import run as suite_run
 from harness.suite.file import SuiteError, known_suites, load_suite
 from harness.suite.identity import identity
-from harness.suite.matrix import specs
+from harness.suite.matrix import ad_hoc, on_processes, specs
 from harness.system.gpus import Gpu
 from tests.made.machines import SUITE, machine
 
@@ -265,3 +265,36 @@ def test_the_batch_is_fit_to_the_gpus(tmp_path):
     assert matrix.specs(suite, {"global_batch": 6}, gpus=2)[0].global_batch == 6
     with pytest.raises(SuiteError, match="--global-batch"):
         matrix.specs(suite, {}, gpus=2)
+
+
+# -- one process --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(known_suites()))
+def test_on_one_gpu_no_row_wants_to_average_with_nobody(name):
+    asked = load_suite(name, "cuda")
+    suite, changes = on_processes(asked, {}, gpus=1)
+    rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"}, gpus=1, gpu_bytes=2**37)]
+    assert [str(r.recipe) for r in rows if r.refusal and "nobody to average" in r.refusal] == []
+    assert rows[0].recipe.text == suite.reference and not rows[0].refusal
+    replicated = {row.recipe for row in asked.rows if row.recipe.split("+")[0] == "ddp"}
+    assert {change.split()[2] for change in changes} == replicated
+
+
+def test_rows_that_one_process_makes_equal_are_kept_once():
+    suite, changes = on_processes(ad_hoc(["ddp+bf16", "single+bf16", "zero2"], "cpu"), {}, gpus=0)
+    assert changes == [], "two processes are the suite's own"
+    suite, changes = on_processes(suite, {"processes": 1})
+    assert [row.recipe for row in suite.rows] == ["single+bf16", "zero2"]
+    assert suite.reference == "single+bf16"
+    assert changes == ["one process: ddp+bf16 is single+bf16"]
+
+
+def test_a_world_of_many_stays_replicated_on_its_one_process():
+    suite, changes = on_processes(ad_hoc(["ddp"], "cpu"), {"world": 4})
+    assert [row.recipe for row in suite.rows] == ["ddp"] and changes == []
+
+
+def test_replicas_of_one_are_refused_where_no_suite_renames_them():
+    refusal = resolve(Spec(recipe="ddp", data="synthetic", processes=1)).refusal
+    assert "nobody to average with" in refusal and "use single" in refusal

@@ -1,0 +1,71 @@
+"""What a library lacks on a machine or in a version that is not this one, made so here."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import pytest
+import torch
+from conftest import TINY, part_named
+from torch.utils import checkpoint, cpp_extension
+
+from strategies.engines.zero_ops import plain_file_access
+
+
+@pytest.fixture
+def no_op_is_loaded(monkeypatch):
+    builder = pytest.importorskip("deepspeed.ops.op_builder.builder")
+    monkeypatch.setattr(builder.OpBuilder, "_loaded_ops", {})
+
+
+def test_files_are_swapped_beside_a_gpu_without_its_toolkit(no_op_is_loaded, monkeypatch):
+    from deepspeed.ops.op_builder.async_io import AsyncIOBuilder
+    from deepspeed.ops.op_builder.cpu import AsyncIOBuilder as HostBuilder
+
+    if not HostBuilder().is_compatible(verbose=False):
+        pytest.skip("no libaio here")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    with mock.patch("torch.cuda.is_available", return_value=True):
+        with pytest.raises(TypeError):  # else DeepSpeed has mended it, and we need nothing
+            AsyncIOBuilder().load(verbose=False)
+        assert plain_file_access()
+        assert hasattr(AsyncIOBuilder().load(verbose=False), "aio_handle")
+
+
+def test_a_toolkit_that_is_there_builds_its_own(no_op_is_loaded, monkeypatch):
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/somewhere")
+    assert not plain_file_access()
+    assert not OpBuilder._loaded_ops
+
+
+def test_products_are_kept_by_a_torch_that_does_not_show_them(train_here, monkeypatch):
+    """torch 2.11's context has no ``op_output``."""
+    context = checkpoint.SelectiveCheckpointContext
+    monkeypatch.setattr(
+        context,
+        "__init__",
+        lambda self, *, is_recompute, **_: setattr(self, "is_recompute", is_recompute),
+    )
+    recipe = "single+checkpoint:keep=products"
+    run, _ = train_here(dataclasses.replace(TINY, recipe=recipe), 1)
+    facts = part_named(recipe, "checkpoint").evidence(run.trained)
+    assert facts["kept_products"] > 0 and "kept_product_bytes" not in facts
+
+
+def test_the_only_gpu_of_a_process_can_be_limited_though_it_has_no_number(monkeypatch):
+    """accelerate's device of a process that trains alone is "cuda"; torch wants its index."""
+    from harness.worker.memory_limit import hold
+
+    taken = {}
+
+    def fraction(share, device):
+        taken[torch.cuda._utils._get_device_index(device)] = share
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8, 16))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fraction)
+    hold(torch.device("cuda"), 4)
+    assert taken == {0: 0.25}
