@@ -37,13 +37,13 @@ def lint_files(options: argparse.Namespace) -> int:
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     spec = lint_spec(options.model, options.processes, options.precision)
-    found = {path: findings(path, spec) for path in paths}
+    wastes = {path: findings(path, spec) for path in paths}
     console.print(
         f"{options.model} in {options.precision} on {options.processes} devices", highlight=False
     )
-    for path, wasted in found.items():
-        _tell(path, wasted, console)
-    return FAILED if any(found.values()) else OK
+    for path, of_file in wastes.items():
+        _tell(path, of_file, console)
+    return FAILED if any(wastes.values()) else OK
 
 
 def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:

@@ -22,8 +22,8 @@ def add_settings(parser: Any, *leave_out: str) -> None:
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Spec fields given on the command line; recipe and device are the commands' own affair."""
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
-    found = {name: getattr(options, name, None) for name in names}
-    return located({name: value for name, value in found.items() if value is not None})
+    given = {name: getattr(options, name, None) for name in names}
+    return located({name: value for name, value in given.items() if value is not None})
 
 
 def seconds(text: str) -> float:

@@ -176,15 +176,15 @@ def predict_measured(
     if not missing:
         return
     # Alike in all that tell, by their identity; a row that died early tells nothing.
-    told = next((r.environment for r in done if "attention" in r.environment), {})
-    kind = attention.taken(told)
+    environment = next((r.environment for r in done if "attention" in r.environment), {})
+    kind = attention.taken(environment)
     progress = PlanProgress(console)
     progress.begin([str(row.recipe) for row in missing], pool.default_jobs())
 
-    def keep(index: int, found: Prediction) -> None:
+    def keep(index: int, prediction: Prediction) -> None:
         with contextlib.suppress(OSError):
-            found.write(_prediction_file(missing[index].spec, out))
-        progress.done(index, found)
+            prediction.write(_prediction_file(missing[index].spec, out))
+        progress.done(index, prediction)
 
     with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
         pool.predict_all(missing, out / "predictions", kind=kind, done=keep)

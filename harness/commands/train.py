@@ -118,8 +118,8 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
             f"{folder} holds a training already ({saved[-1]}); give --resume to go on from it, "
             "or another --checkpoint DIR"
         )
-    taken, asked = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
-    if taken >= asked + DEFAULTS["warmup"]:
+    taken, wanted = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
+    if taken >= wanted + DEFAULTS["warmup"]:
         raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
 
 

@@ -112,8 +112,8 @@ def named(device: str) -> Card | None:
     """
     if re.search(r"\bMIG\b", device):
         return None
-    found = (gpu for gpu in table().values() if re.search(gpu.pattern, device, re.IGNORECASE))
-    return next(found, None)
+    matches = (gpu for gpu in table().values() if re.search(gpu.pattern, device, re.IGNORECASE))
+    return next(matches, None)
 
 
 def of_size(size: int) -> Card:
@@ -130,9 +130,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         BadInput: not a size above zero.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = UNITS.get(found[2].lower()) if found else None
-    size = int(float(found[1]) * unit) if unit else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = UNITS.get(match[2].lower()) if match else None
+    size = int(float(match[1]) * unit) if unit else 0
     if size <= 0:
         raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
     return size

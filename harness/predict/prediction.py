@@ -98,11 +98,11 @@ def _from(data: dict[str, Any]) -> Prediction:
     data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
     for name in ("peak", "steady", "host", "host_steady"):
         data[name] = _instant(data.get(name))
-    data["work"] = [Work(**one) for one in data.get("work", [])]
+    data["work"] = [Work(**item) for item in data.get("work", [])]
     return Prediction(**data)
 
 
 def _instant(data: dict[str, Any] | None) -> Instant | None:
     if data is None:
         return None
-    return Instant(**{**data, "held": [Held(**one) for one in data["held"]]})
+    return Instant(**{**data, "held": [Held(**item) for item in data["held"]]})

@@ -83,8 +83,8 @@ class StoragelessTracer(Tracer):
     def _keeps_shapes(self, func: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a library remembers shapes as tensors on ``meta``, which take no memory in a real
         run. A GPU's tensors are on ``meta`` here too, so the library's files are told apart."""
-        asked = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
-        frame = sys._getframe(2) if asked and self.shapes_in else None
+        is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
+        frame = sys._getframe(2) if is_shape and self.shapes_in else None
         skipped = ("/torch/", *OURSELVES)
         while frame is not None and any(w in frame.f_code.co_filename for w in skipped):
             frame = frame.f_back

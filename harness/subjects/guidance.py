@@ -27,8 +27,8 @@ def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor
         The first half's outputs, [B / 2, C, H, W], guided.
     """
     conditional, unconditional = out_BCHW.chunk(2)
-    guided = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
-    return guided if channels is None else torch.cat([guided, conditional[:, channels:]], dim=1)
+    moved = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
+    return moved if channels is None else torch.cat([moved, conditional[:, channels:]], dim=1)
 
 
 def guided(

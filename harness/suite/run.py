@@ -125,7 +125,7 @@ def run_suite(
         try:
             for row in planned:
                 results.append(
-                    _one(row, machine, progress, fresh, timeout or suite.timeout_seconds)
+                    _run_row(row, machine, progress, fresh, timeout or suite.timeout_seconds)
                 )
         except KeyboardInterrupt:
             raise SuiteInterrupted(
@@ -136,7 +136,10 @@ def run_suite(
     return results
 
 
-def _one(row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float) -> Result:
+def _run_row(
+    row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float
+) -> Result:
+    """The result of one row: kept from earlier, not run, or run now; written to its folder."""
     mark = identity(row.resolved.spec, machine)
     earlier = None if fresh else _finished(row.folder, mark)
     if earlier is not None:

@@ -43,7 +43,7 @@ LONGEST = 400
 def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     """Everything, as plain data; ops named in ``build`` are compiled and loaded."""
     own_tools_first()
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "torch": None,
@@ -56,10 +56,10 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     }
     for name, look in (("torch", _torch), ("deepspeed", lambda: {"ops": _ops(build)})):
         try:
-            found |= look()
+            answer |= look()
         except (Exception, SystemExit) as error:  # whatever a broken install raises is the answer
-            found["errors"][name] = decisive(f"{type(error).__name__}: {error}")
-    return found
+            answer["errors"][name] = decisive(f"{type(error).__name__}: {error}")
+    return answer
 
 
 def version(name: str) -> str | None:
@@ -112,13 +112,13 @@ NUMBERS = {
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Ability -> device -> why the device lacks it, empty where it does not."""
-    found: dict[str, dict[str, str]] = {}
+    lacks: dict[str, dict[str, str]] = {}
     for name in NUMBERS if gpus else ():
-        found[name] = {"cuda": _too_old(name, gpus)}
+        lacks[name] = {"cuda": _too_old(name, gpus)}
     for kernel in ATTENTION:
         devices = ("cpu", "cuda") if gpus else ("cpu",)
-        found[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
-    return {**found, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
+        lacks[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
+    return {**lacks, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
 
 
 def _no_compiler() -> str:
@@ -178,12 +178,12 @@ def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
-    found = {}
+    ops = {}
     for name, kind in OPS.items():
         if name == "shm_comm" and accelerator.device_name() != "cpu":
             continue
-        found[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
-    return found
+        ops[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
+    return ops
 
 
 def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
@@ -232,9 +232,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Compilers and DeepSpeed write to stdout as they please: they get stderr instead.
     answer = os.dup(1)
     os.dup2(2, 1)
-    found = facts(options.build)
+    known = facts(options.build)
     with os.fdopen(answer, "w", encoding="utf-8") as stream:
-        stream.write(json.dumps(found) + "\n")
+        stream.write(json.dumps(known) + "\n")
     return 0
 
 

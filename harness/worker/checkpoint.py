@@ -43,8 +43,8 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint that is whole, or None."""
-    found = _finished(folder)
-    return found[-1] if found else None
+    whole = _finished(folder)
+    return whole[-1] if whole else None
 
 
 def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -58,12 +58,12 @@ def allocator() -> str:
 
 def attention(device: torch.device) -> dict[str, str]:
     """Type -> the backend that torch takes for attention on this device where none is forced."""
-    found = {}
+    backends = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         q_BNTK = torch.ones(1, 1, 128, 64, dtype=dtype, device=device, requires_grad=True)
         chosen = SDPBackend(torch._fused_sdp_choice(q_BNTK, q_BNTK, q_BNTK))
-        found[str(dtype).removeprefix("torch.")] = chosen.name
-    return found
+        backends[str(dtype).removeprefix("torch.")] = chosen.name
+    return backends
 
 
 def _version(name: str) -> str | None:

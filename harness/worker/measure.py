@@ -155,14 +155,14 @@ def traced_steps(bench: Bench) -> dict[str, Any]:
         bench.step()
         meter.synchronize()
     meter.close()
-    found = {}
+    categories = {}
     if "compiled" in trained.launch.traits:
         # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
         meter.notes.append("not traced by category: compiled graphs allocate unseen")
-        return found
+        return categories
     for kind in dict.fromkeys((device_type, "cpu")):
-        found[kind] = trace_step(trained, kind, bench.step, bench.baseline)
-    return found
+        categories[kind] = trace_step(trained, kind, bench.step, bench.baseline)
+    return categories
 
 
 def _portray(bench: Bench) -> None:

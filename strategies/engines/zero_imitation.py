@@ -50,8 +50,8 @@ class Storageless(Imitation):
         args: Namespace = command.launch_command_parser().parse_args(words)
         args, defaults, _ = command._validate_launch_command(args)
         args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
-        _, found = prepare_deepspeed_cmd_env(args)
-        return {k: v for k, v in found.items() if k.startswith("ACCELERATE_")}
+        _, variables = prepare_deepspeed_cmd_env(args)
+        return {k: v for k, v in variables.items() if k.startswith("ACCELERATE_")}
 
     def begin(self, launch: Launch, device: str) -> None:
         if launch.device == "cuda":

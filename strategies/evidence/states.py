@@ -19,15 +19,15 @@ def per_element(trained: Trained) -> float:
     return bytes_of(tensors(trained.inner_optimizer)) / sum(w.numel() for w in trained.optimized())
 
 
-def agree(trained: Trained, **asked: Any) -> None:
+def agree(trained: Trained, **wanted: Any) -> None:
     """Demand these settings in every group of the optimizer; numbers may be tensors there."""
     for group in trained.inner_optimizer.param_groups:
-        for key, value in asked.items():
-            found = group.get(key)
+        for key, value in wanted.items():
+            actual = group.get(key)
             # torchao keeps its learning rate in a float32 tensor.
-            near = abs(float(found) - value) <= 1e-6 * abs(value) if key == "lr" else None
-            same = near if near is not None else _plain(found) == _plain(value)
-            demand(same, f"the optimizer's {key} is {found}, not {value}")
+            near = abs(float(actual) - value) <= 1e-6 * abs(value) if key == "lr" else None
+            same = near if near is not None else _plain(actual) == _plain(value)
+            demand(same, f"the optimizer's {key} is {actual}, not {value}")
 
 
 def _plain(value: Any) -> Any:

@@ -34,9 +34,12 @@ class Accumulate(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
         demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
-        told = trained.engine.told(trained).accumulation
-        if told is not None:
-            demand(told == self.steps, f"the engine accumulates {told} steps, not {self.steps}")
+        engine_steps = trained.engine.told(trained).accumulation
+        if engine_steps is not None:
+            demand(
+                engine_steps == self.steps,
+                f"the engine accumulates {engine_steps} steps, not {self.steps}",
+            )
         # The loop counts what it fed, the optimizer's state counts the steps it took.
         taken = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
         demand(bool(taken), "the optimizer holds no state: it never stepped")

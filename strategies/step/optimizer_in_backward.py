@@ -115,8 +115,8 @@ class OptimizerInBackward(Strategy):
             stepper.updates == updates,
             f"{stepper.updates} parameters were stepped in backward, not {updates}",
         )
-        held = [p for p in trained.module.parameters() if p.grad is not None]
-        demand(not held, f"{len(held)} gradients outlived the backward pass")
+        left = [p for p in trained.module.parameters() if p.grad is not None]
+        demand(not left, f"{len(left)} gradients outlived the backward pass")
         # The one in use, and the one before it, which autograd lets go of a moment later.
         bound = sum(sizes[-2:])
         demand(

@@ -75,11 +75,11 @@ class Film(Tracer):
     def _totals(self) -> list[tuple[int, ...]]:
         """Bytes of each category after each event."""
         place = {name: index for index, name in enumerate(MEASURED)}
-        sums, found = [0] * len(MEASURED), []
+        sums, totals = [0] * len(MEASURED), []
         for sign, index in self.record.events:
             sums[place[self._category(index)]] += sign * self.record.storages[index].size
-            found.append(tuple(sums))
-        return found
+            totals.append(tuple(sums))
+        return totals
 
     def timeline(self) -> Timeline:
         """The step in at most 400 samples, the highest instant among them."""
@@ -139,18 +139,18 @@ class Film(Tracer):
     def kept(self, saved: dict[int, tuple[str, int]]) -> list[Kept]:
         """Activations alive when the first backward begins, by the module that made them."""
         boundary = next(at for at, phase in self.marks if phase == "backward")
-        made: Counter[str] = Counter()
+        made_by: Counter[str] = Counter()
         for index in self._alive(sum(at <= boundary for at in self.at)):
             storage = self.record.storages[index]
             if storage.phase == "forward" and self._category(index) == "activations":
-                made[alike(self.modules[index])] += storage.size
-        held: Counter[str] = Counter()
+                made_by[alike(self.modules[index])] += storage.size
+        saved_by: Counter[str] = Counter()
         for module, size in saved.values():
-            held[alike(module)] += size
+            saved_by[alike(module)] += size
         copies = Counter(alike(name) for name, _ in self.stack.module.named_modules())
         rows = [
-            Kept(module=name, count=copies[name] or 1, made=made[name], saved=held[name])
-            for name in {*made, *held}
+            Kept(module=name, count=copies[name] or 1, made=made_by[name], saved=saved_by[name])
+            for name in {*made_by, *saved_by}
         ]
         return sorted(rows, key=lambda row: -max(row.made, row.saved))
 

@@ -220,8 +220,10 @@ def parity(promised: str, reference: str, loss: float | None, grad: float | None
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Indices of the (memory, speed) points that no other matches in both and beats in one."""
 
-    def beaten(one: tuple[float, float]) -> bool:
-        return any(o[0] <= one[0] and o[1] >= one[1] and o != one for o in points)
+    def beaten(point: tuple[float, float]) -> bool:
+        return any(
+            other[0] <= point[0] and other[1] >= point[1] and other != point for other in points
+        )
 
     return [i for i, point in enumerate(points) if not beaten(point)]
 

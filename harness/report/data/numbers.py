@@ -80,7 +80,7 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
     median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
     spread = derive.repeat_spread(runs)
     flops = derive.flops_per_second(first.flops_per_step, median)
-    each = flops / (first.spec.world or len(first.ranks)) if flops else None
+    flops_device = flops / (first.spec.world or len(first.ranks)) if flops else None
     kind = derive.precision(first.evidence)
     return {
         "repeats": len(results),
@@ -93,9 +93,9 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
         "noisy": derive.is_noisy(step_noise, spread),
         "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
         "flops_per_second": flops,
-        "flops_per_second_device": each,
+        "flops_per_second_device": flops_device,
         "precision": kind,
-        **_mfu(first, each, kind),
+        **_mfu(first, flops_device, kind),
         **_seconds_around(first),
     }
 
