@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "STEP_PHASES",
     "Books",
     "Engine",
     "Fragment",
@@ -41,8 +42,11 @@ __all__ = [
     "Workload",
 ]
 
+STEP_PHASES = ("forward", "backward", "optimizer")
+"""The phases of one optimizer step, in order; with several micro batches the first two alternate.
+The phases of a whole run are ``harness.phases.RUN_PHASES``."""
 Enter = Callable[[str], None]
-"""Told that a phase of the step begins: forward, backward or optimizer."""
+"""Called with one of ``STEP_PHASES`` where that phase begins."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from harness.phases import RUN_PHASES
 from harness.report.data import derive
 from harness.result import Result, Status
 
@@ -23,16 +24,6 @@ __all__ = ["Progress", "clock", "summary"]
 HEARTBEAT_SECONDS = 60.0
 """Between two lines of a run in a log file: few enough to read, often enough to see it lives."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
-WORDS = {
-    "import": "importing",
-    "start": "starting",
-    "load": "building the model",
-    "prepare": "preparing",
-    "warmup": "warm-up",
-    "measure": "measuring",
-    "anatomy": "tracing memory",
-    "done": "ending",
-}
 
 
 class Progress:
@@ -141,7 +132,7 @@ class Progress:
 
     def _where(self) -> str:
         phase, step, of = (self.last.get(key) for key in ("phase", "step", "of"))
-        words = WORDS.get(phase or "start", phase or "")
+        words = RUN_PHASES.get(phase or "start", phase or "")
         return words + (f" {step}/{of}" if of else "")
 
     def _elapsed(self) -> str:

@@ -1,4 +1,5 @@
-"""Peak bytes of each phase of a run, on one rank. Around the step, never in it.
+"""Peak bytes of each of ``harness.phases.PEAK_PHASES``, on one rank: read between steps, never in
+one that is timed.
 
 Two meters with one face. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for a
 machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
@@ -44,7 +45,7 @@ class Meter(Protocol):
 
 
 class _Phases:
-    """What both meters share: the book of phases."""
+    """What both meters share: a peak for each phase."""
 
     def __init__(self) -> None:
         self.phases: dict[str, Peak] = {}

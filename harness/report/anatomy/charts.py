@@ -22,6 +22,7 @@ from harness.report.rendering.svg import (
     polyline,
     text,
 )
+from strategies.engine import STEP_PHASES
 
 __all__ = [
     "SHOWN_OPS",
@@ -207,8 +208,8 @@ def short_op(name: str) -> str:
 
 
 def phase_keys() -> list[tuple[str, str]]:
-    """Name and colour of each phase in the roofline."""
-    return list(zip(("forward", "backward", "optimizer"), COLOURS, strict=False))
+    """Name and colour of each phase of the step in the roofline."""
+    return list(zip(STEP_PHASES, COLOURS, strict=False))
 
 
 def family_keys() -> list[tuple[str, str]]:

@@ -10,10 +10,9 @@ from harness.report.data.rows import Report, Row
 from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
+from strategies.engine import STEP_PHASES
 
 __all__ = ["Missing", "Rows", "beyond_state", "state_bytes", "state_share", "step_bytes"]
-
-STEP_PHASES = ("forward", "backward", "optimizer")
 
 
 class Missing(LookupError):

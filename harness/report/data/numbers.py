@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.phases import SETUP_PHASES
 from harness.report.data import derive
 from harness.report.data.categories import CATEGORIES
 from harness.result import Rank, Result
@@ -109,8 +110,7 @@ def _mfu(first: Result, flops_device: float | None, kind: str | None) -> dict[st
 
 
 def _seconds_around(first: Result) -> dict[str, Any]:
-    before = ("import", "start", "load", "prepare")
-    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in before) for r in first.ranks]
+    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
     return {
         "setup_seconds": max(setup),
         "warmup_seconds": max(sum(r.warmup_seconds) for r in first.ranks),
