@@ -1,6 +1,6 @@
 """The phases of a run and of its peaks: the one list of each, which all others derive from.
 
-A run goes through ``RUN_PHASES``: a rank says which one it is in (``worker.status.Reporter``), and
+A run goes through ``RUN_PHASES``: a rank writes which one it is in (``harness.worker.status``), and
 a result says in which one it ended. A meter keeps a peak for each of ``PEAK_PHASES``, which cut the
 steps more finely. The phases of one optimizer step are ``strategies.engine.STEP_PHASES``.
 """

@@ -154,7 +154,8 @@ class LaunchRecord:
 
 @dataclass(kw_only=True)
 class Result:
-    """One row to be. ``reason`` and ``way_out`` are sentences; the rest is raw.
+    """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
+    the rest is raw.
 
     ``losses`` and ``grad_norms`` have one global mean a step, warm-up first. ``evidence`` maps a
     strategy's name to the facts read back. ``configs`` holds the launch file and, under

@@ -30,7 +30,7 @@ __all__ = ["add_arguments", "anatomy"]
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
-"""The looks come after the steps; more of them would show nothing more."""
+"""The steps that are dissected come after these; more timed steps would show nothing more."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -57,7 +57,7 @@ def _need(fit: Fit | None) -> str:
 
 
 def _how(fit: Fit) -> str:
-    """What a size's row must not keep to itself."""
+    """A mark for a size that fits only with an allocator that is short of room."""
     return " (tight)" if fit.verdict == "tight" else ""
 
 

@@ -46,7 +46,8 @@ class Unclear(Exception):
 
 
 def candidates(first: int, most: int) -> Iterator[int]:
-    """Micro batches to try; whether one fits is sent back. Doubles, then halves the gap."""
+    """Micro batches to try; the caller sends back whether each fits. Doubles, then halves the gap
+    between the largest that fits and the smallest that does not."""
     low, high, size = 0, most + 1, min(first, most)
     while low + 1 < high:
         if (yield size):
@@ -73,7 +74,8 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
 
 @dataclasses.dataclass(kw_only=True)
 class Search:
-    """One search: its spec but for the global batch, where it writes, and what it found so far."""
+    """One search: its spec but for the global batch, where it writes, and its ``results`` so far,
+    by micro batch."""
 
     spec: Spec
     out: Path
@@ -200,7 +202,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    """One sample a process and a micro batch: every probe has more."""
+    """The spec with one sample a process and micro batch, the smallest that a probe can have."""
     usual = one_row.usual(options.recipe, options.device, machine)
     fields = {"data": "synthetic", **usual, **given, **STEPS}
     spec = Spec(**fields)

@@ -22,7 +22,8 @@ from harness.result import Result, Status
 __all__ = ["Progress", "clock", "summary"]
 
 HEARTBEAT_SECONDS = 60.0
-"""Between two lines of a run in a log file: few enough to read, often enough to see it lives."""
+"""Between two lines of a run in a log file: few enough to read, often enough to show that the run
+has not hung."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
 
 
@@ -67,7 +68,7 @@ class Progress:
             self._say(Text(f"{self._place()} {recipe}: begins{limit}{self._rest()}"))
 
     def status(self, status: dict[str, Any]) -> None:
-        """What the run says of itself: phase, step, of, peak_bytes, elapsed_seconds."""
+        """The run's status: phase, step, of, peak_bytes, elapsed_seconds (``launch.run``)."""
         self.last = status
         if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
             self.said = self.now()

@@ -99,9 +99,11 @@ def ended(results: Sequence[Result]) -> int:
 
 
 class AskedRows:
-    """The rows that were asked for. Each spec is resolved once, and each folder of data read once,
-    however often the machine is looked at: what a GPU's memory decides may change a spec, and that
-    alone makes another."""
+    """The rows that were asked for, planned twice: before and after the machine is examined.
+
+    Each spec is resolved once, and each folder of data read once. Only where the second look at the
+    machine changes a spec (a GPU's memory may decide the batch) is it resolved again.
+    """
 
     def __init__(self, options: argparse.Namespace, given: Mapping[str, Any]) -> None:
         self.options, self.given = options, given
@@ -136,7 +138,8 @@ class AskedRows:
 
 
 def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
-    """Too few GPUs for an explicit --processes is a slip of the hand, not a property of rows."""
+    """Refuse an explicit --processes above the number of GPUs: a mistyped command, and no reason
+    to report every row as unsupported."""
     for row in planned:
         if "processes" in given and row.lack and "as many GPUs" in row.lack.reason:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
@@ -165,17 +168,18 @@ def _why_not(row: Planned) -> str:
 def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
 ) -> None:
-    """What each measured row would have been predicted to need, kept beside its result.
+    """Predict what each measured row needs, and keep the prediction beside its result.
 
-    And rows that ran out of memory: were they predicted to? After the runs, so that it disturbs
-    no measurement; it never fails one.
+    Rows that ran out of memory are predicted too, to see whether that was foreseen. All this comes
+    after the runs, so that it disturbs no measurement, and no failure here fails the command.
     """
     done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     of_spec = {row.spec: row for row in rows}
     missing = [of_spec[r.spec] for r in done if not load_prediction(_prediction_file(r.spec, out))]
     if not missing:
         return
-    # Alike in all that tell, by their identity; a row that died early tells nothing.
+    # The rows ran on one machine, so any environment that names its attention will do; a row that
+    # died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
     kind = attention.taken(environment)
     progress = PlanProgress(console)

@@ -170,7 +170,7 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
 
 
 class _WithLoss(Progress):
-    """Progress that shows the loss, where rank 0 tells it, and the time left from the steps."""
+    """Progress that shows the loss, once rank 0 has written one, and the time left by the steps."""
 
     def __init__(self, console: Console, folder: Path) -> None:
         super().__init__(console)
@@ -178,7 +178,7 @@ class _WithLoss(Progress):
         self.loss: float | None = None
 
     def status(self, status: dict[str, Any]) -> None:
-        """As before, with the loss read from rank 0's file."""
+        """As ``Progress.status``, with the loss read from rank 0's file."""
         try:
             said = json.loads(self.file.read_text(encoding="utf-8"))
             self.loss = said.get("loss", self.loss)

@@ -107,7 +107,7 @@ def _own_caches(folder: Path) -> dict[str, str]:
 
 
 class _Ticker:
-    """Hands on what the ranks say of themselves, about twice a second."""
+    """Passes the ranks' status files on, about twice a second."""
 
     def __init__(self, folder: Path, on_status: OnStatus) -> None:
         self.folder, self.on_status = folder, on_status

@@ -1,4 +1,4 @@
-"""Where a recorded run leaves its files, and which ones it left; harness.record writes them."""
+"""Where a recorded run leaves its files (``harness.worker.record`` writes them), and which ones."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Tracer(TorchDispatchMode):
         self.ran(func, args, kwargs or {}, out)
         return out
 
-    # ---- what happens ----
+    # ---- events ----
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an op has made."""
@@ -130,12 +130,12 @@ class Tracer(TorchDispatchMode):
         self.tag_gradients(trained)
 
     def tag_gradients(self, trained: Trained) -> None:
-        """What the parameters hold as ``.grad`` is gradients."""
+        """Name what the parameters hold as ``.grad``."""
         self.tag("gradients", [p.grad for p in trained.module.parameters() if p.grad is not None])
 
     @contextlib.contextmanager
     def watching(self, makers: Iterable[Maker]) -> Iterator[None]:
-        """While it lasts, what is allocated inside these methods is what they say."""
+        """While it lasts, what these methods allocate is of the category that ``Maker`` names."""
         with contextlib.ExitStack() as stack:
             for maker in makers:
                 inside = self._inside(maker, getattr(maker.owner, maker.method))
@@ -152,7 +152,7 @@ class Tracer(TorchDispatchMode):
 
         return run
 
-    # ---- keeping the books ----
+    # ---- the record ----
 
     def site(self) -> tuple[str, str | None]:
         """The source line that asks for what is made now, and the category that it shows."""

@@ -48,7 +48,7 @@ def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
-    """The prediction kept from before."""
+    """The prediction that an earlier call kept in ``folder``; None where there is none."""
     return load(path_of(resolved, folder, kind))
 
 

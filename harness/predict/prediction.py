@@ -93,8 +93,9 @@ def load(path: Path) -> Prediction | None:
 
 
 def _from(data: dict[str, Any]) -> Prediction:
-    data.pop("closed_form", None)  # of a version that had formulas as well
-    # Of a version whose engines did not say it: there were DeepSpeed's and DDP's.
+    # Files of earlier versions have a closed form beside the trace, which nothing reads, and lack
+    # the engine's word for its buckets; then there were only the engines of DeepSpeed and DDP.
+    data.pop("closed_form", None)
     data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
     for name in ("peak", "steady", "host", "host_steady"):
         data[name] = _instant(data.get(name))

@@ -25,7 +25,8 @@ __all__ = ["Largest", "largest_batch", "largest_model"]
 TRIES = 10
 MOST = 4096
 LEAP = 16
-"""How many times larger than what is known to fit a next try may be: lines bend."""
+"""How many times larger than what is known to fit a next try may be: memory does not grow exactly
+in a straight line, so a line through small sizes says little of very large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +151,9 @@ def _answer(resolved: Resolved, state: _State) -> Largest:
 def _next(state: _State, weights: Sequence[float]) -> int:
     """Where to look: where the line through what is known meets the card's memory.
 
-    The smallest size first, for the line needs a beginning. Tries that keep ending on one side
-    (the line bends) step ever further beyond it, so that the other side is found too.
+    The smallest size first, for the line needs two points. Tries that keep ending on one side of
+    the answer (memory does not grow exactly in a line) step ever further beyond the line, so that
+    the other side is found too.
     """
     if state.low < 0:
         return 0

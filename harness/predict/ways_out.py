@@ -1,7 +1,7 @@
 """When no recipe of a plan fits: other recipes that might, each predicted as the plan's were.
 
-Built from the nearest recipe, part by part; what a recipe cannot be, or refuses, is never asked.
-Nothing is said to fit that was not predicted to. No torch.
+Built from the nearest recipe by changing parts of it; changes that conflict or are refused are left
+out. Nothing is said to fit that was not predicted to. No torch.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _offloaded(row: Resolved) -> Edit:
 
 
 def _plain(row: Resolved, slot: Slot, text: str) -> bool:
-    """Whether a place is filled as where a recipe says nothing of it."""
+    """Whether a place holds its default, which is spelled ``text``."""
     return str(row.recipe.in_slot(slot)) == text
 
 

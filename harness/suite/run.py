@@ -68,7 +68,7 @@ class Listener(Protocol):
         """A row starts its processes; ``timeout`` is its deadline in seconds."""
 
     def status(self, status: dict[str, Any]) -> None:
-        """What the run says of itself (``launch.run``)."""
+        """The run's status (``launch.run``)."""
 
     def end_run(self, result: Result) -> None:
         """The row that ran has ended."""
@@ -152,7 +152,7 @@ def _run_row(
         progress.begin_run(str(row.resolved.recipe), timeout)
         result = launch.run(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
-        # A worker that died has not told what it ran on.
+        # A worker that died has not recorded its machine.
         result.environment = result.environment or seen(row.resolved.spec.device, machine)
         progress.end_run(result)
     result.identity = mark

@@ -2,8 +2,9 @@
 
     python -m harness.system.probe [--build OP ...]
 
-prints one line of JSON. ``harness.doctor`` starts it, so that the launching process never imports
-torch (a CUDA context there would be counted as memory). Nothing that is missing makes it fail.
+prints one line of JSON. ``harness.system.machine`` starts it, so that the launching process never
+imports torch (a CUDA context there would be counted as memory). Nothing that is missing makes it
+fail.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ NUMBERS = {
     "tf32": "TF32 is a rounding of NVIDIA GPUs",
     "fp8": "NVIDIA GPUs multiply fp8; a CPU's kernel converts it first",
 }
-"""Number format -> why a CPU has it not; which GPUs have it says ``harness.capability``."""
+"""Number format -> why a CPU lacks it; ``harness.system.capability`` says which GPUs have it."""
 
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:

@@ -42,7 +42,7 @@ EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers")
 
 
 class Lack(NamedTuple):
-    """Why a run cannot be here, and what to do about it; two sentences."""
+    """Why a run cannot start on this machine, and what to do about it: a sentence each."""
 
     reason: str
     way_out: str

@@ -43,7 +43,8 @@ class Bench:
 
     @property
     def baseline(self) -> tuple[Any, ...]:
-        """Data opened before a CPU's baseline is in it; a GPU's allocator counts it."""
+        """Tensors that the meter's baseline holds already. On a CPU the data, which is opened
+        before the baseline is taken; on a GPU none, for its allocator counts the data."""
         on_gpu = self.accelerator.device.type == "cuda"
         return () if on_gpu else tuple(vars(self.run.feed.dataset).values())
 
@@ -58,7 +59,7 @@ class Bench:
         trained.subject.predict(trained.model, batch.x, batch.t, batch.conditions)
 
     def look(self) -> dissect.Look:
-        """How this rank is looked at closely."""
+        """What a portrait needs of this rank."""
         return dissect.Look(self.step, self.infer, self.meter.synchronize, self.baseline)
 
 

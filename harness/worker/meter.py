@@ -1,8 +1,8 @@
 """Peak bytes of each of ``harness.phases.PEAK_PHASES``, on one rank: read between steps, never in
 one that is timed.
 
-Two meters with one face. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for a
-machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
+Two meters with one interface. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for
+a machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
 the model is built: host memory stands in for device memory there, and every result says so.
 """
 

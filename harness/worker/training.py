@@ -74,7 +74,7 @@ class Training:
         for part in resolved.recipe.strategies:
             if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change what the model is
                 part.edit_model(module, subject)
-        # What is frozen is not averaged: as it was just built, it is.
+        # Frozen weights are not averaged: they keep the values that they were just built with.
         with torch.no_grad():
             for name, p in module.named_parameters():
                 if name in state:

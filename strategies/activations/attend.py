@@ -111,7 +111,7 @@ def _is(kernel: str, operation: str) -> bool:
     """Whether a profiled operation is the forward of ``kernel``."""
     if kernel == "flex":
         return operation.startswith("triton_") and "flex_attention" in operation
-    if kernel == "math":  # its softmax knows of rows that are masked throughout
+    if kernel == "math":  # its softmax is the one that handles fully masked rows
         return operation == "aten::_safe_softmax"
     name = FUSED.format(kernel)
     return operation in (name, f"{name}_for_cpu")

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "overlap_comm": False,
 }
 MUCH = 4
-"""How many times the size that "auto" becomes a bucket may be before it is worth a word."""
+"""A bucket is reported from this many times the size that "auto" becomes."""
 NVME_STATE_BYTES = 16
 """A swapped element in memory: float32 master, gradient and two moments."""
 

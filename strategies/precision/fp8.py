@@ -51,7 +51,7 @@ class Fp8(Bf16):
     def edit_model(self, module: Any, subject: Subject) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Layers of one vector a sample have few rows, and float8 kernels want sixteens.
+        # Layers of one vector a sample have few rows, and float8 kernels want multiples of 16.
         chosen = {module.get_submodule(name) for name in subject.linears}
         convert_to_float8_training(
             module,

@@ -36,7 +36,7 @@ class Caller:
             p.grad = gradient if p.grad is None else p.grad + gradient
 
 
-class Effect(NamedTuple):
+class BackwardEffect(NamedTuple):
     """What one backward did: gradients that parameters hold by then, how many of them autograd
     itself accumulated there, and whether the graph can be gone through again."""
 
@@ -45,7 +45,7 @@ class Effect(NamedTuple):
     graph_kept: bool
 
 
-def effect_of_a_backward(trained: Trained) -> Effect:
+def effect_of_a_backward(trained: Trained) -> BackwardEffect:
     """One more backward, called as the loop calls it."""
     import torch
 
@@ -63,8 +63,8 @@ def effect_of_a_backward(trained: Trained) -> Effect:
     try:
         torch.autograd.grad(loss, weights[-1])
     except RuntimeError:  # its saved tensors were freed
-        return Effect(gradients, len(arrived), graph_kept=False)
-    return Effect(gradients, len(arrived), graph_kept=True)
+        return BackwardEffect(gradients, len(arrived), graph_kept=False)
+    return BackwardEffect(gradients, len(arrived), graph_kept=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ class InBackward(Watcher):
     """Steps each parameter as its gradient arrives, and frees the gradient.
 
     One optimizer over one group narrowed to that parameter: state, settings and checkpoints stay
-    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, followed
-    to their real end: an engine that kept a reference would be seen.
+    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, each
+    counted until it is really freed: a reference that something else keeps would show.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -60,7 +60,8 @@ class InBackward(Watcher):
         self.watched.append(weakref.ref(storage, freed))
 
     def gradient_norm(self) -> Any:
-        """Global norm of the gradients of the backward that just ended, each seen as it went."""
+        """Global norm of the gradients of the backward that just ended, from the norm of each,
+        taken before it was freed."""
         import torch
 
         return torch.linalg.vector_norm(torch.stack(self.norms))

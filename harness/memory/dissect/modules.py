@@ -74,8 +74,8 @@ class Stack:
 def saving(stack: Stack, parameters: set[int]) -> Iterator[dict[int, tuple[str, int]]]:
     """What autograd saves: storage -> (the first module that saved it, bytes).
 
-    A book of its own, kept by saved-tensors hooks alone, to hold the trace's against.
-    ``parameters`` are storages that would live without backward too.
+    Counted by saved-tensors hooks alone, so that the trace's count can be checked against it.
+    ``parameters`` are storages that are left out: they would live without backward too.
     """
     saved: dict[int, tuple[str, int]] = {}
 

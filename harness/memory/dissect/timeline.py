@@ -16,7 +16,7 @@ from harness.memory.record import Storage
 from harness.memory.tracer import BEFORE, Tracer
 from strategies.engine import Trained
 
-__all__ = ["Film"]
+__all__ = ["TimelineTracer"]
 
 SAMPLES = 400
 LUMPS = 12
@@ -24,7 +24,7 @@ OURS = ("/harness/", "/strategies/", "/deepspeed/", "/accelerate/", "/torch/opti
 NOT_OURS = "/harness/memory/"
 
 
-class Film(Tracer):
+class TimelineTracer(Tracer):
     """A tracer that also notes for each storage the module and the source line that made it."""
 
     def __init__(self, trained: Trained, device_type: str, stack: Stack) -> None:
@@ -60,11 +60,12 @@ class Film(Tracer):
         return index
 
     def _catch_up(self) -> None:
-        """Date the events since the last look: frees come between two operations."""
+        """Note how many operations had run at each event since the last call: storages are freed
+        between two operations."""
         self.at += [self.ops_run] * (len(self.record.events) - len(self.at))
 
     def finish(self) -> None:
-        """The step is over: date what is left."""
+        """The step is over: catch up with its last events."""
         self._catch_up()
 
     # -- what was seen --
