@@ -179,4 +179,4 @@ def from_arguments(arguments: argparse.Namespace, **given: Any) -> Spec:
     """The spec that parsed options name; ``given`` are defaults for options left out."""
     names = {f.name for f in dataclasses.fields(Spec)}
     chosen = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
-    return Spec(**{**given, **chosen})
+    return Spec(**given | chosen)

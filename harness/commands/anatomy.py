@@ -75,7 +75,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
     (spec,) = matrix.specs(
         suite,
-        {**BRIEF, **given},
+        BRIEF | dict(given),  # what was given wins
         gpus=len(machine.gpus),
         gpu_bytes=machine.smallest_gpu_bytes,
     )

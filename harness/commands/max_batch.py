@@ -203,9 +203,8 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     """The spec with one sample a process and micro batch, the smallest that a probe can have."""
-    usual = one_row.usual(options.recipe, options.device, machine)
-    fields = {"data": "synthetic", **usual, **given, **STEPS}
-    spec = Spec(**fields)
+    usual = one_row.usual(options.recipe, options.device, machine) | {"data": "synthetic"}
+    spec = Spec(**usual | dict(given) | STEPS)  # what was given wins, but for the steps
     spec.check()
     return dataclasses.replace(spec, global_batch=_samples(spec, 1))
 

@@ -125,7 +125,7 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     usual = one_row.usual(options.recipe, options.device, machine)
-    return Spec(**{**DEFAULTS, **usual, **given})
+    return Spec(**DEFAULTS | usual | dict(given))  # what was given wins
 
 
 def _line(row: Planned, extra: list[str]) -> str:

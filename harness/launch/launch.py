@@ -89,7 +89,7 @@ def _start(
         return process.run_child(
             argv,
             cwd=ROOT,
-            env={**inherited(), **environment(resolved), **_own_caches(folder / COMPILED)},
+            env=inherited() | environment(resolved) | _own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -120,8 +121,8 @@ def of_size(size: int) -> Card:
     """A card known by its memory alone: the speed of the table's nearest in size, and nothing of
     what that one can or cannot do."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
-    size_only = {"memory_bytes": size, "like": like.name, "capability": None}
-    return Card(**{**vars(like), "name": f"{size / 2**30:.4g} GiB", **size_only})
+    name = f"{size / 2**30:.4g} GiB"
+    return dataclasses.replace(like, name=name, memory_bytes=size, like=like.name, capability=None)
 
 
 def parse_bytes(text: str) -> int:

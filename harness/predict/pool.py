@@ -127,7 +127,7 @@ def _run(
     spec = scratch / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(resolved.spec)), encoding="utf-8")
     words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out), kind]
-    env = {**command.inherited(), "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+    env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
     try:
         ended = subprocess.run(
             words, cwd=ROOT, env=env, timeout=timeout, capture_output=True, text=True

@@ -106,4 +106,4 @@ def _from(data: dict[str, Any]) -> Prediction:
 def _instant(data: dict[str, Any] | None) -> Instant | None:
     if data is None:
         return None
-    return Instant(**{**data, "held": [Held(**item) for item in data["held"]]})
+    return Instant(**data | {"held": [Held(**item) for item in data["held"]]})

@@ -89,7 +89,7 @@ def _changed(row: Resolved, edit: Edit, processes: int) -> Resolved | None:
     """``row`` with other parts; None where such a recipe cannot be, or would refuse."""
     parts = {part.slot: str(part) for part in row.recipe.strategies}
     try:
-        recipe = parse("+".join({**parts, **edit}.values()))
+        recipe = parse("+".join((parts | edit).values()))
         ranks = 1 if recipe.alone("cuda") else processes
         spec = dataclasses.replace(row.spec, recipe=recipe.text, processes=ranks)
         changed = resolve(spec)

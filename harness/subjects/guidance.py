@@ -45,7 +45,8 @@ def guided(
     first = next(iter(conditions.values()))
     none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
     if scale == 1:
-        return lambda x, t_B: subject.predict(module, x, t_B, {**conditions, "drop": none_B})
+        withheld_none = dict(conditions) | {"drop": none_B}
+        return lambda x, t_B: subject.predict(module, x, t_B, withheld_none)
     twice = {name: torch.cat([value, value]) for name, value in conditions.items()}
     twice["drop"] = torch.cat([none_B, ~none_B])
     leading = subject.data.channels if channels is None else channels

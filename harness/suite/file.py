@@ -241,7 +241,7 @@ def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Suit
             f"{path}: {where} is {item!r}; write a recipe, or {{recipe: ddp, steps: 4}}"
         )
     own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
-    text = _canonical(path, where, item["recipe"], {**settings, **own})
+    text = _canonical(path, where, item["recipe"], dict(settings) | own)  # a row's own win
     return SuiteRow(recipe=text, settings=own)
 
 

@@ -218,7 +218,7 @@ def seen(device: str, machine: Machine) -> dict[str, Any]:
         "versions": machine.versions,
         "cores": machine.cores,
         "memory_bytes": machine.memory_bytes,
-        "device": device,
+        "device": device,  # or the GPU's name, below
     }
     if machine.container_bytes:
         facts["container_bytes"] = machine.container_bytes

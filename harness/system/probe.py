@@ -57,7 +57,7 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     }
     for name, look in (("torch", _torch), ("deepspeed", lambda: {"ops": _ops(build)})):
         try:
-            answer |= look()
+            answer |= look()  # in place of the empty ones above
         except (Exception, SystemExit) as error:  # whatever a broken install raises is the answer
             answer["errors"][name] = decisive(f"{type(error).__name__}: {error}")
     return answer

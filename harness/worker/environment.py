@@ -33,7 +33,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
         "versions": {name: _version(name) for name in PACKAGES},
-        "device": "cpu",
+        "device": "cpu",  # or the GPU's name, below
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -54,7 +54,7 @@ class Rows:
         return next(ended, None)
 
     def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
-        fields = {"model": lambda model: self.model in (None, model), **fields}
+        fields = {"model": lambda model: self.model in (None, model)} | fields  # a named model wins
 
         def is_wanted(spec: Spec) -> bool:
             return spec.recipe == recipe and all(

@@ -49,7 +49,7 @@ def _machine_facts(result: Result, others: Iterable[Result]) -> Mapping[str, Any
     alike = (other.environment for other in others if other.spec.device == result.spec.device)
     merged: dict[str, Any] = {}
     for facts in (*alike, result.environment):
-        merged |= facts
+        merged |= facts  # the run's own come last, and win
     return merged
 
 
