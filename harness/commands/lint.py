@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness.commands.console import make_console
+from harness.commands.console import FAILED, OK, make_console
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
@@ -19,8 +19,6 @@ from strategies.engines.zero_waste import DEFAULTS, Finding, Job, waste
 from strategies.launch_file import FOLDER
 
 __all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
-
-OK, FAILED = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

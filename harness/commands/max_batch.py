@@ -23,6 +23,7 @@ from harness.commands.options import add_settings, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data import derive
+from harness.report.data.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError
@@ -32,7 +33,6 @@ from strategies import parse
 
 __all__ = ["add_arguments", "candidates", "max_batch"]
 
-OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
 STEPS = {"steps": 1, "warmup": 1}
 """The first step makes the optimizer's state, the second runs with it: the peak is in them."""
 

@@ -19,6 +19,7 @@ from harness.result import Check
 from harness.worker.loop import Log
 from strategies.base import NotInForce
 from strategies.engine import Layout, Told, Trained
+from strategies.evidence import states
 
 __all__ = ["audit", "collect_evidence", "gather", "weights_digest"]
 
@@ -124,10 +125,7 @@ def gather(trained: Trained, value: Any) -> list[Any]:
 
 def _steps_taken(trained: Trained, told: Told) -> int | None:
     """Optimizer steps by the engine's count, or by the optimizer's own state."""
-    if told.steps is not None:
-        return told.steps
-    steps = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
-    return int(max(float(s) for s in steps)) if steps else None
+    return states.counted(trained) if told.steps is None else told.steps
 
 
 def _clipping(trained: Trained, told: Told, log: Log) -> float | str:

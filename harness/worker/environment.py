@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.attention import SDPBackend
 from harness import ROOT
 from harness.launch.sources import MEASURED, digest
 from harness.system import kernel
+from harness.system.probe import version
 
 __all__ = ["allocator", "attention", "describe"]
 
@@ -32,7 +32,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "code": digest(MEASURED),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
         "device": "cpu",  # or the GPU's name, below
     }
     if device.type == "cuda":
@@ -64,13 +64,6 @@ def attention(device: torch.device) -> dict[str, str]:
         chosen = SDPBackend(torch._fused_sdp_choice(q_BNTK, q_BNTK, q_BNTK))
         backends[str(dtype).removeprefix("torch.")] = chosen.name
     return backends
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(*words: str) -> str | None:

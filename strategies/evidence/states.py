@@ -11,7 +11,7 @@ from strategies.evidence.stored import bytes_of, tensors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["agree", "count_steps", "per_element", "steps"]
+__all__ = ["agree", "count_steps", "counted", "per_element", "steps"]
 
 
 def per_element(trained: Trained) -> float:
@@ -34,11 +34,16 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
+def counted(trained: Trained) -> int | None:
+    """Optimizer steps by the highest count in the optimizer's state; None where it has none."""
+    counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
+    return int(max(map(float, counts))) if counts else None
+
+
 def steps(trained: Trained) -> int:
     """Steps that the optimizer's own state counts: none was skipped, none taken twice."""
-    counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
-    demand(bool(counts), "the optimizer holds no state: it never stepped")
-    taken = int(max(map(float, counts)))
+    taken = counted(trained)
+    demand(taken is not None, "the optimizer holds no state: it never stepped")
     demand(
         taken == trained.optimizer_steps,
         f"the optimizer stepped {taken} times, the loop {trained.optimizer_steps}",
