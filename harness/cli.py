@@ -30,7 +30,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, do, and say in one line what went wrong; the exit code."""
+    """Parse the arguments and run the command; what goes wrong is said in one line. Returns the
+    exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["run", *words]
@@ -63,7 +64,7 @@ def _own_errors() -> tuple[type[Exception], ...]:
     return LaunchError, OutputError
 
 
-# ---- what can be said ----
+# ---- arguments ----
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -182,7 +183,7 @@ def _add_test(commands: Any) -> None:
     _add(commands, "test", _test, text, "./run.sh test", "docs/adding/README.md")
 
 
-# ---- what is done ----
+# ---- commands ----
 
 
 def _run(options: argparse.Namespace) -> int:

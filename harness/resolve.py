@@ -1,7 +1,7 @@
 """From a spec to everything that follows from it, checked, before any process starts.
 
 The parent process and the worker both come through here, so that what is checked is what runs.
-Nothing here imports torch (a model in a file of one's own may).
+Nothing here imports torch (but a user's own model file may).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Check:
 
 @dataclass(kw_only=True)
 class Peak:
-    """Peak bytes of one phase on one rank.
+    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank.
 
     ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
@@ -88,9 +88,10 @@ class Categories:
     """What was alive at the traced peak instant of one step, in bytes of tensors.
 
     ``workspace`` is everything not named: temporaries of backward and the optimizer,
-    communication buckets, kernel scratch. ``phase`` and ``where`` say when and at which op the
-    peak was. ``beyond_state`` is the most that activations and workspace held together at any
-    instant of the step: a peak late in backward is of gradients, and hides what was kept before.
+    communication buckets, kernel scratch. ``phase`` (of the step) and ``where`` say when and at
+    which op the peak was. ``beyond_state`` is the most that activations and workspace held
+    together at any instant of the step: a peak late in backward is of gradients, and hides what
+    was kept earlier.
     """
 
     parameters: int
@@ -120,10 +121,9 @@ class Categories:
 class Rank:
     """What one process measured.
 
-    ``phases`` has the peaks of: load, prepare, first_step, steady (the timed steps), and of one
-    extra untimed step: forward, backward, optimizer. ``phase_seconds`` has: import, start, load,
-    prepare, warmup, measure, anatomy. ``host_peak_bytes`` is the process's resident high-water
-    mark; ``nvme_bytes`` what it had swapped to files at the end.
+    ``phases`` are peaks by ``harness.phases.PEAK_PHASES``, ``phase_seconds`` the seconds of those
+    of ``RUN_PHASES`` that had ended by then. ``host_peak_bytes`` is the process's resident
+    high-water mark; ``nvme_bytes`` what it had swapped to files at the end.
     """
 
     rank: int
@@ -154,14 +154,16 @@ class LaunchRecord:
 
 @dataclass(kw_only=True)
 class Result:
-    """One row to be. ``reason`` and ``way_out`` are sentences; the rest is raw.
+    """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
+    the rest is raw.
 
     ``losses`` and ``grad_norms`` have one global mean a step, warm-up first. ``evidence`` maps a
     strategy's name to the facts read back. ``configs`` holds the launch file and, under
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
-    "resident" (no GPU). ``parity`` is "exact" or "by design". ``key_averages`` are a profiler's
-    (harness.record), ``recordings`` the files it or the allocator's history left in the run's
-    folder. ``flops_per_step`` 0: they were not counted.
+    "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
+    run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a
+    profiler's (``harness.worker.record``), ``recordings`` the files it or the allocator's history
+    left in the run's folder. ``flops_per_step`` 0: they were not counted.
     """
 
     status: Status

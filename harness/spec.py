@@ -144,14 +144,14 @@ class Spec:
 def located(settings: Mapping[str, Any]) -> dict[str, Any]:
     """``settings`` (fields of a spec) with the paths in ``latents:FOLDER`` and ``FILE.py:CLASS``
     made absolute: a worker starts in another folder than who named them."""
-    found = dict(settings)
-    kind, colon, folder = str(found.get("data", "")).partition(":")
+    absolute = dict(settings)
+    kind, colon, folder = str(absolute.get("data", "")).partition(":")
     if kind == "latents" and folder:
-        found["data"] = f"{kind}{colon}{Path(folder).absolute()}"
-    file, colon, name = str(found.get("model", "")).partition(":")
+        absolute["data"] = f"{kind}{colon}{Path(folder).absolute()}"
+    file, colon, name = str(absolute.get("model", "")).partition(":")
     if file.endswith(".py"):
-        found["model"] = f"{Path(file).absolute()}{colon}{name}"
-    return found
+        absolute["model"] = f"{Path(file).absolute()}{colon}{name}"
+    return absolute
 
 
 def add_arguments(
@@ -188,4 +188,4 @@ def from_arguments(arguments: argparse.Namespace, **given: Any) -> Spec:
     """The spec that parsed options name; ``given`` are defaults for options left out."""
     names = {f.name for f in dataclasses.fields(Spec)}
     chosen = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
-    return Spec(**{**given, **chosen})
+    return Spec(**given | chosen)

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
     try:
-        # Who launches has read all of the data's headers; a rank need not.
+        # The launching process has read all headers of the data already; a rank need not.
         spec = from_arguments(options)
         resolved = resolve(spec, check_data(spec.data, thorough=False))
         if resolved.refusal:

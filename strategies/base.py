@@ -85,7 +85,7 @@ class Parity(Enum):
 
     EXACT: the same computation, so equal losses within float rounding.
     BY_DESIGN: another computation on purpose (lower precision, fewer weights): the distance is
-    measured and shown, and never held against the row.
+    measured and shown, but does not make the row wrong.
     """
 
     EXACT = "exact"

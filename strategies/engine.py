@@ -1,10 +1,18 @@
 """The contract of an engine, who moves gradients and holds the shards of a run; and the run.
 
 A launch file names its engine by accelerate's distributed type; ``strategies.engines`` has one file
-each. An engine holds the facts of its launch file and nothing of a run: what it does to a run's
-objects it is given with them (``Trained``). The defaults are those of plain torch, where every rank
-holds whole parameters and accelerate does the rest; an engine overrides what it does otherwise.
-Strategies ask its traits (``strategies.base.TRAITS``), never its name.
+each. An engine holds the facts of its launch file and nothing of a run: a method that works on a
+run's objects gets them as an argument (``Trained``). The defaults are those of plain torch, where
+every rank holds whole parameters and accelerate does the rest; an engine overrides what it does
+otherwise, and must override ``evidence``. Strategies ask its traits (``strategies.base.TRAITS``),
+never its name.
+
+In the order of a run: ``of`` and the facts of the launch file (the launching process, without
+torch); ``accelerator_kwargs``, ``configure``, ``sixteen_bits``, ``prepare``, ``ready`` (each rank,
+``harness.worker.setup``); ``micro_steps``, ``norm``, ``clip``, ``mean`` (``harness.worker.loop``);
+``marks``, ``held``, ``makers`` (a traced step, ``harness.memory.tracer``); ``told`` and
+``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the same set-up and
+step with ``imitation`` in place of what needs real ranks or devices (``harness.predict``).
 
 ``Launch`` and ``Trained`` stand here because an engine is part of both and is given both.
 """
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "STEP_PHASES",
     "Books",
     "Engine",
     "Fragment",
@@ -41,8 +50,11 @@ __all__ = [
     "Workload",
 ]
 
+STEP_PHASES = ("forward", "backward", "optimizer")
+"""The phases of one optimizer step, in order; with several micro batches the first two alternate.
+The phases of a whole run are ``harness.phases.RUN_PHASES``."""
 Enter = Callable[[str], None]
-"""Told that a phase of the step begins: forward, backward or optimizer."""
+"""Called with one of ``STEP_PHASES`` where that phase begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +92,7 @@ class Workload:
     """What an engine must know of the training before it is prepared.
 
     ``micro_batch`` in samples a rank, ``clip`` the limit of the gradient norm (0: none), ``sizes``
-    those of the edited model, ``scratch`` a folder to swap to.
+    those of the edited model in elements, ``scratch`` a folder to swap to, which may not exist yet.
     """
 
     micro_batch: int
@@ -103,8 +115,9 @@ class Fragment(NamedTuple):
 class Holdings(NamedTuple):
     """What a rank holds between two steps: category (``harness.memory.categories``) -> tensors.
 
-    ``hidden`` are bytes of communication buckets that no tensor shows, but for the storages
-    ``seen`` of them.
+    ``hidden``: bytes of communication buckets that C++ holds, where no Python tensor shows them.
+    ``seen``: addresses of storages of those buckets that Python did get to see (a communication
+    hook is given them), so that they are not counted twice.
     """
 
     tensors: dict[str, list[Any]]
@@ -113,8 +126,8 @@ class Holdings(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """A method of a library: what is allocated while it runs is of ``category``, in ``phases`` of
-    the step, or in all where there are none."""
+    """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
+    (``harness.memory.categories``) if the step is in one of ``phases``; empty means in any."""
 
     owner: Any
     method: str
@@ -123,10 +136,13 @@ class Maker(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What an engine says of itself after a run; None where it says nothing.
+    """What an engine's library says of itself after a run, for the audit to compare; None where it
+    says nothing, and the audit then looks elsewhere (the optimizer's state, the loop's log).
 
-    ``steps``: optimizer steps taken. ``clip``: the limit of the gradient norm that it applies.
-    ``config``: the settings that it ran with. ``swapped_bytes``: what lies in files.
+    ``steps``: optimizer steps taken, those before a resume too. ``clip``: the limit of the gradient
+    norm that it applies by itself; 0.0: none. ``accumulation``: micro batches a step.
+    ``micro_batch``: samples a rank. ``loss_scale``: of float16, now. ``config``: the settings that
+    it ran with, as plain data for the result file. ``swapped_bytes``: what this rank has in files.
     """
 
     steps: int | None = None
@@ -139,50 +155,59 @@ class Told(NamedTuple):
 
 
 class Books(Protocol):
-    """Where an imitation writes what no op of a traced training shows."""
+    """Where an imitation records what no op of a traced training shows; the tracer of a prediction
+    is one (``harness.predict.trace``)."""
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
-        """Bytes of "device", "host" or "nvme" that are held from now on; call the result to free
-        them."""
+        """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
+        ``op`` (a name for the reader). Call the result to record that they are freed."""
 
     def tag(self, category: str, tensors: Iterable[Any]) -> None:
-        """Say what tensors that live now are."""
+        """Give tensors that live now their category, where they have none."""
 
     def move(self, category: str, source: str, target: str) -> int:
-        """All of ``category`` that is held in ``source`` was in ``target`` all the time; the bytes
-        of it that are held now."""
+        """Count all of ``category`` that the trace has in pool ``source`` in pool ``target``
+        instead, from the start of the trace on. Returns the bytes of it that are held now."""
 
     def work(self, phase: str, kind: str, size: int) -> None:
-        """Bytes that were moved: kind is overlapped, host or nvme (``predict.roofline.Work``)."""
+        """Record ``size`` bytes moved in a phase of the step; kind is overlapped, host or nvme
+        (``harness.predict.roofline.Work``)."""
 
 
 class Imitation:
     """How a prediction stands in for an engine's launch, on tensors without storage.
 
-    ``ranks``: whether the engine wants a process group. ``device`` below is the device type whose
-    tensors stand for the GPU's.
+    Its methods are called in the order in which they stand here (``harness.predict.world`` and
+    ``simulate``); the defaults do nothing, which is right for an engine that runs without storage
+    as it is. ``ranks``: whether the engine wants a process group (a fake one is made).
     """
 
     ranks: ClassVar[bool] = True
     shapes_in: ClassVar[tuple[str, ...]] = ()
-    """Endings of the library's files that remember shapes as tensors on ``meta``."""
+    """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
+    counted as the GPU's, whose tensors are on ``meta`` here as well."""
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        """What accelerate's launcher would add to a rank's environment for this engine."""
+        """Variables that accelerate's launcher would add to a rank's environment for this engine;
+        set as long as the prediction lasts."""
         return {}
 
     def begin(self, launch: Launch, device: str) -> None:
-        """The engine's own view of the device, before accelerate asks for it."""
+        """Called once the process group is there and before ``Accelerator`` is made: give the
+        library its view of the device. ``device`` is the device type whose tensors stand for the
+        GPU's ("meta")."""
 
     def made(self, accelerator: Any, launch: Launch) -> None:
-        """Accelerate's state as it would be on GPUs."""
+        """Called with the new ``Accelerator``: set its state to what it would be on GPUs."""
 
     def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
-        """What must be replaced for the length of the prediction."""
+        """Contexts, entered before the set-up and left after the last step, that replace what needs
+        real bytes; each says why."""
         return []
 
     def prepared(self, trained: Trained, books: Books) -> Callable[[], None]:
-        """What stands beside the prepared objects; the result is called behind the last step."""
+        """Called between ``Engine.ready`` and the first step: record in ``books`` what lives beside
+        the prepared objects. The result is called after the last step."""
         return lambda: None
 
 
@@ -190,10 +215,11 @@ class Imitation:
 class Engine:
     """What the engine of a launch file does.
 
-    ``kinds`` are accelerate's distributed types that name it, ``needs`` what the machine must have
-    (the words of ``harness.system.requirements``), ``modules`` what a step will import. ``buckets``
-    is the category of a measured step in which its communication buckets count,
-    ``host_adamw_class`` the class that ``host_adamw`` makes.
+    ``kinds``: accelerate's distributed types that name it. ``modules``: what a step will import,
+    loaded before a CPU's meter takes its baseline, so that libraries do not count as memory of the
+    training. ``buckets``: the category of a measured step in which communication buckets count,
+    "gradients" or "workspace". ``host_adamw_class``: name of the class that ``host_adamw`` makes,
+    for the evidence; empty where the trait "host_optimizer" is never given.
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -205,10 +231,12 @@ class Engine:
 
     @classmethod
     def of(cls, file: LaunchFile) -> Engine:
-        """The engine of a launch file of its kind.
+        """The engine of a launch file whose distributed type is one of ``kinds``. Override it to
+        read a file of the engine's own into ``file.settings``.
 
         Raises:
-            LaunchFileError: the file lacks what the engine must know, or names a file that does.
+            LaunchFileError: the file lacks what the engine must know, or names a file that does;
+                every launch is then refused with this message.
         """
         return cls(file)
 
@@ -216,15 +244,18 @@ class Engine:
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """What the machine must have, in words of ``harness.system.requirements``; a run that lacks
+        one is "unsupported", and is not started."""
         return ()
 
     @property
     def traits(self) -> frozenset[str]:
-        """What strategies may have to know of it; the words are listed in TRAITS."""
+        """What strategies may have to know of it, for this launch file; the words are listed in
+        TRAITS under "Of engines". A strategy refuses to run beside some of them."""
         return frozenset()
 
     def layout(self, ranks: int) -> Layout:
-        """How so many ranks are used."""
+        """How so many ranks are used; the micro batch and each rank's samples follow from it."""
         return Layout(replicate=ranks)
 
     def place(self, what: str) -> str:
@@ -232,16 +263,18 @@ class Engine:
         return "device"
 
     def refuses(self, launch: Launch) -> str | None:
-        """Why it cannot run under ``launch``, with the way out; None if it can."""
+        """Why it cannot run under ``launch``, then "; " and the way out; None if it can. Asked
+        before any process starts, and again in each rank. The row is then "refused"."""
         return None
 
     def environment(self, device: str) -> dict[str, str]:
-        """Variables that its processes need beside the launch file."""
+        """Variables that its processes need beside the launch file; ``device`` is cpu or cuda."""
         # torchrun's path drops the launch file's use_cpu.
         return {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        """Keyword arguments for ``Accelerator``."""
+        """Keyword arguments for ``Accelerator``, merged with those of the strategies
+        (``Recipe.accelerator_kwargs``)."""
         return {"cpu": True} if launch.device == "cpu" else {}
 
     @staticmethod
@@ -252,33 +285,42 @@ class Engine:
         return {"kwargs_handlers": [InitProcessGroupKwargs(backend=backend)]}
 
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
-        """What a reader of such a row should know though it can run; ``sizes`` are the model's,
-        None where they are not known without torch."""
+        """Sentences that a reader of such a row should know though it can run; kept in the result
+        as notes. ``sizes`` are the model's, None where they are not known without torch."""
         return []
 
     # ---- set-up ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
-        """Settle what the launch file left open."""
+        """Settle what the launch file left open, such as buffer sizes. Called when all strategies
+        have edited the model, before any of them is asked to ``configure``."""
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         """Settle how 16-bit weights are kept where the engine keeps them: with a float32
-        ``master`` or without, and the first loss ``scale`` of float16 (a power of two)."""
+        ``master`` or without, and the first loss ``scale`` of float16 (a power of two; 0: the
+        library's own). Called by precision strategies from their ``configure``. Where autocast or
+        the strategy does it all, there is nothing to do."""
 
     def host_adamw(self, params: list[Any], settings: Settings) -> Any:
-        """AdamW for an optimizer in host memory ("host_optimizer")."""
+        """AdamW, with all of ``settings``, whose state is in host memory. Called by ``adamw`` where
+        the engine has the trait "host_optimizer", and must be given there."""
         raise NotImplementedError
 
     def prepare(
         self, accelerator: Any, module: Any, make_optimizer: Callable[[list[Any]], Any]
     ) -> tuple[Any, Any]:
-        """The model and the optimizer as they are trained. ``make_optimizer`` is called with the
-        trained parameters once they are what the optimizer will step."""
+        """The model and the optimizer as they are trained (``Trained.model`` and ``optimizer``).
+
+        ``module`` is the edited model, in host memory and train mode. ``make_optimizer(params)``
+        makes the recipe's optimizer; call it once, with the trained parameters as the optimizer
+        will step them: before accelerate's own prepare here, but after the model is sharded where
+        sharding replaces its parameters. ``module`` must stay the bare model inside.
+        """
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return accelerator.prepare(module, optimizer)
 
     def ready(self, trained: Trained) -> None:
-        """Every part is attached: the last thing before the first step."""
+        """Called when every strategy is attached: the last thing before the first step."""
 
     # ---- one optimizer step ----
 
@@ -289,8 +331,18 @@ class Engine:
         loss_of: Callable[[Any], Any],
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
-        """Forward, backward and, behind the last micro batch, the optimizer's step; the loss of
-        each micro batch. ``arrived`` is called when all gradients of the step are there."""
+        """One optimizer step: forward and backward of each micro batch and, after the last, the
+        optimizer's step.
+
+        Args:
+            batches: as many as there are micro batches in the step (``harness.data.feed.Batch``).
+            loss_of: the forward pass, a scalar loss of one batch.
+            arrived: to be called once a step, when all gradients are there and before the optimizer
+                uses them: the loop then reads their norm, and clips (``norm``, ``clip``).
+
+        Yields:
+            The detached loss of each micro batch, a scalar tensor; nothing waits for the device.
+        """
         accelerator = trained.accelerator
         for batch in batches:
             with accelerator.accumulate(trained.model):
@@ -303,7 +355,8 @@ class Engine:
             yield loss.detach()
 
     def norm(self, trained: Trained) -> Any:
-        """Global norm of the gradients as they are."""
+        """Global L2 norm of the gradients as they are, over all ranks' shares of them: a scalar
+        tensor or a float, without a loss scale. Called from ``arrived``."""
         import torch
 
         # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
@@ -313,24 +366,27 @@ class Engine:
         )
 
     def clip(self, trained: Trained, limit: float) -> Any:
-        """Clip the gradients to ``limit``; their norm before. Not called where the engine clips by
-        itself ("own_clipping")."""
+        """Clip the gradients to the norm ``limit``; returns their norm from before, as ``norm``.
+        Called from ``arrived`` where the spec clips, but not where the engine clips by itself
+        ("own_clipping")."""
         parameters = [p for p in trained.module.parameters() if p.grad is not None]
         return trained.accelerator.clip_grad_norm_(parameters, limit)
 
     def mean(self, trained: Trained, values: Any) -> Any:
-        """The mean over all ranks of a tensor that each has; all ranks call it."""
+        """The mean over all ranks of a tensor of one shape that each has, on every rank; all ranks
+        call it. Losses are averaged so."""
         return trained.accelerator.reduce(values, reduction="mean")
 
     def marks(self, trained: Trained, enter: Enter) -> contextlib.AbstractContextManager[None]:
-        """While it lasts, ``enter`` is told where forward, backward and optimizer begin: the
-        optimizer's part where the last backward returns (the gradient norm belongs to it)."""
+        """A context for one step, within which ``enter`` is called where each of ``STEP_PHASES``
+        begins, in order: "optimizer" where the last backward of the step returns, so that the
+        gradient norm belongs to it. For traces and peaks of untimed steps."""
         return self.marked_backward(trained, enter, behind="optimizer")
 
     @contextlib.contextmanager
     def marked_backward(self, trained: Trained, enter: Enter, behind: str) -> Iterator[None]:
-        """The same where only accelerate's ``backward`` is watched; ``behind`` is the phase that
-        begins when the last of a step returns, empty where another mark says so."""
+        """``marks`` by watching accelerate's ``backward`` alone; ``behind`` is the phase that
+        begins when the last backward of a step returns, empty where the engine marks it itself."""
         accelerator = trained.accelerator
         backward = accelerator.backward
 
@@ -351,37 +407,42 @@ class Engine:
     # ---- what is held ----
 
     def optimized(self, trained: Trained) -> list[torch.Tensor]:
-        """The tensors that the optimizer updates on this rank: parameters, or pieces of them."""
+        """The tensors that the optimizer updates on this rank: parameters, or pieces of them, such
+        as flat float32 masters. For evidence: their types, elements and bytes."""
         groups = trained.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
 
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
-        """The same in the order of the trained parameters, one at a time: where they are swapped
-        ("swapped_weights") each is in memory until the next is asked for."""
+        """(index, tensor) of what ``optimized`` has, in the order of the trained parameters and one
+        at a time: where they are swapped ("swapped_weights") each is in memory until the next is
+        asked for. The average of the weights follows these after each step."""
         yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
 
     def fragments(self, trained: Trained) -> Iterator[Fragment]:
-        """Where this rank's share of each trained parameter lies in its ``shards``: each element
-        is one rank's."""
+        """Where this rank's share of each trained parameter lies in its ``shards``. Over all ranks
+        each element occurs once: where all hold everything, only the main process yields. The
+        averaged weights are put together from these at the end of a training."""
         if trained.accelerator.is_main_process:
             named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
             for index, (name, p) in enumerate(named):
                 yield Fragment(name, index, 0, p.numel(), 0)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
-        """The parameters one after the other, each whole until the next; all ranks call it."""
+        """The parameters one after the other, each whole until the next is asked for. All ranks
+        call it and go through it to the end, since gathering one is a collective."""
         yield from parameters
 
     def part(self, parameter: Any) -> torch.Tensor:
-        """What this rank stores of a parameter."""
+        """What this rank stores of a parameter between two steps, for checksums; may be empty."""
         return parameter
 
     def shape(self, parameter: Any) -> torch.Size:
-        """The shape of the whole parameter."""
+        """The shape of the whole parameter, whatever part of it is here."""
         return parameter.shape
 
     def held(self, trained: Trained) -> Holdings:
-        """What lives between two steps."""
+        """What this rank holds between two steps, by category. A trace names storages by it before
+        and after each traced step; what is left out shows as temporaries or activations."""
         parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
         return Holdings(
             {
@@ -392,22 +453,29 @@ class Engine:
         )
 
     def makers(self) -> tuple[Maker, ...]:
-        """Methods of the engine's library that say what they allocate."""
+        """Methods of the engine's library during which all that is allocated is of one category;
+        for buffers that ``held`` cannot show, because they live only within a step."""
         return ()
 
     # ---- proof and prediction ----
 
     def told(self, trained: Trained) -> Told:
-        """What it says of itself."""
+        """What the engine's library says of itself after the last step, for the audit."""
         scaler = trained.accelerator.scaler
         return Told(loss_scale=None if scaler is None else float(scaler.get_scale()))
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        """Facts read back that show it in force; NotInForce where it is not."""
+        """Facts read back from ``trained`` after its last step that show the engine in force, as
+        plain data for the result file. Every rank calls it, to its end. Must be given.
+
+        Raises:
+            NotInForce: it is not in force (``strategies.base.demand``); the row is then void.
+        """
         raise NotImplementedError
 
     def imitation(self) -> Imitation:
-        """How a prediction stands in for its launch."""
+        """How a prediction stands in for its launch; the default runs the engine as it is, with a
+        fake process group."""
         return Imitation()
 
 

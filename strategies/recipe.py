@@ -133,8 +133,8 @@ def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[S
         raise Conflict(f"recipe {text!r} names no sharding; begin with one, as in 'ddp+{text}'")
     usual = {part.slot: part for part in defaults}
     named = [str(filled[slot]) for slot in sorted(filled) if filled[slot] != usual.get(slot)]
-    filled = {**usual, **filled}
-    return Recipe(tuple(filled[slot] for slot in sorted(filled)), "+".join(named))
+    parts = usual | filled  # a part that is named takes the default's place
+    return Recipe(tuple(parts[slot] for slot in sorted(parts)), "+".join(named))
 
 
 def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:

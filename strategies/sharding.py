@@ -61,14 +61,14 @@ class Sharding(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         launch, accelerator = trained.launch, trained.accelerator
         kind, processes = accelerator.distributed_type.value, accelerator.num_processes
-        asked = launch.engine.file.kind
-        demand(kind == asked, f"accelerate runs {kind}, the launch file says {asked}")
+        wanted = launch.engine.file.kind
+        demand(kind == wanted, f"accelerate runs {kind}, the launch file says {wanted}")
         demand(
             processes == launch.processes,
             f"{processes} processes share the work, {launch.processes} were asked for",
         )
-        found = {"distributed_type": kind, "processes": processes}
-        return {**found, **launch.engine.evidence(trained)}
+        facts = {"distributed_type": kind, "processes": processes}
+        return {**facts, **launch.engine.evidence(trained)}
 
 
 def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:

@@ -4,6 +4,10 @@ A subject is a model with the facts of its data. It says which of its modules ar
 layers and attentions, how one prediction is made, and which further parts it has (``PARTS``); a
 strategy that needs a part asks for it, never for a class. Nothing here imports torch but the
 methods that touch tensors, so that a recipe is refused without it.
+
+A new subject must give ``make``, ``groups`` and ``predict``, and ``example`` where its conditions
+are not labels. All else has a default: facts are read from one forward pass on tensors without
+memory (``survey``). Many strategies refuse a subject without the part that they need.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ return tokens.
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a model must know of its data: samples are [channels, input_size, input_size]."""
+    """What a model must know of its data: ``size`` samples of [channels, input_size, input_size],
+    each of one of ``classes``."""
 
     size: int
     channels: int
@@ -59,8 +64,8 @@ class DataFacts:
 
 
 class Dimensions(NamedTuple):
-    """The size of a model in four numbers; ``tokens`` and ``heads`` are those of its widest
-    attention, 0 where it has none."""
+    """The size of a model in four numbers: ``depth`` in blocks; ``width`` in units, ``heads`` and
+    ``tokens`` of its widest attention, 0 where it has none."""
 
     depth: int
     width: int
@@ -73,9 +78,9 @@ class Subject:
     """A model that can be trained, and the facts of its data.
 
     ``model`` is its name as a spec spells it. ``objectives`` are the ways in which it can be
-    trained (``harness.subjects.objectives``); ``identity`` is what beside the name and Headroom's
-    own sources decides what it is (of a file: its content's hash). ``random_blocks``: blocks may
-    draw random numbers, so what is recomputed needs the generator's state again.
+    trained (``harness.subjects.objectives``), the usual one first. ``random_blocks``: blocks may
+    draw random numbers, so what is recomputed needs the generator's state again. ``parts`` are
+    keys of ``PARTS``.
     """
 
     parts: ClassVar[frozenset[str]] = frozenset()
@@ -89,33 +94,40 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """How a sentence calls it."""
+        """How a sentence calls it, as in a refusal: "NAME has no head of its own"."""
         return type(self).__name__
 
     @property
     def identity(self) -> str:
+        """What beside the name and Headroom's own sources decides what it is. Nothing reads it yet:
+        results are kept by a hash of the file that the model's name gives
+        (``harness.subjects.from_file.identity``)."""
         return ""
 
     @property
     def tile(self) -> int:
-        """What the sides of a sample must be multiples of."""
+        """What the sides of a sample, in elements of a latent, must be multiples of: the patch.
+        ``plan`` refuses other resolutions."""
         return 1
 
     # ---- what it is ----
 
     def check(self) -> None:
-        """Refuse sizes or data that do not fit.
+        """Refuse sizes or data that do not fit. Called whenever a spec is resolved, without torch;
+        by default nothing is refused.
 
         Raises:
             BadInput: names the value and the way out.
         """
 
     def make(self) -> nn.Module:
-        """The model on torch's current default device, with any weights."""
+        """The model on torch's current default device, which may be "meta", with any weights in
+        float32. Must be given."""
         raise NotImplementedError
 
     def build(self, seed: int, init: str) -> nn.Module:
-        """The model on the CPU with float32 weights that depend on the arguments alone.
+        """The model on the CPU with float32 weights that depend on the arguments alone, so that all
+        ranks and all rows of a suite begin alike (the audit compares them). Each rank calls it.
 
         ``init`` "awake": nothing that training starts at zero is zero (``wake``).
         """
@@ -129,28 +141,33 @@ class Subject:
         return module
 
     def wake(self, module: nn.Module) -> None:
-        """Fill what is initialised with zeros. Where blocks begin as the identity the first steps
-        leave most weights without a gradient, and a comparison of them tests almost nothing."""
+        """Fill what is initialised with zeros, in place, by torch's generator. Where blocks begin
+        as the identity the first steps leave most weights without a gradient, and a comparison of
+        them tests almost nothing. By default nothing is filled."""
 
     def small(self) -> Subject:
-        """One of the same kind that is quick to build, step and drop."""
+        """One of the same kind that is quick to build, step and drop: a rank without a GPU does so
+        once before its meter begins, to load what a step loads. By default the subject itself."""
         return self
 
     def relatives(self) -> Sequence[tuple[str, Subject, int]]:
-        """Small ones that differ in one size, for the laws of memory: (what varies, subject, batch
-        size); none where no laws are known."""
+        """Small ones that differ in one size, for the laws of memory on an ``anatomy`` page: (what
+        varies, subject, batch size in samples); none where no laws are known. What varies is batch,
+        depth, tokens or width."""
         return ()
 
     def sizes_up(self) -> Sequence[tuple[str, int]]:
-        """Models of growing size that are searched for the largest that fits: (name, trained
-        elements); none where it comes in one size."""
+        """Models of growing size among which ``plan --largest model`` searches: (name as a spec
+        spells it, trained elements); none where it comes in one size."""
         return ()
 
     # ---- facts ----
 
     @property
     def survey(self) -> Survey:
-        """What one forward pass on tensors without memory shows; counted once a process."""
+        """What one forward pass of ``example`` on tensors without memory shows; taken once a
+        process. It imports torch: a subject that knows ``parameters``, ``sizes``, ``dimensions``
+        and ``linears`` by formula gives these, and its recipes are checked without torch."""
         return _survey(self)
 
     @property
@@ -160,7 +177,8 @@ class Subject:
 
     @property
     def sizes(self) -> Sizes:
-        """What the sizes of an engine's buffers follow from, with every weight trained."""
+        """What the sizes of an engine's buffers follow from, in elements, with every weight
+        trained."""
         return self.survey.sizes
 
     @property
@@ -188,14 +206,16 @@ class Subject:
         return self.survey.linears
 
     def lacks(self, part: str, way_out: str = "leave this out") -> str | None:
-        """Why a strategy that needs ``part`` cannot have it, with the way out; None where it is
-        there."""
+        """Why a strategy that needs ``part`` (a key of ``PARTS``) cannot have it, with the way out;
+        None where it is there. Strategies return it from ``refuses``."""
         return None if part in self.parts else f"{self.name} has no {PARTS[part]}; {way_out}"
 
     # ---- its modules ----
 
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
-        """The blocks, those of one class together, in the order in which they run."""
+        """The blocks in the order in which they run, a sequence for each run of blocks of one class
+        (a ``ModuleList`` where the part "token_blocks" is there: blocks are replaced in it).
+        ``module`` is the bare model, perhaps edited by strategies. Must be given."""
         raise NotImplementedError
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
@@ -203,7 +223,8 @@ class Subject:
         return [block for group in self.groups(module) for block in group]
 
     def sizes_of(self, module: nn.Module) -> Sizes:
-        """The same of a model as it is: only what takes a gradient is trained."""
+        """``sizes`` of a model that strategies have edited: only what takes a gradient counts as
+        trained. An engine sizes its buffers by it (``Workload``)."""
         trained = [p for p in module.parameters() if p.requires_grad]
         blocks = [sum(p.numel() for p in block.parameters()) for block in self.blocks(module)]
         return Sizes(
@@ -215,25 +236,29 @@ class Subject:
         )
 
     def dtype(self, module: nn.Module) -> torch.dtype:
-        """The type of the weights that no adapter or quantiser touches."""
+        """The type of the weights that no adapter or quantiser touches; new weights are made in it.
+        By default that of the first floating-point parameter."""
         return next(p.dtype for p in module.parameters() if p.is_floating_point())
 
     def head(self, module: nn.Module) -> nn.Module:
-        """The part "head"."""
+        """The final layer, which can be trained alone. Called only with the part "head"."""
         raise NotImplementedError
 
     def label_table(self, module: nn.Module) -> nn.Embedding:
-        """The part "label_table"."""
+        """The table of labels. Called only with the part "label_table"."""
         raise NotImplementedError
 
     def attentions(self, module: nn.Module) -> list[Any]:
-        """The layers of the part "attend"; a copy that stands beside one is one more."""
+        """The layers that compute by an attribute ``attend``, copies that strategies made of them
+        too. Called only with the part "attend"."""
         return [layer for layer in module.modules() if hasattr(layer, "attend")]
 
     # ---- one prediction ----
 
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """One sample of zeros, its timestep and its conditions, as ``predict`` takes them."""
+        """One sample of zeros [1, C, H, W], its timestep [1] and its conditions, as ``predict``
+        takes them; ``device`` may be "meta". By default with one label. For the survey, for the
+        forward passes of evidence, and to load libraries before a measurement."""
         import torch
 
         x = torch.zeros((1, *self.data.sample_shape), device=device)
@@ -241,15 +266,22 @@ class Subject:
         return x, index_B, {"y": index_B, "drop": torch.zeros_like(index_B, dtype=torch.bool)}
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        """What ``model`` (the prepared module) makes of noisy samples ``x`` at ``t_B``, in the
-        layout of ``x``. ``conditions``: labels "y" int64 [B], and "drop" bool [B], which of them
-        are withheld."""
+        """What ``model`` makes of noisy samples ``x`` [B, C, H, W] at timesteps ``t_B`` [B]: noise
+        or velocity in the layout of ``x``; with a learned variance (objective "epsilon") twice the
+        channels, the variance behind.
+
+        The one place where the model is called: by every loss, sample and trace. ``model`` is the
+        prepared module (wrapped by the engine), or the bare one. ``conditions``, by name: labels
+        "y" int64 [B], and "drop" bool [B], which of them are withheld (it may be missing). Must be
+        given.
+        """
         raise NotImplementedError
 
     # ---- weights in files ----
 
     def save(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        """Write parameters by name to one file."""
+        """Write parameters by name to one file, as ``load`` reads it (``train --trained``). Called
+        on the main process, with whole tensors on the CPU."""
         from safetensors.torch import save_file
 
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ ORDER = (
     "harness.subjects",
     "harness.data",
     "harness.spec",
+    "harness.phases",
     "strategies",
 )
 """Each room may import from those behind it."""

@@ -30,7 +30,7 @@ __all__ = ["add_arguments", "anatomy"]
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
-"""The looks come after the steps; more of them would show nothing more."""
+"""The steps that are dissected come after these; more timed steps would show nothing more."""
 
 
 FROM_SUITE = ("model", "data", "global_batch", "processes")
@@ -81,7 +81,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
     (spec,) = matrix.specs(
         suite,
-        {**BRIEF, **given},
+        BRIEF | dict(given),  # what was given wins
         gpus=len(machine.gpus),
         gpu_bytes=machine.smallest_gpu_bytes,
     )

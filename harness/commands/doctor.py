@@ -72,9 +72,9 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
 def _launch_files(machine: Machine) -> str:
     """What the DeepSpeed files of this project waste for the largest preset on these devices."""
     devices = max(2, len(machine.gpus))
-    found = own_findings(lint_spec(LINTED, devices))
-    wastes = [f"{name}: {finding}" for name, many in found.items() for finding in many]
-    fine = f"all {len(found)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
+    by_file = own_findings(lint_spec(LINTED, devices))
+    wastes = [f"{name}: {finding}" for name, findings in by_file.items() for finding in findings]
+    fine = f"all {len(by_file)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
     return "\n".join(wastes) or fine
 
 

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 __all__ = ["print_largest"]
 
 
-def print_largest(found: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
+def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """A line a recipe, as it was asked: the size that fits, and the next that does not."""
     name = batch_name if what == "batch" else model_name
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for head in ("Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"):
         side = "right" if "GiB" in head else "left"
         table.add_column(head, justify=side, overflow="fold")
-    for one in found:
+    for answer in answers:
         table.add_row(
-            escape(folded(one.recipe)),
-            name(one.fits.resolved) + _how(one.fits) if one.fits else "-",
-            _need(one.fits),
-            name(one.over.resolved) + _how(one.over) if one.over else "-",
-            _need(one.over),
+            escape(folded(answer.recipe)),
+            name(answer.fits.resolved) + _how(answer.fits) if answer.fits else "-",
+            _need(answer.fits),
+            name(answer.over.resolved) + _how(answer.over) if answer.over else "-",
+            _need(answer.over),
         )
     console.print(_head(what, asked), highlight=False)
     console.print(table)
-    for one in found:
-        for line in _remarks(one, name):
-            console.print(f"{escape(one.recipe)}: {escape(line)}", highlight=False)
+    for answer in answers:
+        for line in _remarks(answer, name):
+            console.print(f"{escape(answer.recipe)}: {escape(line)}", highlight=False)
     for recipe, reason in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
     console.print(verdict.assumed(asked.gpu), style="dim", highlight=False)
@@ -51,14 +51,14 @@ def print_largest(found: Sequence[Largest], what: str, asked: Asked, console: Co
     console.print(text, style="dim", highlight=False)
 
 
-def _need(one: Fit | None) -> str:
+def _need(fit: Fit | None) -> str:
     """GiB, to a hundredth: neighbours differ by little."""
-    return f"{one.need_bytes / GIB:.2f}" if one else "-"
+    return f"{fit.need_bytes / GIB:.2f}" if fit else "-"
 
 
-def _how(one: Fit) -> str:
-    """What a size's row must not keep to itself."""
-    return " (tight)" if one.verdict == "tight" else ""
+def _how(fit: Fit) -> str:
+    """A mark for a size that fits only with an allocator that is short of room."""
+    return " (tight)" if fit.verdict == "tight" else ""
 
 
 def _head(what: str, asked: Asked) -> str:
@@ -69,23 +69,23 @@ def _head(what: str, asked: Asked) -> str:
     return f"Largest {sought}: {fixed} at {pixels}x{pixels}, {row.spec.processes} x {card.words}"
 
 
-def _remarks(one: Largest, name: Callable[[Resolved], str]) -> list[str]:
+def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
     """Where the answer is less than "this fits, and the next does not"."""
-    said = [one.stopped] if one.stopped else []
-    if one.fits is None and one.over is not None:
-        said.append(f"not even {name(one.over.resolved)} fits")
-    if one.fits is not None and not one.exact and one.over is not None:
-        said.append(
-            f"between {name(one.fits.resolved)} and {name(one.over.resolved)}, after {one.tried} "
-            "predictions; what lies between was not predicted"
+    remarks = [answer.stopped] if answer.stopped else []
+    if answer.fits is None and answer.over is not None:
+        remarks.append(f"not even {name(answer.over.resolved)} fits")
+    if answer.fits is not None and not answer.exact and answer.over is not None:
+        remarks.append(
+            f"between {name(answer.fits.resolved)} and {name(answer.over.resolved)}, after "
+            f"{answer.tried} predictions; what lies between was not predicted"
         )
-    if one.fits is not None and one.over is None and not one.stopped:
-        end = "the search ends there" if one.exact else f"after {one.tried} predictions"
-        said.append(f"{name(one.fits.resolved)} or more: {end}")
-    for side in (one.fits, one.over):
+    if answer.fits is not None and answer.over is None and not answer.stopped:
+        end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
+        remarks.append(f"{name(answer.fits.resolved)} or more: {end}")
+    for side in (answer.fits, answer.over):
         if side is not None and side.verdict == "tight":
-            said.append(
+            remarks.append(
                 f"{name(side.resolved)} would fit if the allocator gave its cache back again and "
                 "again, which is slow"
             )
-    return said
+    return remarks

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness.commands.console import make_console
+from harness.commands.console import FAILED, OK, make_console
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
@@ -19,8 +19,6 @@ from strategies.engines.zero_waste import DEFAULTS, Finding, Job, waste
 from strategies.launch_file import FOLDER
 
 __all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
-
-OK, FAILED = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +37,13 @@ def lint_files(options: argparse.Namespace) -> int:
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     spec = lint_spec(options.model, options.processes, options.precision)
-    found = {path: findings(path, spec) for path in paths}
+    wastes = {path: findings(path, spec) for path in paths}
     console.print(
         f"{options.model} in {options.precision} on {options.processes} devices", highlight=False
     )
-    for path, wasted in found.items():
-        _tell(path, wasted, console)
-    return FAILED if any(found.values()) else OK
+    for path, of_file in wastes.items():
+        _tell(path, of_file, console)
+    return FAILED if any(wastes.values()) else OK
 
 
 def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:

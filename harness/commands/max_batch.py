@@ -23,6 +23,7 @@ from harness.commands.options import ALL_GPUS, add_settings, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data import derive
+from harness.report.data.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError
@@ -32,7 +33,6 @@ from strategies import parse
 
 __all__ = ["add_arguments", "candidates", "max_batch"]
 
-OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
 DATA = {"data": "synthetic"}
 STEPS = {"steps": 1, "warmup": 1}
 """The first step makes the optimizer's state, the second runs with it: the peak is in them."""
@@ -47,7 +47,8 @@ class Unclear(Exception):
 
 
 def candidates(first: int, most: int) -> Iterator[int]:
-    """Micro batches to try; whether one fits is sent back. Doubles, then halves the gap."""
+    """Micro batches to try; the caller sends back whether each fits. Doubles, then halves the gap
+    between the largest that fits and the smallest that does not."""
     low, high, size = 0, most + 1, min(first, most)
     while low + 1 < high:
         if (yield size):
@@ -74,7 +75,8 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
 
 @dataclasses.dataclass(kw_only=True)
 class Search:
-    """One search: its spec but for the global batch, where it writes, and what it found so far."""
+    """One search: its spec but for the global batch, where it writes, and its ``results`` so far,
+    by micro batch."""
 
     spec: Spec
     out: Path
@@ -84,7 +86,7 @@ class Search:
     timeout: float | None
     fresh: bool
     start: Callable[..., Result] = launch.run
-    found: dict[int, Result] = dataclasses.field(default_factory=dict)
+    results: dict[int, Result] = dataclasses.field(default_factory=dict)
 
     def fits(self, micro_batch: int) -> bool:
         """Run one probe, or take what an earlier search knew of it.
@@ -103,7 +105,7 @@ class Search:
             result.write(folder / "result.json")
         else:
             self.progress.skip(result)
-        self.found[micro_batch] = result
+        self.results[micro_batch] = result
         self.record(None)
         if result.status not in (Status.OK, *OUT_OF_MEMORY):
             raise Unclear(result)
@@ -133,7 +135,7 @@ class Search:
                 "reason": result.reason,
                 "peak_bytes": derive.peak_of(result.ranks) or result.peak_so_far_bytes,
             }
-            for size, result in sorted(self.found.items())
+            for size, result in sorted(self.results.items())
         ]
         head = {"recipe": self.spec.recipe, "memory_limit_bytes": self.limit_bytes}
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
@@ -168,16 +170,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Search, show every probe, and say what fits; the exit code."""
-    console, one = make_console(), _begun(options, given)
+    console, state = make_console(), _begun(options, given)
     try:
-        best = search(one.fits, options.first, options.most)
+        best = search(state.fits, options.first, options.most)
     except Unclear as stop:
         console.print(f"cannot go on: {stop.result.status.value}: {stop}; {stop.result.way_out}")
         return FAILED
     finally:
-        one.progress.end_suite()
-    one.record(best)
-    _tell(one, best, options.most, console)
+        state.progress.end_suite()
+    state.record(best)
+    _tell(state, best, options.most, console)
     return OK
 
 
@@ -203,10 +205,9 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    """One sample a process and a micro batch: every probe has more."""
+    """The spec with one sample a process and micro batch, the smallest that a probe can have."""
     usual = one_row.usual(options.recipe, options.device, machine)
-    fields = {**DATA, **usual, **given, **STEPS}
-    spec = Spec(**fields)
+    spec = Spec(**{**DATA, **usual, **given, **STEPS})  # what was given wins, but for the steps
     spec.check()
     return dataclasses.replace(spec, global_batch=_samples(spec, 1))
 
@@ -215,17 +216,17 @@ def _samples(spec: Spec, micro_batch: int) -> int:
     return micro_batch * spec.processes * parse(spec.recipe).accumulation
 
 
-def _tell(one: Search, best: int, most: int, console: Console) -> None:
-    limit = f" in {one.limit_bytes / 2**30:g} GiB" if one.limit_bytes else ""
+def _tell(state: Search, best: int, most: int, console: Console) -> None:
+    limit = f" in {state.limit_bytes / 2**30:g} GiB" if state.limit_bytes else ""
     if not best:
-        console.print(f"not even one sample fits{limit}: {one.found[1].way_out}")
+        console.print(f"not even one sample fits{limit}: {state.results[1].way_out}")
     else:
-        peak = (derive.peak_of(one.found[best].ranks) or 0) / 2**30
-        over = one.found.get(best + 1)
+        peak = (derive.peak_of(state.results[best].ranks) or 0) / 2**30
+        over = state.results.get(best + 1)
         above = f"{best + 1} ran out of memory" if over else f"--most {most} ended the search"
         console.print(
-            f"largest micro batch{limit}: {best} (global batch {_samples(one.spec, best)} on "
-            f"{one.spec.processes} process{'es' * (one.spec.processes > 1)}), "
+            f"largest micro batch{limit}: {best} (global batch {_samples(state.spec, best)} on "
+            f"{state.spec.processes} process{'es' * (state.spec.processes > 1)}), "
             f"peak {peak:.3f} GiB; {above}"
         )
-    console.print(str(short(one.out / "max_batch.json")), soft_wrap=True)
+    console.print(str(short(state.out / "max_batch.json")), soft_wrap=True)

@@ -31,10 +31,10 @@ def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
 
 
 def planned(ask: Ask, folder: Path) -> tuple[Machine, Planned]:
-    """The row as far as can be told at a glance; starts nothing.
+    """The row, checked as far as that takes no process.
 
     Raises:
-        BadInput: what stands against the row is bad input here, for nothing else can run.
+        BadInput: the row cannot run. It is all that the command was asked for.
     """
     machine = recall(folder)
     return machine, _possible(resolve(ask(machine)), folder, machine)

@@ -28,10 +28,11 @@ def add_settings(parser: Any, *leave_out: str, defaults: Mapping[str, Any] | Non
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Spec fields given on the command line; recipe and device are the commands' own affair."""
+    """Spec fields given on the command line, but for recipe and device: each command reads those
+    two in its own way."""
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
-    found = {name: getattr(options, name, None) for name in names}
-    return located({name: value for name, value in found.items() if value is not None})
+    given = {name: getattr(options, name, None) for name in names}
+    return located({name: value for name, value in given.items() if value is not None})
 
 
 def seconds(text: str) -> float:
@@ -43,10 +44,11 @@ def seconds(text: str) -> float:
 
 
 def check_file(path: Path, name: str) -> None:
-    """The file of option ``name`` can be written; its folder is made.
+    """Check, before hours of work, that the file of option ``name`` can be written; its folder is
+    made.
 
     Raises:
-        SpecError: it cannot. To be known now, not when the work that would fill it is done.
+        SpecError: it cannot.
     """
     folder, why = path.absolute().parent, ""
     try:

@@ -61,10 +61,10 @@ def plan(options: argparse.Namespace) -> int:
         check_file(options.json, "json")
     if options.largest:
         seek = largest_batch if options.largest == "batch" else largest_model
-        found = seek(asked.resolved, asked.gpu, pool.default_folder(), jobs, progress)
-        print_largest(found, options.largest, asked, console)
+        answers = seek(asked.resolved, asked.gpu, pool.default_folder(), jobs, progress)
+        print_largest(answers, options.largest, asked, console)
         if options.json:
-            write_json(options.json, largest_as_json(found, asked))
+            write_json(options.json, largest_as_json(answers, asked))
         return 0
     ask = functools.partial(fits_of, asked=asked, jobs=jobs, progress=progress)
     fits = ask(asked.resolved)
@@ -82,12 +82,12 @@ def fits_of(
 ) -> list[Fit]:
     """Each row against the card, predicted with its progress; ``why`` says what for. What the card
     cannot run is not predicted."""
-    gpu, lacks = asked.gpu, [verdict.lack_of(one, asked.gpu) for one in rows]
-    able = [one for one, lack in zip(rows, lacks, strict=True) if not lack]
-    found = iter(_predicted(able, why, asked, jobs, progress) if able else [])
+    gpu, lacks = asked.gpu, [verdict.lack_of(row, asked.gpu) for row in rows]
+    able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
+    predictions = iter(_predicted(able, why, asked, jobs, progress) if able else [])
     return [
-        verdict.cannot(one, gpu, lack) if lack else verdict.judge(one, next(found), gpu)
-        for one, lack in zip(rows, lacks, strict=True)
+        verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, next(predictions), gpu)
+        for row, lack in zip(rows, lacks, strict=True)
     ]
 
 
@@ -95,26 +95,28 @@ def _predicted(
     rows: Sequence[Resolved], why: str, asked: Asked, jobs: int, progress: PlanProgress
 ) -> list[Prediction]:
     usual = (1, asked.processes)
-    ranks = [one.spec.processes for one in rows]
+    ranks = [row.spec.processes for row in rows]
     where = [f" on {number} GPUs" if number not in usual else "" for number in ranks]
-    progress.begin([f"{one.recipe}{on}" for one, on in zip(rows, where, strict=True)], jobs, why)
+    progress.begin([f"{row.recipe}{on}" for row, on in zip(rows, where, strict=True)], jobs, why)
     kind, folder = attention.preferred(asked.gpu.capability), pool.default_folder()
-    found = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
+    predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
     progress.end()
-    return found
+    return predictions
 
 
-def largest_as_json(found: Sequence[Largest], asked: Asked) -> dict[str, object]:
+def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
     """Each recipe's bracket: the size that fits and the one that does not, in bytes of a GPU."""
 
-    def side(one: Fit | None) -> dict[str, object] | None:
-        if one is None:
+    def side(fit: Fit | None) -> dict[str, object] | None:
+        if fit is None:
             return None
-        size = {"model": one.resolved.spec.model, "micro_batch": one.resolved.micro_batch}
-        return {**size, "verdict": one.verdict, "need_bytes": one.need_bytes,
-                "method": one.prediction.method}  # fmt: skip
+        size = {"model": fit.resolved.spec.model, "micro_batch": fit.resolved.micro_batch}
+        return {**size, "verdict": fit.verdict, "need_bytes": fit.need_bytes,
+                "method": fit.prediction.method}  # fmt: skip
 
-    rows = [{**vars(one), "fits": side(one.fits), "over": side(one.over)} for one in found]
+    rows = [
+        {**vars(answer), "fits": side(answer.fits), "over": side(answer.over)} for answer in answers
+    ]
     refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
     given = {"gpu": dataclasses.asdict(asked.gpu), "assumed": verdict.assumed(asked.gpu)}
     return {**given, "rows": rows, "refused": refused}
@@ -127,25 +129,25 @@ def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, o
         "gpu": dataclasses.asdict(asked.gpu),
         "assumed": verdict.assumed(asked.gpu),
         "fastest": best.label if best else None,
-        "rows": [_fit_as_json(one) for one in fits],
-        "tried": [_fit_as_json(one) for one in ways.tried] if ways else [],
-        "tried_on_more_gpus": [_fit_as_json(one) for one in ways.wider] if ways else [],
+        "rows": [_fit_as_json(fit) for fit in fits],
+        "tried": [_fit_as_json(fit) for fit in ways.tried] if ways else [],
+        "tried_on_more_gpus": [_fit_as_json(fit) for fit in ways.wider] if ways else [],
         "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
     }
 
 
-def _fit_as_json(one: Fit) -> dict[str, Any]:
+def _fit_as_json(fit: Fit) -> dict[str, Any]:
     return {
-        "recipe": one.label,
-        "processes": one.resolved.spec.processes,
-        "global_batch": one.resolved.spec.global_batch,
-        "verdict": one.verdict,
-        "lack": one.lack,
-        "need_bytes": one.need_bytes,
-        "least_bytes": one.least_bytes,
-        "margin_bytes": one.margin_bytes,
-        "host_bytes_node": one.host_bytes,
-        "step_seconds": one.seconds.total if one.seconds else None,
-        "step_seconds_spread": one.seconds.spread if one.seconds else None,
-        "prediction": dataclasses.asdict(one.prediction),
+        "recipe": fit.label,
+        "processes": fit.resolved.spec.processes,
+        "global_batch": fit.resolved.spec.global_batch,
+        "verdict": fit.verdict,
+        "lack": fit.lack,
+        "need_bytes": fit.need_bytes,
+        "least_bytes": fit.least_bytes,
+        "margin_bytes": fit.margin_bytes,
+        "host_bytes_node": fit.host_bytes,
+        "step_seconds": fit.seconds.total if fit.seconds else None,
+        "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
+        "prediction": dataclasses.asdict(fit.prediction),
     }

@@ -52,12 +52,12 @@ class PlanProgress:
         some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
         self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
 
-    def done(self, index: int, found: Prediction) -> None:
+    def done(self, index: int, prediction: Prediction) -> None:
         """One of them ended."""
         self.ended += 1
         seconds = time.monotonic() - self.began
-        why = f": {found.reason}" if found.method != "trace" else ""
-        line = f"[{self.ended}/{len(self.names)}] {self.names[index]} ({found.method}{why})"
+        why = f": {prediction.reason}" if prediction.method != "trace" else ""
+        line = f"[{self.ended}/{len(self.names)}] {self.names[index]} ({prediction.method}{why})"
         self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
@@ -76,8 +76,8 @@ def print_plan(
     for index, head in enumerate(heads):
         side = "left" if index < 2 else "right"
         table.add_column(head, justify=side, overflow="fold", no_wrap=index > 0)
-    for one in ordered:
-        table.add_row(*_cells(one), style="bold" if one is verdict.fastest(fits) else None)
+    for fit in ordered:
+        table.add_row(*_cells(fit), style="bold" if fit is verdict.fastest(fits) else None)
     console.print(table)
     for text in _notes(fits):
         console.print(text, style="dim", highlight=False)
@@ -88,10 +88,10 @@ def print_plan(
         console.print(escape(line), highlight=False)
 
 
-def _order(one: Fit) -> tuple[int, float]:
-    rank = ["fits", "tight", "no", "unknown", "cannot"].index(one.verdict)
-    speed = one.samples_per_second or 0.0
-    return (rank, -speed if rank < 2 else float(one.need_bytes or 0))
+def _order(fit: Fit) -> tuple[int, float]:
+    rank = ["fits", "tight", "no", "unknown", "cannot"].index(fit.verdict)
+    speed = fit.samples_per_second or 0.0
+    return (rank, -speed if rank < 2 else float(fit.need_bytes or 0))
 
 
 def _setting(fits: Sequence[Fit]) -> str:
@@ -103,19 +103,19 @@ def _setting(fits: Sequence[Fit]) -> str:
     )
 
 
-def _cells(one: Fit) -> list[str]:
-    instant = one.prediction.peak
+def _cells(fit: Fit) -> list[str]:
+    instant = fit.prediction.peak
     split = [
         gib(sum(instant.categories.get(n, 0) for n in names)) if instant else "-"
         for names in SHOWN.values()
     ]
     time_cell, speed = "-", "-"
-    if one.seconds:
-        time_cell = f"{one.seconds.total * 1e3:.0f} ±{one.seconds.spread * 1e3:.0f}"
-        speed = f"{one.samples_per_second:.0f}"
-    word = f"[{LOOK[one.verdict]}]{WORD[one.verdict]}[/{LOOK[one.verdict]}]"
-    cells = [escape(folded(one.label)), word, gib(one.need_bytes), gib(one.margin_bytes)]
-    return [*cells, *split, gib(one.host_bytes), time_cell, speed]
+    if fit.seconds:
+        time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
+        speed = f"{fit.samples_per_second:.0f}"
+    word = f"[{LOOK[fit.verdict]}]{WORD[fit.verdict]}[/{LOOK[fit.verdict]}]"
+    cells = [escape(folded(fit.label)), word, gib(fit.need_bytes), gib(fit.margin_bytes)]
+    return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
 
 
 def gib(size: int | None) -> str:
@@ -133,10 +133,10 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits)]
-    for one in fits:
-        if not one.lack and one.prediction.method != "trace":
-            notes.append(f"* {one.label}: not predicted: {one.prediction.reason}")
-        notes += [f"{one.label}: {note}" for note in one.prediction.notes]
+    for fit in fits:
+        if not fit.lack and fit.prediction.method != "trace":
+            notes.append(f"* {fit.label}: not predicted: {fit.prediction.reason}")
+        notes += [f"{fit.label}: {note}" for note in fit.prediction.notes]
     return notes
 
 
@@ -147,7 +147,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     """The fastest recipe predicted to fit; if none fits, the nearest and what was tried then."""
     best = verdict.fastest(fits)
     if best is None:
-        return _none_fits(fits) + _found(ways)
+        return _none_fits(fits) + _tried_instead(ways)
     lines = [
         f"Fastest predicted to fit: {best.label}, {best.samples_per_second:.0f} images/s, "
         f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
@@ -164,16 +164,16 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     return lines
 
 
-def _may_be_faster(one: Fit, best: Fit) -> bool:
-    """Whether ``one`` may be the faster of the two, each at its end of the uncertainty."""
+def _may_be_faster(rival: Fit, best: Fit) -> bool:
+    """Whether ``rival`` may be the faster of the two, each at its end of the uncertainty."""
     slow = best.seconds.total + best.seconds.spread / 2
-    quick = one.seconds.total - one.seconds.spread / 2
+    quick = rival.seconds.total - rival.seconds.spread / 2
     per_best = slow / best.resolved.spec.global_batch
-    return quick / one.resolved.spec.global_batch < per_best
+    return quick / rival.resolved.spec.global_batch < per_best
 
 
-def _explained(one: Fit) -> str:
-    instant = one.prediction.peak
+def _explained(fit: Fit) -> str:
+    instant = fit.prediction.peak
     if instant is None:
         return "not traced"
     largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
@@ -188,7 +188,7 @@ def _where(instant: Instant) -> str:
 
 def _none_fits(fits: Sequence[Fit]) -> list[str]:
     close = verdict.nearest(fits)
-    if all(one.lack for one in fits):
+    if all(fit.lack for fit in fits):
         return ["None of these can run on this card; the notes above say what can."]
     if close is None:
         return ["Nothing could be predicted; the notes above say why."]
@@ -199,38 +199,40 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
     ]
 
 
-def _need(one: Fit) -> str:
-    return f"{gib(one.need_bytes)} GiB"
+def _need(fit: Fit) -> str:
+    return f"{gib(fit.need_bytes)} GiB"
 
 
-def _found(ways: Ways | None) -> list[str]:
+def _tried_instead(ways: Ways | None) -> list[str]:
     """What was tried beyond the plan: what fits, or that nothing does, and on how many GPUs."""
     if ways is None:
         return []
     if ways.able:
-        lines = [f"  {_offer(one)}" for one in ways.able]
+        lines = [f"  {_offer(fit)}" for fit in ways.able]
         return [f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:", *lines]
     least = verdict.nearest(ways.tried)
-    said = f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"
-    lines = [said] if ways.tried else []
+    none_fits = (
+        f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"
+    )
+    lines = [none_fits] if ways.tried else []
     if least:
         lines.append(f"The least of these: {least.label}, {_need(least)}")
     return lines + _on_more_gpus(ways.wider)
 
 
-def _offer(one: Fit) -> str:
-    speed = f", {one.samples_per_second:.0f} images/s" if one.seconds else ""
-    tight = " (tight)" if one.verdict == "tight" else ""
-    return f"{one.label}: {_need(one)}{speed}{tight}"
+def _offer(fit: Fit) -> str:
+    speed = f", {fit.samples_per_second:.0f} images/s" if fit.seconds else ""
+    tight = " (tight)" if fit.verdict == "tight" else ""
+    return f"{fit.label}: {_need(fit)}{speed}{tight}"
 
 
 def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
     """The fewest of the GPUs tried that would do."""
     if not wider:
         return []
-    first = next((one for one in wider if one.fits), None)
+    first = next((fit for fit in wider if fit.fits), None)
     if first is None:
-        tried = ", ".join(str(one.resolved.spec.processes) for one in wider)
+        tried = ", ".join(str(fit.resolved.spec.processes) for fit in wider)
         return [f"Nor does {wider[0].label} on {tried} GPUs"]
     spec = first.resolved.spec
     return [f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(first)}"]
@@ -241,28 +243,28 @@ def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
 
 def print_explained(fits: Sequence[Fit], console: Console) -> None:
     """Of each row when its peak was, at which op and line, and what lived then."""
-    for one in sorted(fits, key=_order):
+    for fit in sorted(fits, key=_order):
         console.print()
-        for line in explained(one.label, one.prediction):
+        for line in explained(fit.label, fit.prediction):
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def explained(label: str, found: Prediction) -> list[str]:
+def explained(label: str, prediction: Prediction) -> list[str]:
     """The peak of one prediction: its place, the largest tensors and the highest of each phase."""
-    instant = found.peak
+    instant = prediction.peak
     if instant is None:
-        return [f"{label}: {found.reason}"]
+        return [f"{label}: {prediction.reason}"]
     lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, {_where(instant)}"]
-    shown = [held for held in instant.held if 100 * held.bytes >= instant.bytes]
-    for held in shown:
-        maker = ", ".join(filter(None, (held.op, held.site)))
-        kind = held.category.replace("_", " ")
-        lines.append(f"  {fine(held.bytes):>7}  {kind}: {held.count} x {maker} ({held.phase})")
-    rest = instant.bytes - sum(held.bytes for held in shown)
+    shown = [alike for alike in instant.held if 100 * alike.bytes >= instant.bytes]
+    for alike in shown:
+        maker = ", ".join(filter(None, (alike.op, alike.site)))
+        kind = alike.category.replace("_", " ")
+        lines.append(f"  {fine(alike.bytes):>7}  {kind}: {alike.count} x {maker} ({alike.phase})")
+    rest = instant.bytes - sum(alike.bytes for alike in shown)
     if 100 * rest >= instant.bytes:
         lines.append(f"  {fine(rest):>7}  the rest")
     phases = ", ".join(
-        f"{phase} {fine(size)}" for phase, size in found.phases.items() if size >= FINE
+        f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
     )
     return [*lines, f"  highest of each phase: {phases} GiB"]
 

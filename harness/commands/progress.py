@@ -15,24 +15,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from harness.phases import RUN_PHASES
 from harness.report.data import derive
 from harness.result import Result, Status
 
 __all__ = ["Progress", "clock", "summary"]
 
 HEARTBEAT_SECONDS = 60.0
-"""Between two lines of a run in a log file: few enough to read, often enough to see it lives."""
+"""Between two lines of a run in a log file: few enough to read, often enough to show that the run
+has not hung."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
-WORDS = {
-    "import": "importing",
-    "start": "starting",
-    "load": "building the model",
-    "prepare": "preparing",
-    "warmup": "warm-up",
-    "measure": "measuring",
-    "anatomy": "tracing memory",
-    "done": "ending",
-}
 
 
 class Progress:
@@ -76,7 +68,7 @@ class Progress:
             self._say(Text(f"{self._place()} {recipe}: begins{limit}{self._rest()}"))
 
     def status(self, status: dict[str, Any]) -> None:
-        """What the run says of itself: phase, step, of, peak_bytes, elapsed_seconds."""
+        """The run's status: phase, step, of, peak_bytes, elapsed_seconds (``launch.run``)."""
         self.last = status
         if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
             self.said = self.now()
@@ -141,7 +133,7 @@ class Progress:
 
     def _where(self) -> str:
         phase, step, of = (self.last.get(key) for key in ("phase", "step", "of"))
-        words = WORDS.get(phase or "start", phase or "")
+        words = RUN_PHASES.get(phase or "start", phase or "")
         return words + (f" {step}/{of}" if of else "")
 
     def _elapsed(self) -> str:

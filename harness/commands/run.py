@@ -103,9 +103,12 @@ def ended(results: Sequence[Result]) -> int:
 
 
 class AskedRows:
-    """The rows that were asked for. Each spec is resolved once, and each folder of data read once,
-    however often the machine is looked at: what a GPU's memory decides may change a spec, and that
-    alone makes another. ``changes`` are those that its processes made to the suite, in words."""
+    """The rows that were asked for, planned twice: before and after the machine is examined.
+
+    Each spec is resolved once, and each folder of data read once. Only where the second look at the
+    machine changes a spec (a GPU's memory may decide the batch) is it resolved again. ``changes``
+    are those that its processes made to the suite, in words.
+    """
 
     def __init__(self, options: argparse.Namespace, given: Mapping[str, Any]) -> None:
         self.options, self.given = options, given
@@ -142,7 +145,8 @@ class AskedRows:
 
 
 def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
-    """Too few GPUs for an explicit --processes is a slip of the hand, not a property of rows."""
+    """Refuse an explicit --processes above the number of GPUs: a mistyped command, and no reason
+    to report every row as unsupported."""
     for row in planned:
         if "processes" in given and row.lack and "as many GPUs" in row.lack.reason:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
@@ -173,26 +177,27 @@ def _why_not(row: Planned) -> str:
 def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
 ) -> None:
-    """What each measured row would have been predicted to need, kept beside its result.
+    """Predict what each measured row needs, and keep the prediction beside its result.
 
-    And rows that ran out of memory: were they predicted to? After the runs, so that it disturbs
-    no measurement; it never fails one.
+    Rows that ran out of memory are predicted too, to see whether that was foreseen. All this comes
+    after the runs, so that it disturbs no measurement, and no failure here fails the command.
     """
     done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     of_spec = {row.spec: row for row in rows}
     missing = [of_spec[r.spec] for r in done if not load_prediction(_prediction_file(r.spec, out))]
     if not missing:
         return
-    # Alike in all that tell, by their identity; a row that died early tells nothing.
-    told = next((r.environment for r in done if "attention" in r.environment), {})
-    kind = attention.taken(told)
+    # The rows ran on one machine, so any environment that names its attention will do; a row that
+    # died early recorded none.
+    environment = next((r.environment for r in done if "attention" in r.environment), {})
+    kind = attention.taken(environment)
     progress = PlanProgress(console)
     progress.begin([str(row.recipe) for row in missing], pool.default_jobs())
 
-    def keep(index: int, found: Prediction) -> None:
+    def keep(index: int, prediction: Prediction) -> None:
         with contextlib.suppress(OSError):
-            found.write(_prediction_file(missing[index].spec, out))
-        progress.done(index, found)
+            prediction.write(_prediction_file(missing[index].spec, out))
+        progress.done(index, prediction)
 
     with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
         pool.predict_all(missing, out / "predictions", kind=kind, done=keep)

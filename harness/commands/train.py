@@ -120,14 +120,14 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
             f"{folder} holds a training already ({saved[-1]}); give --resume to go on from it, "
             "or another --checkpoint DIR"
         )
-    taken, asked = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
-    if taken >= asked + DEFAULTS["warmup"]:
+    taken, wanted = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
+    if taken >= wanted + DEFAULTS["warmup"]:
         raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     usual = one_row.usual(options.recipe, options.device, machine)
-    return Spec(**{**DEFAULTS, **usual, **given})
+    return Spec(**DEFAULTS | usual | dict(given))  # what was given wins
 
 
 def _line(row: Planned, extra: list[str]) -> str:
@@ -172,7 +172,7 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
 
 
 class _WithLoss(Progress):
-    """Progress that shows the loss, where rank 0 tells it, and the time left from the steps."""
+    """Progress that shows the loss, once rank 0 has written one, and the time left by the steps."""
 
     def __init__(self, console: Console, folder: Path) -> None:
         super().__init__(console)
@@ -180,7 +180,7 @@ class _WithLoss(Progress):
         self.loss: float | None = None
 
     def status(self, status: dict[str, Any]) -> None:
-        """As before, with the loss read from rank 0's file."""
+        """As ``Progress.status``, with the loss read from rank 0's file."""
         try:
             said = json.loads(self.file.read_text(encoding="utf-8"))
             self.loss = said.get("loss", self.loss)

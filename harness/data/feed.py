@@ -94,8 +94,9 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
 
 
 def stamp(name: str) -> list[tuple[str, int]]:
-    """What changes with a folder of latents: when its folders last changed. Adding, removing or
-    renaming a file does that, and reading a million files would take longer than the run."""
+    """(name, time of its last change in ns) of a folder of latents and those in it; empty for other
+    data. Adding, removing or renaming a file changes these, and reading a million files would take
+    longer than the run."""
     kind, _, path = name.partition(":")
     if kind != "latents":
         return []

@@ -94,19 +94,19 @@ class Folder:
 
     def _latent(self, name: str) -> np.ndarray:
         path = self.features / name
-        found = self._check_header(name)
-        flat = np.fromfile(path, found.dtype, math.prod(found.shape), offset=found.start)
-        values = flat.reshape(found.shape, order=found.order).reshape(self.sample_shape)
+        header = self._check_header(name)
+        flat = np.fromfile(path, header.dtype, math.prod(header.shape), offset=header.start)
+        values = flat.reshape(header.shape, order=header.order).reshape(self.sample_shape)
         if not np.isfinite(values).all():
             raise BadInput(f"{path} holds values that are not finite; extract it again")
         return values
 
     def _label(self, name: str) -> int:
         path = self.labels / name
-        found, head = _header(path)
-        if math.prod(found.shape) != 1 or found.dtype.kind not in "iu":
-            raise BadInput(f"{path} holds {found}; a label is one integer")
-        label = int(np.frombuffer(head, found.dtype, 1, found.start)[0])
+        header, head = _header(path)
+        if math.prod(header.shape) != 1 or header.dtype.kind not in "iu":
+            raise BadInput(f"{path} holds {header}; a label is one integer")
+        label = int(np.frombuffer(head, header.dtype, 1, header.start)[0])
         if not 0 <= label < CLASSES:
             raise BadInput(f"{path} holds label {label}; classes are 0 to {CLASSES - 1}")
         return label
@@ -121,13 +121,13 @@ class Folder:
 
     def _check_header(self, name: str) -> Header:
         path = self.features / name
-        found, _ = _header(path)
-        if found.shape != self.header.shape or found.dtype.kind != "f":
+        header, _ = _header(path)
+        if header.shape != self.header.shape or header.dtype.kind != "f":
             raise BadInput(
-                f"{path} holds {found} where {self.names[0]} holds {self.header}; "
+                f"{path} holds {header} where {self.names[0]} holds {self.header}; "
                 "extract all files alike"
             )
-        return found
+        return header
 
 
 def _pair_of_folders(root: Path) -> tuple[Path, Path]:
@@ -142,8 +142,8 @@ def _pair_of_folders(root: Path) -> tuple[Path, Path]:
     if not pairs:
         raise BadInput(f"{root} has no pair of folders *_features and *_labels; {way_out}")
     if len(pairs) > 1:
-        found = ", ".join(features.name for features, _ in pairs)
-        raise BadInput(f"{root} has more than one pair ({found}); keep one a folder")
+        names = ", ".join(features.name for features, _ in pairs)
+        raise BadInput(f"{root} has more than one pair ({names}); keep one a folder")
     return pairs[0]
 
 
@@ -192,14 +192,14 @@ def _header(path: Path) -> tuple[Header, bytes]:
             head, size = file.read(HEAD), os.fstat(file.fileno()).st_size
         prefix, width = (10, 2) if head[6:7] == b"\x01" else (12, 4)
         end = prefix + int.from_bytes(head[8 : 8 + width], "little")
-        found = _parse(head[:end])
+        header = _parse(head[:end])
     except (OSError, ValueError, KeyError, SyntaxError, tokenize.TokenError) as fault:
         reason = " ".join(str(fault).split())
         raise BadInput(f"{path} is not a readable .npy file ({reason})") from fault
-    needed = found.start + math.prod(found.shape) * found.dtype.itemsize
-    if found.dtype.hasobject or size < needed:
+    needed = header.start + math.prod(header.shape) * header.dtype.itemsize
+    if header.dtype.hasobject or size < needed:
         damage = (
-            "holds Python objects" if found.dtype.hasobject else f"has {size} of {needed} bytes"
+            "holds Python objects" if header.dtype.hasobject else f"has {size} of {needed} bytes"
         )
         raise BadInput(f"{path} {damage}; extract it again")
-    return found, head
+    return header, head

@@ -61,7 +61,8 @@ def environment(resolved: Resolved) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     on_cpu = {"CUDA_VISIBLE_DEVICES": "", **ALLOCATOR} if spec.device == "cpu" else {}
-    return {**added, **on_cpu, **resolved.launch.engine.environment(spec.device)}
+    # The engine's own win: its library may need a variable otherwise.
+    return added | on_cpu | resolved.launch.engine.environment(spec.device)
 
 
 def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:

@@ -89,7 +89,7 @@ def _start(
         return process.run_child(
             argv,
             cwd=ROOT,
-            env={**inherited(), **environment(resolved), **_own_caches(folder / COMPILED)},
+            env=inherited() | environment(resolved) | _own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),
@@ -107,7 +107,7 @@ def _own_caches(folder: Path) -> dict[str, str]:
 
 
 class _Ticker:
-    """Hands on what the ranks say of themselves, about twice a second."""
+    """Passes the ranks' status files on, about twice a second."""
 
     def __init__(self, folder: Path, on_status: OnStatus) -> None:
         self.folder, self.on_status = folder, on_status
@@ -244,15 +244,15 @@ def _worker_result(folder: Path) -> Result | None:
 
 def _read(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
     """What the ranks wrote, in the order of ranks; a file half there or gone is left out."""
-    found = []
+    records = []
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(data, dict):
-            found.append(data)
-    return tuple(sorted(found, key=lambda data: data.get("rank") or 0))
+            records.append(data)
+    return tuple(sorted(records, key=lambda data: data.get("rank") or 0))
 
 
 def _peak(records: tuple[dict[str, Any], ...]) -> int:

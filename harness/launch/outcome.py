@@ -13,23 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.launch.log import decisive, first_match
+from harness.phases import RUN_PHASES
 from harness.result import Status
 from strategies.advice import ways_out
 
 __all__ = ["Facts", "Outcome", "classify", "retryable", "where"]
 
-PHASES = (
-    "start",
-    "load",
-    "prepare",
-    "warmup",
-    "measure",
-    "profile",
-    "anatomy",
-    "evidence",
-    "save",
-    "done",
-)
+PHASES = tuple(RUN_PHASES)
 TRAINING = PHASES[PHASES.index("warmup") :]
 
 # The device's allocator and the libraries on top of it; torch.OutOfMemoryError is the device's.

@@ -1,4 +1,4 @@
-"""Where a recorded run leaves its files, and which ones it left; harness.record writes them."""
+"""Where a recorded run leaves its files (``harness.worker.record`` writes them), and which ones."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def history_file(folder: Path, rank: int | str) -> Path:
 
 def left_in(folder: Path) -> list[str]:
     """Files for other tools below a run's ``folder``, relative to it."""
-    found = [*folder.glob(f"{PROFILE}/*.json*"), *folder.glob(HISTORY.format("*"))]
-    return sorted(str(path.relative_to(folder)) for path in found)
+    paths = [*folder.glob(f"{PROFILE}/*.json*"), *folder.glob(HISTORY.format("*"))]
+    return sorted(str(path.relative_to(folder)) for path in paths)

@@ -24,10 +24,10 @@ KINDS = (".py", ".yaml", ".json")
 def digest(rooms: tuple[str, ...]) -> str:
     """A short hash of these rooms, of the files beside them, of strategies and launch files, as
     they are now: they may change between two rows."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in sorted(_sources(rooms)):
-        found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+        hasher.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return hasher.hexdigest()[:16]
 
 
 def _sources(rooms: tuple[str, ...]) -> Iterator[Path]:

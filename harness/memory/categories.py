@@ -45,7 +45,7 @@ def measured_name(category: str, buckets: str) -> str:
 
 def measured(sums: Mapping[str, int], buckets: str) -> dict[str, int]:
     """Bytes by category as a measured run has them; ``buckets`` is the engine's word."""
-    found = dict.fromkeys(MEASURED, 0)
+    totals = dict.fromkeys(MEASURED, 0)
     for category, size in sums.items():
-        found[measured_name(category, buckets)] += size
-    return found
+        totals[measured_name(category, buckets)] += size
+    return totals

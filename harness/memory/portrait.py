@@ -1,4 +1,4 @@
-"""The anatomy of one run, as data: what ``harness.dissect`` collects and a page is drawn from.
+"""The anatomy of one run, as data: ``harness.memory.dissect`` collects it, a page is drawn from it.
 
 Raw numbers in base units (bytes, seconds, FLOPs, elements); no torch.
 """

@@ -113,10 +113,10 @@ def running(record: Record, pool: str, wanted: Container[str] | None = None) -> 
 
 def phase_peaks(record: Record, pool: str) -> dict[str, int]:
     """Phase -> its highest bytes, wherever it was entered."""
-    totals, found = running(record, pool), {}
+    totals, peaks = running(record, pool), {}
     for name, first, last in record.phases():
-        found[name] = max(found.get(name, 0), max(totals[first:last], default=0))
-    return found
+        peaks[name] = max(peaks.get(name, 0), max(totals[first:last], default=0))
+    return peaks
 
 
 def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
@@ -140,7 +140,7 @@ def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
         op=last.op,
         site=last.site,
         categories={name: sums[name] for name in CATEGORIES},
-        held=sorted(held, key=lambda one: -one.bytes)[:10],
+        held=sorted(held, key=lambda alike: -alike.bytes)[:10],
     )
 
 
@@ -154,6 +154,6 @@ def step_categories(record: Record, pool: str, buckets: str) -> Categories:
     """What lived at the fullest instant of ``pool``, in the words of a measured run."""
     beyond = {"activations", "workspace"}
     wanted = {name for name in CATEGORIES if measured_name(name, buckets) in beyond}
-    found = as_measured(peak(record, pool), buckets)
-    found.beyond_state = max(running(record, pool, wanted), default=0)
-    return found
+    categories = as_measured(peak(record, pool), buckets)
+    categories.beyond_state = max(running(record, pool, wanted), default=0)
+    return categories

@@ -59,7 +59,7 @@ class Tracer(TorchDispatchMode):
         self.ran(func, args, kwargs or {}, out)
         return out
 
-    # ---- what happens ----
+    # ---- events ----
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an op has made."""
@@ -120,22 +120,22 @@ class Tracer(TorchDispatchMode):
     def know(self, trained: Trained) -> None:
         """Name what lives between two steps, as the engine and the strategies say."""
         self.casts = "float_master" not in trained.launch.traits
-        held = trained.engine.held(trained)
+        holdings = trained.engine.held(trained)
         kept = [t for a in trained.attached.values() for t in a.tensors()]
         for category in ("parameters", "optimizer_state"):
-            self.tag(category, held.tensors.get(category, ()))
+            self.tag(category, holdings.tensors.get(category, ()))
         self.tag("ema", kept)
-        for category, tensors in held.tensors.items():
+        for category, tensors in holdings.tensors.items():
             self.tag(category, tensors)
         self.tag_gradients(trained)
 
     def tag_gradients(self, trained: Trained) -> None:
-        """What the parameters hold as ``.grad`` is gradients."""
+        """Name what the parameters hold as ``.grad``."""
         self.tag("gradients", [p.grad for p in trained.module.parameters() if p.grad is not None])
 
     @contextlib.contextmanager
     def watching(self, makers: Iterable[Maker]) -> Iterator[None]:
-        """While it lasts, what is allocated inside these methods is what they say."""
+        """While it lasts, what these methods allocate is of the category that ``Maker`` names."""
         with contextlib.ExitStack() as stack:
             for maker in makers:
                 inside = self._inside(maker, getattr(maker.owner, maker.method))
@@ -152,7 +152,7 @@ class Tracer(TorchDispatchMode):
 
         return run
 
-    # ---- keeping the books ----
+    # ---- the record ----
 
     def site(self) -> tuple[str, str | None]:
         """The source line that asks for what is made now, and the category that it shows."""
@@ -239,14 +239,14 @@ def register_living(tracer: Tracer, trained: Trained) -> None:
     """Note what lives before a measured step: parameters, optimizer state, averages; the rest of
     the process's tensors unnamed."""
     tracer.enter(BEFORE)
-    held = trained.engine.held(trained)
+    holdings = trained.engine.held(trained)
     # Where Python did see DDP's buckets (a communication hook gets them), they are known.
-    if held.hidden and trained.accelerator.device.type in tracer.pools:
-        tracer.hold("device", held.hidden, "communication buckets", "buckets")
+    if holdings.hidden and trained.accelerator.device.type in tracer.pools:
+        tracer.hold("device", holdings.hidden, "communication buckets", "buckets")
         tracer.hidden = True
-    tracer.left_out |= held.seen
+    tracer.left_out |= holdings.seen
     kept = [t for a in trained.attached.values() for t in a.tensors()]
-    for tensor in (*(t for some in held.tensors.values() for t in some), *kept):
+    for tensor in (*(t for some in holdings.tensors.values() for t in some), *kept):
         tracer.see(tensor, BEFORE)
     gc.collect()  # what only cycles keep alive is not part of the step
     for thing in gc.get_objects():

@@ -188,12 +188,12 @@ def replay(
     events: Iterable[tuple[int, int, int]], *, expandable: bool = False, limit: int | None = None
 ) -> Usage:
     """Peaks for (+1 made or -1 freed, id, bytes) events in order."""
-    allocator, held = Allocator(expandable=expandable, limit=limit), {}
+    allocator, chunks = Allocator(expandable=expandable, limit=limit), {}
     for sign, index, size in events:
         if sign > 0:
-            held[index] = allocator.allocate(size)
+            chunks[index] = allocator.allocate(size)
         else:
-            allocator.release(held.pop(index))
+            allocator.release(chunks.pop(index))
     return Usage(
         allocated=allocator.peak_allocated, reserved=allocator.peak_reserved, fits=allocator.fits
     )

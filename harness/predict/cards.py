@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -112,16 +113,16 @@ def named(device: str) -> Card | None:
     """
     if re.search(r"\bMIG\b", device):
         return None
-    found = (gpu for gpu in table().values() if re.search(gpu.pattern, device, re.IGNORECASE))
-    return next(found, None)
+    matches = (gpu for gpu in table().values() if re.search(gpu.pattern, device, re.IGNORECASE))
+    return next(matches, None)
 
 
 def of_size(size: int) -> Card:
     """A card known by its memory alone: the speed of the table's nearest in size, and nothing of
     what that one can or cannot do."""
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
-    size_only = {"memory_bytes": size, "like": like.name, "capability": None}
-    return Card(**{**vars(like), "name": f"{size / 2**30:.4g} GiB", **size_only})
+    name = f"{size / 2**30:.4g} GiB"
+    return dataclasses.replace(like, name=name, memory_bytes=size, like=like.name, capability=None)
 
 
 def parse_bytes(text: str) -> int:
@@ -130,9 +131,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         BadInput: not a size above zero.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = UNITS.get(found[2].lower()) if found else None
-    size = int(float(found[1]) * unit) if unit else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = UNITS.get(match[2].lower()) if match else None
+    size = int(float(match[1]) * unit) if unit else 0
     if size <= 0:
         raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
     return size

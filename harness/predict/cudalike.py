@@ -160,14 +160,14 @@ def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
     old_init, old_exit = autocast.__init__, autocast.__exit__
 
     def device_type(*args: Any) -> str:
-        found = infer(*args)
-        return "cuda" if found == GPU else found
+        inferred = infer(*args)
+        return "cuda" if inferred == GPU else inferred
 
     def check(p: Any, cuda_unsupported: bool = False) -> None:
         if p.device.type != GPU:
             fused(p, cuda_unsupported)
 
-    found = [
+    patches = [
         (autocast, "__init__", init),
         (autocast, "__exit__", leave),
         # Autocast asks for a GPU and turns itself off without one.
@@ -176,5 +176,5 @@ def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
         # Recomputation enters autocast again by the type of its inputs' device.
         (checkpoint, "_infer_device_type", device_type),
     ]
-    return found + [(m, "_device_dtype_check_for_fused", check) for m in (adam, adamw) if
+    return patches + [(m, "_device_dtype_check_for_fused", check) for m in (adam, adamw) if
                     hasattr(m, "_device_dtype_check_for_fused")]  # fmt: skip

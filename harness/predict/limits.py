@@ -1,7 +1,7 @@
 """What no trace can follow, and why: a sentence for each part of a recipe at which one stops.
 
-Looked up only after a trace has failed: where a library learns to do without storage, the trace
-succeeds and its sentence here is never said. No torch.
+Looked up only after a trace has failed: once a library can do without storage, the trace succeeds
+and its sentence here is not used. No torch.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
-    """The prediction kept from before."""
+    """The prediction that an earlier call kept in ``folder``; None where there is none."""
     return load(path_of(resolved, folder, kind))
 
 
@@ -60,7 +60,7 @@ def _code() -> str:
 
 
 def predict_all(
-    asked: Sequence[Resolved],
+    rows: Sequence[Resolved],
     folder: Path,
     *,
     kind: str = USUAL,
@@ -73,26 +73,26 @@ def predict_all(
 
     Never raises for a recipe: what fails is a prediction that says why.
     """
-    found: dict[int, Prediction] = {}
+    predictions: dict[int, Prediction] = {}
     missing = []
-    for index, resolved in enumerate(asked):
+    for index, resolved in enumerate(rows):
         kept = cached(resolved, folder, kind)
         if kept is None:
             missing.append(index)
         else:
-            found[index] = kept
+            predictions[index] = kept
             done(index, kept)
     with ThreadPoolExecutor(jobs or default_jobs()) as pool:
-        waiting = {pool.submit(_one, asked[i], folder, kind, timeout): i for i in missing}
+        waiting = {pool.submit(_predict, rows[i], folder, kind, timeout): i for i in missing}
         try:
             for future in as_completed(waiting):
-                found[waiting[future]] = future.result()
+                predictions[waiting[future]] = future.result()
                 done(waiting[future], future.result())
         except KeyboardInterrupt:
             for future in waiting:
                 future.cancel()
             raise
-    return [found[index] for index in range(len(asked))]
+    return [predictions[index] for index in range(len(rows))]
 
 
 def default_jobs() -> int:
@@ -101,23 +101,23 @@ def default_jobs() -> int:
     return max(1, min(kernel.cores(), pages // WORKER_BYTES))
 
 
-def _one(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Prediction:
-    """One worker; its prediction is kept if it is a trace."""
+def _predict(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Prediction:
+    """Run one worker; its prediction is kept if it is a trace."""
     if resolved.refusal:
         return none(resolved, f"refused: {resolved.refusal}")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         out = Path(scratch) / "prediction.json"
         reason, fault = _run(resolved, Path(scratch), out, kind, timeout)
-        found = load(out)
-    if found is None:
+        prediction = load(out)
+    if prediction is None:
         return none(resolved, reason, fault)
-    found = dataclasses.replace(found, seconds_taken=time.monotonic() - began)
-    if found.method == "trace":
+    prediction = dataclasses.replace(prediction, seconds_taken=time.monotonic() - began)
+    if prediction.method == "trace":
         # A folder that cannot be written costs the next plan its time, no more.
         with contextlib.suppress(OSError):
-            found.write(path_of(resolved, folder, kind))
-    return found
+            prediction.write(path_of(resolved, folder, kind))
+    return prediction
 
 
 def _run(
@@ -127,7 +127,7 @@ def _run(
     spec = scratch / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(resolved.spec)), encoding="utf-8")
     words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out), kind]
-    env = {**command.inherited(), "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+    env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
     try:
         ended = subprocess.run(
             words, cwd=ROOT, env=env, timeout=timeout, capture_output=True, text=True

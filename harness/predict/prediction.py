@@ -93,16 +93,17 @@ def load(path: Path) -> Prediction | None:
 
 
 def _from(data: dict[str, Any]) -> Prediction:
-    data.pop("closed_form", None)  # of a version that had formulas as well
-    # Of a version whose engines did not say it: there were DeepSpeed's and DDP's.
+    # Files of earlier versions have a closed form beside the trace, which nothing reads, and lack
+    # the engine's word for its buckets; then there were only the engines of DeepSpeed and DDP.
+    data.pop("closed_form", None)
     data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
     for name in ("peak", "steady", "host", "host_steady"):
         data[name] = _instant(data.get(name))
-    data["work"] = [Work(**one) for one in data.get("work", [])]
+    data["work"] = [Work(**item) for item in data.get("work", [])]
     return Prediction(**data)
 
 
 def _instant(data: dict[str, Any] | None) -> Instant | None:
     if data is None:
         return None
-    return Instant(**{**data, "held": [Held(**one) for one in data["held"]]})
+    return Instant(**data | {"held": [Held(**item) for item in data["held"]]})

@@ -25,7 +25,8 @@ __all__ = ["Largest", "largest_batch", "largest_model"]
 TRIES = 10
 MOST = 4096
 LEAP = 16
-"""How many times larger than what is known to fit a next try may be: lines bend."""
+"""How many times larger than what is known to fit a next try may be: memory does not grow exactly
+in a straight line, so a line through small sizes says little of very large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +123,16 @@ def _search(
 ) -> list[Largest]:
     """Rounds of one prediction for each recipe whose bracket is open."""
     top = len(sizes.weights)
-    states = [_State(-1, top, stopped=verdict.lack_of(one, gpu)) for one in asked]
+    states = [_State(-1, top, stopped=verdict.lack_of(resolved, gpu)) for resolved in asked]
     kind = attention.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
         tries = [_next(states[i], sizes.weights) for i in active]
         rows = [sizes.at(asked[i], index) for i, index in zip(active, tries, strict=True)]
         progress.begin([f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs)
-        found = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
+        predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
         progress.end()
-        for i, index, row, prediction in zip(active, tries, rows, found, strict=True):
+        for i, index, row, prediction in zip(active, tries, rows, predictions, strict=True):
             _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
     return [_answer(*pair) for pair in zip(asked, states, strict=True)]
 
@@ -150,12 +151,13 @@ def _answer(resolved: Resolved, state: _State) -> Largest:
 def _next(state: _State, weights: Sequence[float]) -> int:
     """Where to look: where the line through what is known meets the card's memory.
 
-    The smallest size first, for the line needs a beginning. Tries that keep ending on one side
-    (the line bends) step ever further beyond it, so that the other side is found too.
+    The smallest size first, for the line needs two points. Tries that keep ending on one side of
+    the answer (memory does not grow exactly in a line) step ever further beyond the line, so that
+    the other side is found too.
     """
     if state.low < 0:
         return 0
-    fitting = [index for index, found in state.known.items() if found.verdict == "fits"]
+    fitting = [index for index, fit in state.known.items() if fit.verdict == "fits"]
     ends = [state.low, state.high if state.high < len(weights) else max(fitting[:-1], default=-1)]
     if ends[1] < 0:
         guess = 4 * (state.low + 1)
@@ -176,17 +178,17 @@ def _crossing(state: _State, weights: Sequence[float], first: int, second: int) 
 
 def _push(known: Sequence[Fit]) -> int:
     """Indices to step beyond the line after so many tries on one side: 0, 1, 3, 7 ..."""
-    ends = [found.verdict == "fits" for found in reversed(known)]
+    ends = [fit.verdict == "fits" for fit in reversed(known)]
     streak = next((i for i, end in enumerate(ends) if end != ends[0]), len(ends))
     return (2 ** (streak - 1) - 1) * (1 if ends[0] else -1)
 
 
-def _narrow(state: _State, index: int, found: Fit, name: str) -> None:
-    if found.verdict == "unknown":
-        state.stopped = f"{name} could not be predicted: {found.prediction.reason}"
+def _narrow(state: _State, index: int, fit: Fit, name: str) -> None:
+    if fit.verdict == "unknown":
+        state.stopped = f"{name} could not be predicted: {fit.prediction.reason}"
         return
-    state.known[index] = found
-    if found.verdict == "fits":
+    state.known[index] = fit
+    if fit.verdict == "fits":
         state.low = index
     else:
         state.high = index

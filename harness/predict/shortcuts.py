@@ -1,9 +1,9 @@
 """Short ways through what a large world repeats: a thousand equal pieces of one buffer.
 
-ZeRO-3 cuts each gathered buffer and each gradient into a piece a rank and joins the pieces: at
-1024 ranks nine tenths of a prediction's time. On tensors without storage all pieces of one length
-are alike: the memory that they hold is the buffer's, and what is joined is as large as the pieces
-together. Neither memory nor work changes.
+ZeRO-3 cuts each gathered buffer and each gradient into a piece a rank and joins the pieces, which
+at 1024 ranks takes nine tenths of a prediction's time. On tensors without storage all pieces of one
+length are alike: the memory that they hold is the buffer's, and what is joined is as large as the
+pieces together. So one piece stands for all, and neither memory nor work changes.
 """
 
 from __future__ import annotations

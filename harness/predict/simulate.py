@@ -101,7 +101,7 @@ def _prepare(resolved: Resolved, imitation: Imitation, tracer: StoragelessTracer
 
 
 def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> int:
-    """One optimizer step under the eyes of both; the event at which it began."""
+    """One optimizer step, followed by ``tracer`` and ``counter``; the event at which it began."""
     gc.collect()  # what only cycles keep alive would die at any moment
     tracer.know(run.trained)
     counter.begin()
@@ -156,7 +156,7 @@ def summary(
         device=resolved.spec.device,
         method="trace",
         buckets=resolved.launch.engine.buckets,
-        # What the data took while it was opened is over before the training begins.
+        # From the first phase on: what opening the data took is not the training's.
         peak=peak(record, "device", record.marks[0][0]),
         steady=peak(record, "device", steady_from),
         host=peak(record, "host") if on_gpu else None,

@@ -32,7 +32,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (setup, "weights_digest", lambda module: "not computed"),
         (torch.nn.Module, "_apply", apply_in_place),
         (torch, "Generator", HostGenerator),
-        # It asks a value that is not there whether gradients overflowed.
+        # It would read from a tensor without values whether gradients overflowed.
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
     ]
 

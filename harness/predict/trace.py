@@ -1,7 +1,8 @@
 """The tracer of a prediction: on tensors without storage, from the first line of the set-up on.
 
-Beside what a measured step is followed by (``harness.memory.tracer``) it answers for values that
-are not there, counts the scratch of the predicted device's kernels, and finds source lines.
+Beyond what the tracer of a measured step does (``harness.memory.tracer``) it answers where a
+library reads a value that is not there, counts the scratch of the predicted device's kernels, and
+finds source lines.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class StoragelessTracer(Tracer):
         self.witness(self.phase, func, args, out)
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
-        """As before; while a model is loaded its modules are made on meta before they get storage,
-        and that is not the predicted device's."""
+        """As ``Tracer.see``; but while a model is loaded its modules are made on meta before they
+        get storage, and these tensors are not the predicted device's."""
         if self.phase == "load" and tensor.device.type == "meta":
             self.leave_out([tensor])
         else:
@@ -83,8 +84,8 @@ class StoragelessTracer(Tracer):
     def _keeps_shapes(self, func: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a library remembers shapes as tensors on ``meta``, which take no memory in a real
         run. A GPU's tensors are on ``meta`` here too, so the library's files are told apart."""
-        asked = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
-        frame = sys._getframe(2) if asked and self.shapes_in else None
+        is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
+        frame = sys._getframe(2) if is_shape and self.shapes_in else None
         skipped = ("/torch/", *OURSELVES)
         while frame is not None and any(w in frame.f_code.co_filename for w in skipped):
             frame = frame.f_back

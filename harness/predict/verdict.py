@@ -102,11 +102,11 @@ def assumed(gpu: Card) -> str:
 
 def lacking(fits: Sequence[Fit]) -> list[str]:
     """What the card lacks, each with the recipes that it keeps from running there."""
-    found: dict[str, list[str]] = {}
-    for one in fits:
-        if one.lack:
-            found.setdefault(one.lack, []).append(one.label)
-    return [f"Cannot run: {', '.join(labels)}: {lack}" for lack, labels in found.items()]
+    labels_of: dict[str, list[str]] = {}
+    for fit in fits:
+        if fit.lack:
+            labels_of.setdefault(fit.lack, []).append(fit.label)
+    return [f"Cannot run: {', '.join(labels)}: {lack}" for lack, labels in labels_of.items()]
 
 
 def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> tuple[int | None, int | None]:

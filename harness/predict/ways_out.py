@@ -1,7 +1,7 @@
 """When no recipe of a plan fits: other recipes that might, each predicted as the plan's were.
 
-Built from the nearest recipe, part by part; what a recipe cannot be, or refuses, is never asked.
-Nothing is said to fit that was not predicted to. No torch.
+Built from the nearest recipe by changing parts of it; changes that conflict or are refused are left
+out. Nothing is said to fit that was not predicted to. No torch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Ways:
     @property
     def able(self) -> list[Fit]:
         """Those that fit the plan's GPUs, the fastest first."""
-        able = [one for one in self.tried if one.fits]
-        return sorted(able, key=lambda one: -(one.samples_per_second or 0))
+        able = [fit for fit in self.tried if fit.fits]
+        return sorted(able, key=lambda fit: -(fit.samples_per_second or 0))
 
 
 def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
@@ -54,17 +54,17 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     First one part changed at a time, then ever more together, then more GPUs: until one fits.
     """
     close = verdict.nearest(fits)
-    if close is None or any(one.fits for one in fits):
+    if close is None or any(fit.fits for fit in fits):
         return None
-    known = {_key(one.resolved) for one in fits}
+    known = {_key(fit.resolved) for fit in fits}
     tried: list[Fit] = []
     more = list(_together(close.resolved, processes))
     pairs = [more[at : at + 2] for at in range(0, len(more), 2)]
     for rows in (_alone(close, processes), *pairs):
         tried += ask(list(_new(rows, known)), "None fits; what else might: ")
-        if any(one.fits for one in tried):
+        if any(fit.fits for fit in tried):
             return Ways(tried=tried)
-    sharded = [one for one in (close, *tried) if "shards" in one.resolved.launch.traits]
+    sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
     least = verdict.nearest(sharded)
     rows = list(_on_more_gpus(least.resolved)) if least else []
     return Ways(tried=tried, wider=ask(rows, "None of these fits; on more GPUs: "))
@@ -89,7 +89,7 @@ def _changed(row: Resolved, edit: Edit, processes: int) -> Resolved | None:
     """``row`` with other parts; None where such a recipe cannot be, or would refuse."""
     parts = {part.slot: str(part) for part in row.recipe.strategies}
     try:
-        recipe = parse("+".join({**parts, **edit}.values()))
+        recipe = parse("+".join((parts | edit).values()))
         ranks = 1 if recipe.alone("cuda") else processes
         spec = dataclasses.replace(row.spec, recipe=recipe.text, processes=ranks)
         changed = resolve(spec)
@@ -171,7 +171,7 @@ def _offloaded(row: Resolved) -> Edit:
 
 
 def _plain(row: Resolved, slot: Slot, text: str) -> bool:
-    """Whether a place is filled as where a recipe says nothing of it."""
+    """Whether a place holds its default, which is spelled ``text``."""
     return str(row.recipe.in_slot(slot)) == text
 
 

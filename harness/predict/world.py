@@ -38,20 +38,20 @@ def environment(resolved: Resolved, imitation: Imitation) -> dict[str, str]:
     spec, rank = resolved.spec, {"RANK": "0", "LOCAL_RANK": "0"}
     rank |= {"WORLD_SIZE": str(spec.processes), "LOCAL_WORLD_SIZE": str(spec.processes)}
     rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    found = {k: v for k, v in command.environment(resolved).items() if k != "OMP_NUM_THREADS"}
+    variables = {k: v for k, v in command.environment(resolved).items() if k != "OMP_NUM_THREADS"}
     if spec.device == "cuda":
-        found |= {"ACCELERATE_TORCH_DEVICE": GPU, "CUDA_VISIBLE_DEVICES": ""}
-    found |= imitation.environment(resolved.launch)
-    return {**found, **rank} if imitation.ranks else found
+        variables |= {"ACCELERATE_TORCH_DEVICE": GPU, "CUDA_VISIBLE_DEVICES": ""}
+    variables |= imitation.environment(resolved.launch)
+    return {**variables, **rank} if imitation.ranks else variables
 
 
 def make_accelerator(resolved: Resolved, imitation: Imitation) -> Accelerator:
     """Accelerator as ``harness.worker.setup`` makes it, in the world that ``world`` made."""
     # accelerate counts processes only where a backend is named.
     launch = dataclasses.replace(resolved.launch, simulated=imitation.ranks)
-    asked = resolved.recipe.accelerator_kwargs(launch)
+    kwargs = resolved.recipe.accelerator_kwargs(launch)
     with _taken_for_cuda(resolved.spec.device):
-        accelerator = Accelerator(**asked)
+        accelerator = Accelerator(**kwargs)
     imitation.made(accelerator, resolved.launch)
     return accelerator
 

@@ -2,7 +2,7 @@
 
 ``write_report`` writes report.md, .csv, .json and .html; ``print_report`` prints to a terminal;
 ``compare`` sets two result sets against each other. Imports within go one way:
-anatomy -> rendering -> stories -> data, and this module is for those outside alone.
+anatomy -> rendering -> stories -> data. This module is for importers outside the report.
 """
 
 from __future__ import annotations

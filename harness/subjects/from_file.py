@@ -37,13 +37,13 @@ def load(model: str) -> type[Subject]:
     path, name = _path(model), model.partition(":")[2]
     if not path.is_file():
         raise BadInput(f"model {model}: no file {path}; write FILE.py:CLASS")
-    found = getattr(_module(model, path), name, None)
-    if not (isinstance(found, type) and issubclass(found, Subject)):
+    kind = getattr(_module(model, path), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Subject)):
         raise BadInput(
             f"model {model}: {name!r} in {path} is no strategies.subject.Subject; "
             "write FILE.py:CLASS (docs/adding/subject.md)"
         )
-    return found
+    return kind
 
 
 def _path(model: str) -> Path:

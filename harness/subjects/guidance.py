@@ -27,8 +27,8 @@ def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor
         The first half's outputs, [B / 2, C, H, W], guided.
     """
     conditional, unconditional = out_BCHW.chunk(2)
-    guided = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
-    return guided if channels is None else torch.cat([guided, conditional[:, channels:]], dim=1)
+    moved = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
+    return moved if channels is None else torch.cat([moved, conditional[:, channels:]], dim=1)
 
 
 def guided(
@@ -45,7 +45,8 @@ def guided(
     first = next(iter(conditions.values()))
     none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
     if scale == 1:
-        return lambda x, t_B: subject.predict(module, x, t_B, {**conditions, "drop": none_B})
+        withheld_none = dict(conditions) | {"drop": none_B}
+        return lambda x, t_B: subject.predict(module, x, t_B, withheld_none)
     twice = {name: torch.cat([value, value]) for name, value in conditions.items()}
     twice["drop"] = torch.cat([none_B, ~none_B])
     leading = subject.data.channels if channels is None else channels

@@ -222,16 +222,16 @@ def _settings(path: Path, where: str, data: Any, known: Mapping[str, type]) -> d
 
 
 def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tuple[SuiteRow, ...]:
-    found: list[SuiteRow] = []
+    rows: list[SuiteRow] = []
     for key in ("recipes", f"{block}_recipes"):
         for index, item in enumerate(data.get(key, [])):
             row = _row(path, f"{key}[{index}]", item, settings)
-            if row in found:
+            if row in rows:
                 raise SuiteError(f"{path}: {key}[{index}] {row.recipe!r} is there already; drop it")
-            found.append(row)
-    if not found:
+            rows.append(row)
+    if not rows:
         raise SuiteError(f"{path}: recipes is empty; list at least one, as in '- ddp'")
-    return tuple(found)
+    return tuple(rows)
 
 
 def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> SuiteRow:
@@ -241,7 +241,7 @@ def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Suit
             f"{path}: {where} is {item!r}; write a recipe, or {{recipe: ddp, steps: 4}}"
         )
     own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
-    text = _canonical(path, where, item["recipe"], {**settings, **own})
+    text = _canonical(path, where, item["recipe"], dict(settings) | own)  # a row's own win
     return SuiteRow(recipe=text, settings=own)
 
 

@@ -101,9 +101,11 @@ def specs(
             f"world is {given['world']} and processes is {given['processes']}; one process stands "
             "for all: leave --processes out"
         )
-    shared = _on_machine({**suite.settings, **given}, "global_batch" in given, gpus, gpu_bytes)
+    # The command line wins over a row's own settings, and these over the suite's.
+    settings = dict(suite.settings) | given
+    shared = _on_machine(settings, "global_batch" in given, gpus, gpu_bytes)
     return [
-        _spec(suite, row, {**shared, **row.settings, **given}, index)
+        _spec(suite, row, shared | dict(row.settings) | given, index)
         for index in range(repeats)
         for row in rows
     ]
@@ -130,7 +132,8 @@ def _on_machine(
                 "give --global-batch"
             )
         share = fitting_batch(settings, gpu_bytes, processes)
-    return {**settings, "global_batch": share * processes}
+    settings["global_batch"] = share * processes
+    return settings
 
 
 def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) -> Spec:
@@ -138,4 +141,4 @@ def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) ->
     if recipe.alone(suite.device) or settings.get("world"):
         # One process of the same global batch: what the others are measured against.
         settings["processes"] = 1
-    return Spec(**{**settings, "recipe": recipe.text, "device": suite.device, "repeat": repeat})
+    return Spec(**settings | {"recipe": recipe.text, "device": suite.device, "repeat": repeat})

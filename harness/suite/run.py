@@ -68,7 +68,7 @@ class Listener(Protocol):
         """A row starts its processes; ``timeout`` is its deadline in seconds."""
 
     def status(self, status: dict[str, Any]) -> None:
-        """What the run says of itself (``launch.run``)."""
+        """The run's status (``launch.run``)."""
 
     def end_run(self, result: Result) -> None:
         """The row that ran has ended."""
@@ -125,7 +125,7 @@ def run_suite(
         try:
             for row in planned:
                 results.append(
-                    _one(row, machine, progress, fresh, timeout or suite.timeout_seconds)
+                    _run_row(row, machine, progress, fresh, timeout or suite.timeout_seconds)
                 )
         except KeyboardInterrupt:
             raise SuiteInterrupted(
@@ -136,7 +136,10 @@ def run_suite(
     return results
 
 
-def _one(row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float) -> Result:
+def _run_row(
+    row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float
+) -> Result:
+    """The result of one row: kept from earlier, not run, or run now; written to its folder."""
     mark = identity(row.resolved.spec, machine)
     earlier = None if fresh else _finished(row.folder, mark)
     if earlier is not None:
@@ -149,7 +152,7 @@ def _one(row: Planned, machine: Machine, progress: Listener, fresh: bool, timeou
         progress.begin_run(str(row.resolved.recipe), timeout)
         result = launch.run(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
-        # A worker that died has not told what it ran on.
+        # A worker that died has not recorded its machine.
         result.environment = result.environment or seen(row.resolved.spec.device, machine)
         progress.end_run(result)
     result.identity = mark
@@ -215,7 +218,7 @@ def seen(device: str, machine: Machine) -> dict[str, Any]:
         "versions": machine.versions,
         "cores": machine.cores,
         "memory_bytes": machine.memory_bytes,
-        "device": device,
+        "device": device,  # or the GPU's name, below
     }
     if machine.container_bytes:
         facts["container_bytes"] = machine.container_bytes

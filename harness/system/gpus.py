@@ -26,7 +26,8 @@ class Gpu:
 
     @property
     def others_bytes(self) -> int:
-        """Bytes held by other processes, seen or not: nothing of ours runs before a preflight."""
+        """Bytes held by other processes, whether nvidia-smi names them or not: all that is in use,
+        for this is asked before anything of ours runs."""
         return max(self.used_bytes, sum(size for _, _, size in self.others))
 
     def who(self) -> str:

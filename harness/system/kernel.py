@@ -81,14 +81,14 @@ def _version2(root: Path, path: str) -> tuple[int, int | None]:
 
 def _least(group: Path, root: Path, name: str) -> int | None:
     """The tightest limit of ``group`` and the groups it lies in."""
-    found = []
+    limits = []
     for folder in (group, *group.parents):
         word = _text(folder / name).strip()
         if word.isdigit() and int(word) < UNLIMITED:
-            found.append(int(word))
+            limits.append(int(word))
         if folder == root:
             break
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 def _counter(path: Path, name: str) -> int:

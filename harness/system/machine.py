@@ -1,8 +1,8 @@
 """What this machine has. Imports no torch.
 
 ``look`` reads the system and asks nvidia-smi: milliseconds. ``examine`` adds what only torch and
-DeepSpeed know, from ``harness.probe`` in a child process, kept in a cache file that is keyed by
-whatever could change the answer. Who uses the GPUs and how much disk is free is always fresh.
+DeepSpeed know, from ``harness.system.probe`` in a child process, kept in a cache file that is keyed
+by whatever could change the answer. Who uses the GPUs and how much disk is free is always fresh.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ PROBE_SECONDS = 1200
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is here. Bytes are bytes; ``probe`` is ``harness.probe``'s answer, None if not asked."""
+    """What this machine has. ``probe``: the answer of ``harness.system.probe``; None where it was
+    not asked."""
 
     cores: int
     memory_bytes: int
@@ -175,7 +176,7 @@ def _built(path: Path) -> set[str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        # A file of somebody else's making in a shared folder is not to be believed.
+        # The folder is shared: a file that another user put there is not trusted.
         if path.stat().st_uid != os.getuid():
             return None
         known = json.loads(path.read_text(encoding="utf-8"))

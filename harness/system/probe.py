@@ -44,7 +44,7 @@ LONGEST = 400
 def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     """Everything, as plain data; ops named in ``build`` are compiled and loaded."""
     own_tools_first()
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "torch": None,
@@ -57,10 +57,10 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     }
     for name, look in (("torch", _torch), ("deepspeed", lambda: {"ops": _ops(build)})):
         try:
-            found |= look()
+            answer |= look()  # in place of the empty ones above
         except (Exception, SystemExit) as error:  # whatever a broken install raises is the answer
-            found["errors"][name] = decisive(f"{type(error).__name__}: {error}")
-    return found
+            answer["errors"][name] = decisive(f"{type(error).__name__}: {error}")
+    return answer
 
 
 def version(name: str) -> str | None:
@@ -108,18 +108,18 @@ NUMBERS = {
     "tf32": "TF32 is a rounding of NVIDIA GPUs",
     "fp8": "NVIDIA GPUs multiply fp8; a CPU's kernel converts it first",
 }
-"""Number format -> why a CPU has it not; which GPUs have it says ``harness.capability``."""
+"""Number format -> why a CPU lacks it; ``harness.system.capability`` says which GPUs have it."""
 
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Ability -> device -> why the device lacks it, empty where it does not."""
-    found: dict[str, dict[str, str]] = {}
+    lacks: dict[str, dict[str, str]] = {}
     for name in NUMBERS if gpus else ():
-        found[name] = {"cuda": _too_old(name, gpus)}
+        lacks[name] = {"cuda": _too_old(name, gpus)}
     for kernel in ATTENTION:
         devices = ("cpu", "cuda") if gpus else ("cpu",)
-        found[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
-    return {**found, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
+        lacks[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
+    return {**lacks, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
 
 
 def _no_compiler() -> str:
@@ -179,12 +179,12 @@ def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
-    found = {}
+    ops = {}
     for name, kind in OPS.items():
         if name == "shm_comm" and accelerator.device_name() != "cpu":
             continue
-        found[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
-    return found
+        ops[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
+    return ops
 
 
 def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
@@ -237,9 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Compilers and DeepSpeed write to stdout as they please: they get stderr instead.
     answer = os.dup(1)
     os.dup2(2, 1)
-    found = facts(options.build)
+    known = facts(options.build)
     with os.fdopen(answer, "w", encoding="utf-8") as stream:
-        stream.write(json.dumps(found) + "\n")
+        stream.write(json.dumps(known) + "\n")
     return 0
 
 

@@ -255,11 +255,11 @@ def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]],
         start_new_session=True,
         text=True,
     )
-    told: set[str] = set()
+    sent: set[str] = set()
 
     def tell(paths: set[str]) -> None:
-        _send(keeper, sorted(paths - told))
-        told.update(paths)
+        _send(keeper, sorted(paths - sent))
+        sent.update(paths)
 
     tell({str(folder) for folder in scratch})
     try:
@@ -281,13 +281,13 @@ def _send(keeper: subprocess.Popen, lines: list[str]) -> None:
 def _keep(mark: str) -> None:
     """The keeper: wait for the harness's end; without a last "done", end its tree."""
     tree = Tree(mark)
-    told = sys.stdin.read().splitlines()
-    if told and told[-1] == "done":
+    lines = sys.stdin.read().splitlines()
+    if lines and lines[-1] == "done":
         return
     tree.stop(grace_seconds=2.0)
-    tree.files.update(path for path in told if not os.path.isdir(path))
+    tree.files.update(path for path in lines if not os.path.isdir(path))
     tree.remove_files()
-    for path in filter(os.path.isdir, told):
+    for path in filter(os.path.isdir, lines):
         remove(path)
 
 

@@ -42,7 +42,7 @@ EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers")
 
 
 class Lack(NamedTuple):
-    """Why a run cannot be here, and what to do about it; two sentences."""
+    """Why a run cannot start on this machine, and what to do about it: a sentence each."""
 
     reason: str
     way_out: str
@@ -51,12 +51,12 @@ class Lack(NamedTuple):
 def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
     """The first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
-    found = _lacks_history(spec) or _lacks_gpus(spec, machine)
+    lack = _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
-        found = found or lacks(need, machine, spec)
+        lack = lack or lacks(need, machine, spec)
     if "nvme" in map(resolved.launch.engine.place, ("optimizer", "parameters")):
-        found = found or _lacks_disk(resolved.subject.parameters, machine)
-    return found
+        lack = lack or _lacks_disk(resolved.subject.parameters, machine)
+    return lack
 
 
 def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
@@ -105,8 +105,8 @@ def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Lack | None:
     if spec.device != "cuda":
         return Lack("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
     known = (machine.probe or {}).get("gpus", [])
-    found = (card_lacks(["sparse24"], gpu["name"], tuple(gpu["capability"])) for gpu in known)
-    return next(filter(None, found), None)
+    reasons = (card_lacks(["sparse24"], gpu["name"], tuple(gpu["capability"])) for gpu in known)
+    return next(filter(None, reasons), None)
 
 
 def card_lacks(needs: Iterable[str], card: str, capability: tuple[int, int] | None) -> Lack | None:
@@ -119,7 +119,7 @@ def card_lacks(needs: Iterable[str], card: str, capability: tuple[int, int] | No
 
 
 def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | None:
-    missing = [n for n, found in (("g++", machine.compiler), ("ninja", machine.ninja)) if not found]
+    missing = [n for n, path in (("g++", machine.compiler), ("ninja", machine.ninja)) if not path]
     if missing:
         return Lack(
             f"{need} compiles on first use; missing: {', '.join(missing)}", WAYS["cpu_adam"]
@@ -148,10 +148,10 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
         return None
     here = len(machine.gpus)
     if spec.processes > here:
-        found = f"{here} GPU{'s' * (here != 1)}"
+        present = f"{here} GPU{'s' * (here != 1)}"
         fewer = f"use --processes {here}" if here else "use --device cpu"
         some = "1 process needs" if spec.processes == 1 else f"{spec.processes} processes need"
-        return Lack(f"{some} as many GPUs; this machine has {found}", fewer)
+        return Lack(f"{some} as many GPUs; this machine has {present}", fewer)
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
         return Lack("this torch has no NCCL", "install torch's CUDA build for Linux")
     for gpu in machine.gpus[: spec.processes]:
@@ -176,10 +176,10 @@ def _lacks_disk(parameters: int, machine: Machine) -> Lack | None:
 
 def notes(resolved: Resolved, machine: Machine) -> list[str]:
     """What a reader of the row should know though the run can be."""
-    spec, found = resolved.spec, []
+    spec, texts = resolved.spec, []
     if spec.device == "cpu" and spec.processes > machine.cores:
-        found.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
-    return found + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
+        texts.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
+    return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:

@@ -25,7 +25,7 @@ OWNED = re.compile(r"^(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
 KERNEL = 2  # the parent of the kernel's threads
 COMPILERS = frozenset(("sh", "ninja", "c++", "g++", "gcc", "cc1", "cc1plus", "as", "ld"))
 COMPILERS |= {"collect2", "clang", "clang++", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"}
-TRIES = 10  # looks at who holds a new file before it is taken for somebody else's
+TRIES = 10  # times that a new file's holder is looked for before it counts as another program's
 KILL_SECONDS = 10.0
 STALE_SECONDS = 600.0  # longer than any extension takes to compile
 

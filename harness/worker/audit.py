@@ -19,6 +19,7 @@ from harness.result import Check
 from harness.worker.loop import Log
 from strategies.base import NotInForce
 from strategies.engine import Layout, Told, Trained
+from strategies.evidence import states
 
 __all__ = ["audit", "collect_evidence", "gather", "weights_digest"]
 
@@ -74,7 +75,7 @@ def audit(
     # In a simulated world rank 0 was fed its share, and the others' would be as large.
     times = resolved.launch.layout.data if spec.world else 1
     fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(steps)]
-    found = [
+    rows = [
         ("processes", spec.ranks, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
@@ -91,14 +92,14 @@ def audit(
         ("gradient clipping", spec.grad_clip, _clipping(trained, told, log)),
     ]
     if resolved.launch.layout.data < len(twins):
-        found.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
+        rows.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
     if spec.world:
-        found.append(("process group", "fake", torch.distributed.get_backend()))
+        rows.append(("process group", "fake", torch.distributed.get_backend()))
     else:  # a simulated rank learns from its own samples alone: its losses mean nothing
-        found.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
+        rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
     if told.micro_batch is not None:
-        found.append(("engine's micro batch", resolved.micro_batch, told.micro_batch))
-    return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in found]
+        rows.append(("engine's micro batch", resolved.micro_batch, told.micro_batch))
+    return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
 
 
 def _shares(layout: Layout, everyone: list[Any]) -> list[Any]:
@@ -110,7 +111,7 @@ def _shares(layout: Layout, everyone: list[Any]) -> list[Any]:
 def _alike(layout: Layout, everyone: list[Any]) -> bool:
     """Whether ranks that are to work on the same samples did."""
     chosen = _shares(layout, everyone)
-    return all(chosen[layout.share(rank)] == one for rank, one in enumerate(everyone))
+    return all(chosen[layout.share(rank)] == consumed for rank, consumed in enumerate(everyone))
 
 
 def gather(trained: Trained, value: Any) -> list[Any]:
@@ -124,10 +125,7 @@ def gather(trained: Trained, value: Any) -> list[Any]:
 
 def _steps_taken(trained: Trained, told: Told) -> int | None:
     """Optimizer steps by the engine's count, or by the optimizer's own state."""
-    if told.steps is not None:
-        return told.steps
-    steps = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
-    return int(max(float(s) for s in steps)) if steps else None
+    return states.counted(trained) if told.steps is None else told.steps
 
 
 def _clipping(trained: Trained, told: Told, log: Log) -> float | str:

@@ -33,8 +33,10 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
     torch.save(state, path / f"attached-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        processes = accelerator.num_processes
-        write_json(path / DONE, {"step": trained.optimizer_steps, "processes": processes, **facts})
+        # Counted here: a spec's processes, which ``facts`` may have, are another number in a
+        # simulated world.
+        counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
+        write_json(path / DONE, facts | counts)
         for old in _finished(folder)[:-keep]:
             shutil.rmtree(old)
     accelerator.wait_for_everyone()
@@ -43,8 +45,8 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint that is whole, or None."""
-    found = _finished(folder)
-    return found[-1] if found else None
+    whole = _finished(folder)
+    return whole[-1] if whole else None
 
 
 def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, A
     """
     facts = json.loads((path / DONE).read_text(encoding="utf-8"))
     accelerator = trained.accelerator
-    for name, value in {**wanted, "processes": accelerator.num_processes}.items():
+    for name, value in (wanted | {"processes": accelerator.num_processes}).items():
         if facts.get(name) != value:
             raise ValueError(
                 f"{path} was saved with {name} {facts.get(name)}, not {value}; resume with the "

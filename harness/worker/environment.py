@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.attention import SDPBackend
 from harness import ROOT
 from harness.launch.sources import MEASURED, digest
 from harness.system import kernel
+from harness.system.probe import version
 
 __all__ = ["allocator", "attention", "describe"]
 
@@ -32,8 +32,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         "code": digest(MEASURED),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "device": "cpu",
+        "versions": {name: version(name) for name in PACKAGES},
+        "device": "cpu",  # or the GPU's name, below
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -58,19 +58,12 @@ def allocator() -> str:
 
 def attention(device: torch.device) -> dict[str, str]:
     """Type -> the backend that torch takes for attention on this device where none is forced."""
-    found = {}
+    backends = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         q_BNTK = torch.ones(1, 1, 128, 64, dtype=dtype, device=device, requires_grad=True)
         chosen = SDPBackend(torch._fused_sdp_choice(q_BNTK, q_BNTK, q_BNTK))
-        found[str(dtype).removeprefix("torch.")] = chosen.name
-    return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+        backends[str(dtype).removeprefix("torch.")] = chosen.name
+    return backends
 
 
 def _git(*words: str) -> str | None:

@@ -88,7 +88,7 @@ def gradient_norm(run: Run, log: Log) -> Any:
         return trained.gradient_norm()
     if limit and "own_clipping" not in trained.launch.traits:
         norm = trained.engine.clip(trained, limit)
-        if log.clipped is None:  # once is a proof, and each time would cost every step
+        if log.clipped is None:  # checked once: a second norm in each step would slow it
             log.clipped = (float(norm), float(trained.engine.norm(trained)))
         return norm
     trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
@@ -98,8 +98,8 @@ def gradient_norm(run: Run, log: Log) -> Any:
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:
     """An optimizer step with the device idle at both ends, its seconds logged.
 
-    All ranks start together: what one of them did between two steps (a status file) would count
-    as the others' wait in the first collective.
+    All ranks start together: else what one of them does between two steps (writing a status file)
+    would count as the others' time, who wait for it in the first collective.
     """
     meter.synchronize()
     run.trained.accelerator.wait_for_everyone()

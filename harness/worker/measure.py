@@ -27,7 +27,7 @@ __all__ = ["measure"]
 
 @dataclass(kw_only=True)
 class Bench:
-    """One rank's run, and the books that are kept of it."""
+    """One rank's run, and what measures and records it."""
 
     resolved: Resolved
     folder: Path
@@ -43,12 +43,13 @@ class Bench:
 
     @property
     def baseline(self) -> tuple[Any, ...]:
-        """Data opened before a CPU's baseline is in it; a GPU's allocator counts it."""
+        """Tensors that the meter's baseline holds already. On a CPU the data, which is opened
+        before the baseline is taken; on a GPU none, for its allocator counts the data."""
         on_gpu = self.accelerator.device.type == "cuda"
         return () if on_gpu else tuple(vars(self.run.feed.dataset).values())
 
     def step(self) -> None:
-        """One optimizer step more, in no chapter of the books."""
+        """One optimizer step more, which no phase counts."""
         optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
 
     def infer(self) -> None:
@@ -58,7 +59,7 @@ class Bench:
         trained.subject.predict(trained.model, batch.x, batch.t, batch.conditions)
 
     def look(self) -> dissect.Look:
-        """How this rank is looked at closely."""
+        """What a portrait needs of this rank."""
         return dissect.Look(self.step, self.infer, self.meter.synchronize, self.baseline)
 
 
@@ -89,7 +90,7 @@ def measure(
     reporter.enter("save")
     if training is not None:
         training.finish(bench.run, resolved)
-    mine = _books(bench, categories)
+    mine = _measured(bench, categories)
     ranks = gather(bench.run.trained, mine)
     if not bench.accelerator.is_main_process:
         return None
@@ -98,7 +99,7 @@ def measure(
 
 
 def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None) -> Bench:
-    """Everything up to the first step, in chapters of the meter's books."""
+    """Everything up to the first step, each phase of it with its peak."""
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
@@ -118,18 +119,19 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
 
 
 def train_steps(bench: Bench, training: Training | None) -> None:
-    """Warm-up, then the timed steps: one loop, in several chapters of the books."""
+    """Warm-up, then the timed steps: one loop, cut into phases."""
     spec, run, log = bench.resolved.spec, bench.run, bench.log
     meter, reporter = bench.meter, bench.reporter
     warmup, first = spec.warmup, run.trained.optimizer_steps
     total = max(warmup + 1, warmup + spec.steps - first)
-    chapters = {0: "first_step", 1: "warmup", warmup: "steady"}
+    # A warm-up of one step has no second one: the later entry, "steady", replaces "warmup".
+    peak_phases = {0: "first_step", 1: "warmup"} | {warmup: "steady"}
     for index in range(total):
         if index in (0, warmup):
             timed = index == warmup
             reporter.enter("measure" if timed else "warmup", total - warmup if timed else warmup)
-        if index in chapters:
-            meter.enter(chapters[index])
+        if index in peak_phases:
+            meter.enter(peak_phases[index])
         timed_step(run, first + index, log, meter)
         more = {} if training is None else {"loss": float(log.losses[-1])}
         reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
@@ -148,21 +150,22 @@ def _record(bench: Bench) -> list[dict[str, Any]]:
 
 
 def traced_steps(bench: Bench) -> dict[str, Any]:
-    """Two or three more steps, untimed: the peak of each phase, and what lived at the peak."""
+    """Two or three more steps, untimed: the peak of each phase of a step, and what lived at the
+    peak."""
     meter, trained = bench.meter, bench.run.trained
     device_type = bench.accelerator.device.type
     with trained.engine.marks(trained, meter.enter):
         bench.step()
         meter.synchronize()
     meter.close()
-    found = {}
+    categories = {}
     if "compiled" in trained.launch.traits:
         # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
         meter.notes.append("not traced by category: compiled graphs allocate unseen")
-        return found
+        return categories
     for kind in dict.fromkeys((device_type, "cpu")):
-        found[kind] = trace_step(trained, kind, bench.step, bench.baseline)
-    return found
+        categories[kind] = trace_step(trained, kind, bench.step, bench.baseline)
+    return categories
 
 
 def _portray(bench: Bench) -> None:
@@ -180,7 +183,7 @@ def _prove(bench: Bench) -> tuple[list[float], dict[str, Any], list[Check]]:
     return losses, evidence, audit(resolved, run.trained, log, losses, run.digest) + checks
 
 
-def _books(bench: Bench, categories: dict[str, Any]) -> Rank:
+def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:
     """What this rank measured."""
     meter, here = bench.meter, bench.accelerator
     warmup, timed = np.split(np.array(bench.log.seconds), [bench.resolved.spec.warmup])

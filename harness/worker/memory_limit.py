@@ -1,4 +1,4 @@
-"""A process that may hold less memory than the machine has, so that the rest can be tried out."""
+"""A limit on this process's memory, to try what would fit on a smaller device."""
 
 from __future__ import annotations
 

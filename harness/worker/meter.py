@@ -1,7 +1,8 @@
-"""Peak bytes of each phase of a run, on one rank. Around the step, never in it.
+"""Peak bytes of each of ``harness.phases.PEAK_PHASES``, on one rank: read between steps, never in
+one that is timed.
 
-Two meters with one face. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for a
-machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
+Two meters with one interface. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for
+a machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
 the model is built: host memory stands in for device memory there, and every result says so.
 """
 
@@ -44,7 +45,7 @@ class Meter(Protocol):
 
 
 class _Phases:
-    """What both meters share: the book of phases."""
+    """What both meters share: a peak for each phase."""
 
     def __init__(self) -> None:
         self.phases: dict[str, Peak] = {}

@@ -1,4 +1,4 @@
-"""Recordings of a run for tools of its own: a profiler's trace, and the allocator's history.
+"""Recordings of a run for other tools: a profiler's trace, and the allocator's history.
 
 Both cost time and memory, so a recorded run is marked and never ranked. The profiler watches
 steps of its own after the timed ones; the history runs from the start, for it must be there when
@@ -73,10 +73,11 @@ def _longest(averages: Any) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def allocator_history(folder: Path, rank: int) -> Iterator[None]:
-    """Record the CUDA allocator's history, written on the way out: also by an out-of-memory error.
+    """Record the CUDA allocator's history; written at the end, also after an out-of-memory error.
 
-    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. Where it cannot be
-    written, the run has failed at what it was for; an error that ended it before stays that one.
+    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. Where it cannot be written the
+    run fails, for the history is what it was started for. If another error has ended the run, that
+    one is raised, and the missing history only printed.
     """
     torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
     try:

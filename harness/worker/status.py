@@ -30,7 +30,8 @@ class Reporter:
         self._since = self._written = time.perf_counter()
 
     def enter(self, phase: str, of: int = 0) -> None:
-        """Begin ``phase``, which has ``of`` steps; the last one's seconds are booked."""
+        """Begin a phase of the run (``harness.phases.RUN_PHASES``) that has ``of`` steps; the
+        seconds of the one that ends are added to its own."""
         now = time.perf_counter()
         seconds = self.phase_seconds.get(self.phase, 0.0)
         self.phase_seconds[self.phase] = seconds + now - self._since

@@ -37,13 +37,13 @@ class Training:
 
     def begin(self, run: Run, resolved: Resolved, log: Log) -> None:
         """Go on from the newest checkpoint, if asked to and there is one."""
-        found = checkpoint.latest(self.folder) if self.folder and self.resume else None
-        if found is not None:
-            facts = checkpoint.restore(run.trained, found, _facts(resolved))
+        newest = checkpoint.latest(self.folder) if self.folder and self.resume else None
+        if newest is not None:
+            facts = checkpoint.restore(run.trained, newest, _facts(resolved))
             log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
             if facts["step"] >= resolved.spec.warmup + resolved.spec.steps:
                 raise ValueError(
-                    f"{found} has taken all {facts['step']} steps; ask for more with --steps"
+                    f"{newest} has taken all {facts['step']} steps; ask for more with --steps"
                 )
 
     def after_step(self, run: Run, resolved: Resolved, log: Log, last: bool) -> None:
@@ -74,7 +74,7 @@ class Training:
         for part in resolved.recipe.strategies:
             if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change what the model is
                 part.edit_model(module, subject)
-        # What is frozen is not averaged: as it was just built, it is.
+        # Frozen weights are not averaged: they keep the values that they were just built with.
         with torch.no_grad():
             for name, p in module.named_parameters():
                 if name in state:

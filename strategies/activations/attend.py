@@ -67,17 +67,19 @@ class Attend(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         ran = forward.operations(trained)
-        found = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
+        counts = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
         depth, full = _layers(trained), _score_matrices(trained, ran)
         demand(depth > 0, "no attention of torch's is called")
-        facts = {"calls": {name: count for name, count in found.items() if count}}
+        facts = {"calls": {name: count for name, count in counts.items() if count}}
         facts["score_matrices"] = full
-        fused = {name: count for name, count in found.items() if name not in WRITTEN_OUT and count}
+        fused = {name: count for name, count in counts.items() if name not in WRITTEN_OUT and count}
         if self.kernel in WRITTEN_OUT:
             demand(not fused, f"fused kernels ran: {fused}")
             demand(full == depth, f"{full} full score matrices in {depth} layers")
-            math = found["math"] or ("compiled" in trained.launch.traits and self.kernel == "math")
-            demand(bool(math) == (self.kernel == "math"), f"torch's math ran {found['math']} times")
+            math = counts["math"] or ("compiled" in trained.launch.traits and self.kernel == "math")
+            demand(
+                bool(math) == (self.kernel == "math"), f"torch's math ran {counts['math']} times"
+            )
             return facts
         demand(not full, f"{full} full score matrices were made")
         demand(set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, not {self.kernel}")
@@ -109,7 +111,7 @@ def _is(kernel: str, operation: str) -> bool:
     """Whether a profiled operation is the forward of ``kernel``."""
     if kernel == "flex":
         return operation.startswith("triton_") and "flex_attention" in operation
-    if kernel == "math":  # its softmax knows of rows that are masked throughout
+    if kernel == "math":  # its softmax is the one that handles fully masked rows
         return operation == "aten::_safe_softmax"
     name = FUSED.format(kernel)
     return operation in (name, f"{name}_for_cpu")

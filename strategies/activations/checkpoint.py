@@ -88,29 +88,31 @@ class Checkpoint(Strategy):
         demand(runner is not None, "the blocks are not run by parts")
         demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are run by parts")
         split = self._split(depth)
-        each = [len(split(call.count, 0)[0]) for call in runner.calls]
-        parts, ran = sum(each), runner.parts_run / trained.micro_steps
+        parts_of_call = [len(split(call.count, 0)[0]) for call in runner.calls]
+        parts, ran = sum(parts_of_call), runner.parts_run / trained.micro_steps
         demand(ran == parts, f"{ran} parts a micro step, not {parts}")
         wider = 1 + ("doubles_tokens" in trained.launch.traits)
-        inputs = sum(n * call.input_bytes for n, call in zip(each, runner.calls, strict=True))
+        inputs = sum(
+            n * call.input_bytes for n, call in zip(parts_of_call, runner.calls, strict=True)
+        )
         most = inputs * wider + RNG_BYTES * depth
         demand(
             0 < runner.kept_bytes <= most,
             f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",
         )
-        found = {"parts": parts, "kept_bytes": runner.kept_bytes}
+        facts = {"parts": parts, "kept_bytes": runner.kept_bytes}
         if "compiled" in trained.launch.traits:
-            return found  # blocks are not counted inside a graph: what is kept shows the effect
+            return facts  # blocks are not counted inside a graph: what is kept shows the effect
         forwards = runner.blocks_run / trained.micro_steps
-        asked = sum(block_runs(split, call.count) for call in runner.calls)
+        wanted = sum(block_runs(split, call.count) for call in runner.calls)
         demand(
-            forwards == asked,
-            f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {asked}",
+            forwards == wanted,
+            f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {wanted}",
         )
         if self.keep == "products":
             kept, least = runner.products["kept"], trained.subject.survey.products
             demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
-            found["kept_products"] = runner.products["kept"]
+            facts["kept_products"] = runner.products["kept"]
             if runner.products["bytes"]:
-                found["kept_product_bytes"] = runner.products["bytes"]
-        return {**found, "block_forwards": forwards / depth}
+                facts["kept_product_bytes"] = runner.products["bytes"]
+        return {**facts, "block_forwards": forwards / depth}

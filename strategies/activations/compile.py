@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.activations.graphs import Counted, kept_without_budget
+from strategies.activations.graphs import CountingBackend, kept_without_budget
 from strategies.activations.parts import Recompute
 from strategies.activations.runners import runner_of, surround
 from strategies.activations.weighed import Weighed
@@ -73,7 +73,7 @@ class Compile(Strategy):
         torch._dynamo.reset()
         counters.clear()
         torch._functorch.config.activation_memory_budget = self.budget
-        given = {"backend": Counted(self.backend), "dynamic": False}
+        given = {"backend": CountingBackend(self.backend), "dynamic": False}
         module.compiled_by, parts = given["backend"], runner_of(module, Recompute)
         if self.scope == "model":
             module.compile(**given)
@@ -86,12 +86,12 @@ class Compile(Strategy):
         if runner_of(module, Weighed) is None:
             surround(module, subject, Weighed)
 
-    def attach(self, trained: Trained) -> Counted | None:
+    def attach(self, trained: Trained) -> CountingBackend | None:
         return getattr(trained.module, "compiled_by", None)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         backend = trained.attached.get(self.name)
-        demand(isinstance(backend, Counted), "nothing was compiled")
+        demand(isinstance(backend, CountingBackend), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
         calls, parts = last["calls"] / trained.micro_steps, runner_of(trained.module, Recompute)
         units = parts.parts_run / trained.micro_steps if parts else len(trained.blocks())

@@ -10,10 +10,10 @@ from strategies.activations.weighed import Call, Weighed
 from strategies.base import Watcher
 from strategies.engine import Trained
 
-__all__ = ["Counted", "kept_without_budget"]
+__all__ = ["CountingBackend", "kept_without_budget"]
 
 
-class Counted(Watcher):
+class CountingBackend(Watcher):
     """A backend of torch.compile that counts the graphs it makes and every call of one.
 
     Beside the training it notes, after every step, what had been counted by then. ``seconds`` are

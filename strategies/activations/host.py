@@ -14,8 +14,8 @@ AHEAD = 4
 """Tensors fetched ahead of the one that backward asks for."""
 
 
-class Stay:
-    """A kept tensor that is in host memory, and on its way back once ``fetched`` is set."""
+class Offloaded:
+    """A kept tensor in host memory; once ``fetched`` is set, its copy back has begun."""
 
     __slots__ = ("device", "fetched", "host", "ready")
 
@@ -35,7 +35,7 @@ class Host(Weighed):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
-        self.stays: list[Stay | None] = []
+        self.stays: list[Offloaded | None] = []
         self.stream: Any = None
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
@@ -63,7 +63,7 @@ class Host(Weighed):
             kept.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
             host.copy_(kept, non_blocking=True)
-        self.stays.append(Stay(host, kept.device))
+        self.stays.append(Offloaded(host, kept.device))
         self.moved["out"] += 1
         self.moved["out_bytes"] += kept.nbytes
         self.moved["pinned"] += kept.is_cuda and host.is_pinned()
@@ -87,8 +87,8 @@ class Host(Weighed):
         self.moved["back_bytes"] += stay.fetched.nbytes
         return stay.fetched
 
-    def _fetch(self, stay: Stay | None) -> None:
-        """Begin to bring a tensor back; the stream holds it behind its way out."""
+    def _fetch(self, stay: Offloaded | None) -> None:
+        """Begin to copy a tensor back; on the stream this comes after the copy out."""
         import torch
 
         if stay is None or stay.fetched is not None:

@@ -1,4 +1,4 @@
-"""What several strategies put around the way in which blocks are run, one around the other."""
+"""Wrappers around the function that runs a model's blocks: one around another, by strategies."""
 
 from __future__ import annotations
 

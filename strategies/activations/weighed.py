@@ -47,7 +47,7 @@ class Weighed:
         self._begun: set[int] = set()
         self._seen: dict[int, weakref.ref] = {}
         if isinstance(inner, Weighed):
-            inner.within = True  # autograd tells the innermost hook alone: ours tells it on
+            inner.within = True  # of nested hooks autograd calls one: ours, which passes it on
 
     def __call__(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch

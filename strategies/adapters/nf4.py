@@ -56,10 +56,10 @@ def packed_facts(module: nn.Module) -> dict[str, Any]:
     weights = [p for p in module.parameters() if getattr(p, "quant_state", None) is not None]
     demand(bool(weights), "no layer holds packed weights")
     elements = sum(w.quant_state.shape.numel() for w in weights)
-    held = sum(w.numel() * w.element_size() for w in weights)
-    demand(held * 2 == elements, f"{held} bytes hold {elements} elements")
+    packed_bytes = sum(w.numel() * w.element_size() for w in weights)
+    demand(packed_bytes * 2 == elements, f"{packed_bytes} bytes hold {elements} elements")
     kinds = {w.quant_state.quant_type for w in weights}
     demand(kinds == {"nf4"}, f"the weights are packed as {kinds}")
     # One scale a block of 64, itself packed into a byte.
     scales = sum(w.quant_state.absmax.nbytes for w in weights)
-    return {"packed_elements": elements, "packed_bytes": held, "scale_bytes": scales}
+    return {"packed_elements": elements, "packed_bytes": packed_bytes, "scale_bytes": scales}

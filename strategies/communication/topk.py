@@ -20,7 +20,7 @@ class TopKHook(wire.WithFeedback):
     def __init__(self, trained: Trained, keep: float) -> None:
         import torch.distributed
 
-        super().__init__(trained, self._average, wire.Counted(torch.distributed))
+        super().__init__(trained, self._average, wire.CountedCollectives(torch.distributed))
         self.keep, self.world = keep, trained.accelerator.num_processes
 
     def _average(self, bucket: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 from strategies.base import Watcher, demand
 from strategies.engine import Launch, Trained
 
-__all__ = ["Compression", "Counted", "WithFeedback", "counted_hooks", "facts", "refusal"]
+__all__ = ["Compression", "CountedCollectives", "WithFeedback", "counted_hooks", "facts", "refusal"]
 
 
-class Counted:
+class CountedCollectives:
     """Stands in a module of torch's hooks for ``torch.distributed``, and counts what this rank
     hands to its collectives: what is really sent, whatever the hook says of itself."""
 
@@ -33,12 +33,12 @@ class Counted:
         return self.distributed.all_gather(outputs, tensor, *given, **more)
 
 
-def counted_hooks() -> tuple[Any, Any, Counted]:
+def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
     """torch's hook modules, their collectives counted from now on."""
     import torch.distributed
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    counted = Counted(torch.distributed)
+    counted = CountedCollectives(torch.distributed)
     default_hooks.dist = powerSGD_hook.dist = counted
     return default_hooks, powerSGD_hook, counted
 
@@ -50,7 +50,9 @@ class Compression(Watcher):
     DDP's buckets as the last backward showed them.
     """
 
-    def __init__(self, trained: Trained, hook: Callable[[Any], Any], wire: Counted) -> None:
+    def __init__(
+        self, trained: Trained, hook: Callable[[Any], Any], wire: CountedCollectives
+    ) -> None:
         self.trained, self.wire, self.buckets = trained, wire, 0
         self.dense_bytes = self.sent = self.dense = 0
         self.storages: set[int] = set()
@@ -69,7 +71,7 @@ class Compression(Watcher):
         self.dense_bytes += bucket.buffer().numel() * 4
 
     def after_step(self) -> None:
-        """Close the step's account."""
+        """Keep the bytes of the step that ended, and count the next one's from zero."""
         self.sent, self.wire.bytes = self.wire.bytes, 0
         self.dense, self.dense_bytes = self.dense_bytes, 0
 
@@ -81,7 +83,9 @@ class WithFeedback(Compression):
     ``left`` is keyed by a parameter's place in the model, as ids mean nothing to a checkpoint.
     """
 
-    def __init__(self, trained: Trained, hook: Callable[[Any], Any], wire: Counted) -> None:
+    def __init__(
+        self, trained: Trained, hook: Callable[[Any], Any], wire: CountedCollectives
+    ) -> None:
         super().__init__(trained, hook, wire)
         self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
         self.left: dict[int, Any] = {}

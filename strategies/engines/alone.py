@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Alone"]
 
 
-class Lonely(Imitation):
+class SingleProcess(Imitation):
     """No process group is wanted."""
 
     ranks: ClassVar[bool] = False
@@ -40,4 +40,4 @@ class Alone(Engine):
         return {"wrapper": "none"}
 
     def imitation(self) -> Imitation:
-        return Lonely()
+        return SingleProcess()

@@ -68,8 +68,8 @@ class Replicas(Engine):
     def held(self, trained: Trained) -> Holdings:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a
         communication hook was shown them they are not hidden."""
-        books = trained.model._get_ddp_logging_data()
-        sizes = books.get("rebuilt_bucket_sizes") or books["bucket_sizes"]
+        logged = trained.model._get_ddp_logging_data()
+        sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
         hooks = (getattr(state, "storages", ()) for _, state in trained.model._comm_hooks)
         size = sum(int(size) for size in sizes.split(","))
         return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))

@@ -64,14 +64,14 @@ class Zero(Engine):
             raise LaunchFileError(
                 f"{file.path}: names no deepspeed_config_file under deepspeed_config"
             )
-        found = file.path.parent.parent / name
+        path = file.path.parent.parent / name
         try:
-            config = json.loads(text_of(found))
+            config = json.loads(text_of(path))
         except ValueError as error:
-            raise LaunchFileError(f"{found}: not JSON ({error})") from None
+            raise LaunchFileError(f"{path}: not JSON ({error})") from None
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
-            raise LaunchFileError(f"{found}: no zero_optimization block with a stage from 1 to 3")
+            raise LaunchFileError(f"{path}: no zero_optimization block with a stage from 1 to 3")
         return cls(dataclasses.replace(file, settings=config))
 
     # ---- facts ----
@@ -105,8 +105,8 @@ class Zero(Engine):
         return Layout(shard=ranks)
 
     def place(self, what: str) -> str:
-        found = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
-        return "device" if found == "none" else found
+        device = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
+        return "device" if device == "none" else device
 
     def environment(self, device: str) -> dict[str, str]:
         # ACCELERATE_USE_CPU must stay unset here: accelerate would silently train DDP.
@@ -120,12 +120,12 @@ class Zero(Engine):
 
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
         alone = "one process: ZeRO has nobody to share with, all of the state is on it"
-        found = [alone] if launch.processes == 1 else []
+        texts = [alone] if launch.processes == 1 else []
         if sizes is None:
-            return found
+            return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
         job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes)
-        return [*found, *(f"{self.file.path.name}: {one}" for one in waste(self.zero, job))]
+        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in waste(self.zero, job))]
 
     # ---- set-up ----
 

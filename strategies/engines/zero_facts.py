@@ -33,12 +33,12 @@ def evidence(trained: Trained) -> dict[str, Any]:
     Raises:
         NotInForce: DeepSpeed runs another stage, holds another share, or skipped a step.
     """
-    ds, asked = trained.model, trained.engine.stage
+    ds, wanted = trained.model, trained.engine.stage
     demand(
         hasattr(ds, "zero_optimization_stage"), f"the model is a {type(ds).__name__}, not DeepSpeed"
     )
     stage = int(ds.zero_optimization_stage())
-    demand(stage == asked, f"DeepSpeed runs stage {stage}, not {asked}")
+    demand(stage == wanted, f"DeepSpeed runs stage {stage}, not {wanted}")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     facts |= _gradients(trained) | _offload(trained)
@@ -67,8 +67,8 @@ def _shares(trained: Trained) -> dict[str, float]:
     """Share of the float32 master, and under stage 3 of the parameters, that this rank holds."""
     parts = [p for p in trained.module.parameters() if p.requires_grad]
     total = sum(map(_elements, parts))
-    held = sum(master.numel() for _, master in masters(trained)) / total
-    facts = {"optimizer_share": _expected(held, trained, "holds {} of the optimizer's elements")}
+    owned = sum(master.numel() for _, master in masters(trained)) / total
+    facts = {"optimizer_share": _expected(owned, trained, "holds {} of the optimizer's elements")}
     if trained.engine.stage == 3:
         demand(hasattr(parts[0], "ds_tensor"), "the parameters are not partitioned")
         share = sum(p.ds_tensor.ds_numel for p in parts) / total

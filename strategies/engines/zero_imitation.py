@@ -50,8 +50,8 @@ class Storageless(Imitation):
         args: Namespace = command.launch_command_parser().parse_args(words)
         args, defaults, _ = command._validate_launch_command(args)
         args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
-        _, found = prepare_deepspeed_cmd_env(args)
-        return {k: v for k, v in found.items() if k.startswith("ACCELERATE_")}
+        _, variables = prepare_deepspeed_cmd_env(args)
+        return {k: v for k, v in variables.items() if k.startswith("ACCELERATE_")}
 
     def begin(self, launch: Launch, device: str) -> None:
         if launch.device == "cuda":
@@ -133,7 +133,7 @@ class StoragelessAccelerator(CPU_Accelerator):
         return tensor.device.type == "cpu"
 
 
-class NoKernel:
+class AbsentKernel:
     """DeepSpeed's compiled CPU optimizers without their kernel: the state is theirs, the
     arithmetic is left out. Any method may be called; it reads and writes what it is given."""
 
@@ -156,11 +156,11 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
     kernels = [
-        (builder, "load", lambda self, verbose=True: NoKernel(books))
+        (builder, "load", lambda self, verbose=True: AbsentKernel(books))
         for builder in (CPUAdamBuilder, CPUAdagradBuilder, CPULionBuilder)
     ]
-    # Compares numbers that the ranks really exchange; the ranks of this world are not there.
-    asks = [
+    # Compares numbers across ranks, and here there are no other ranks.
+    comparisons = [
         (module, "assert_ints_same_as_other_ranks", lambda ints: None)
         for module in (partition_parameters, coordinator, stage3)
     ]
@@ -169,7 +169,7 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
         (linear, "_is_autocast_enabled", lambda kind: torch.is_autocast_enabled(_known(kind))),
         (linear, "_get_autocast_dtype", lambda kind: torch.get_autocast_dtype(_known(kind))),
     ]
-    return kernels + asks + autocast
+    return kernels + comparisons + autocast
 
 
 def _known(device_type: str) -> str:

@@ -38,7 +38,7 @@ def swap_block_bytes(tensor: int, processes: int) -> int:
     shard. Direct I/O wants addresses that are multiples of 512 bytes; a DiT's biases shift the
     gradients off them, the read fails unseen, and the step uses stale gradients (the loss is then
     1 % off after ten steps; see also DeepSpeed issue 2272). Below one block they stay in the host
-    buffer that they are in anyway. Whole shards are aligned and are swapped as before.
+    buffer that they are in anyway. Whole shards are aligned, and are still swapped.
     """
     share = 4 * -(-tensor // processes)
     return max(2**20, 1 << share.bit_length())

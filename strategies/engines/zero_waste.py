@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "overlap_comm": False,
 }
 MUCH = 4
-"""How many times the size that "auto" becomes a bucket may be before it is worth a word."""
+"""A bucket is reported from this many times the size that "auto" becomes."""
 NVME_STATE_BYTES = 16
 """A swapped element in memory: float32 master, gradient and two moments."""
 
@@ -66,8 +66,8 @@ class Finding:
 
 def waste(zero: Mapping[str, Any], job: Job) -> list[Finding]:
     """What ``zero`` (a zero_optimization block) wastes for ``job``, the most costly first."""
-    found = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
-    return sorted(found, key=lambda finding: -finding.bytes)
+    findings = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
+    return sorted(findings, key=lambda finding: -finding.bytes)
 
 
 # ---- rules ----
@@ -148,12 +148,12 @@ def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     ahead = _number(zero, "stage3_prefetch_bucket_size")
     if int(zero.get("stage", 0)) != 3 or ahead is None or ahead <= 2 * job.sizes.block:
         return
-    held = min(ahead, job.sizes.total) - job.sizes.block // 2
+    extra = min(ahead, job.sizes.total) - job.sizes.block // 2
     yield Finding(
         key="stage3_prefetch_bucket_size",
         at_most=True,
         value=ahead,
-        bytes=held * job.itemsize * (job.ranks - 1) // job.ranks,
+        bytes=extra * job.itemsize * (job.ranks - 1) // job.ranks,
         why="more than two blocks are fetched ahead",
         fix=f'"stage3_prefetch_bucket_size": "auto" ({job.sizes.block // 2:,} here)',
     )

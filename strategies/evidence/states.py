@@ -11,7 +11,7 @@ from strategies.evidence.stored import bytes_of, tensors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["agree", "count_steps", "per_element", "steps"]
+__all__ = ["agree", "count_steps", "counted", "per_element", "steps"]
 
 
 def per_element(trained: Trained) -> float:
@@ -19,26 +19,31 @@ def per_element(trained: Trained) -> float:
     return bytes_of(tensors(trained.inner_optimizer)) / sum(w.numel() for w in trained.optimized())
 
 
-def agree(trained: Trained, **asked: Any) -> None:
+def agree(trained: Trained, **wanted: Any) -> None:
     """Demand these settings in every group of the optimizer; numbers may be tensors there."""
     for group in trained.inner_optimizer.param_groups:
-        for key, value in asked.items():
-            found = group.get(key)
+        for key, value in wanted.items():
+            actual = group.get(key)
             # torchao keeps its learning rate in a float32 tensor.
-            near = abs(float(found) - value) <= 1e-6 * abs(value) if key == "lr" else None
-            same = near if near is not None else _plain(found) == _plain(value)
-            demand(same, f"the optimizer's {key} is {found}, not {value}")
+            near = abs(float(actual) - value) <= 1e-6 * abs(value) if key == "lr" else None
+            same = near if near is not None else _plain(actual) == _plain(value)
+            demand(same, f"the optimizer's {key} is {actual}, not {value}")
 
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
+def counted(trained: Trained) -> int | None:
+    """Optimizer steps by the highest count in the optimizer's state; None where it has none."""
+    counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
+    return int(max(map(float, counts))) if counts else None
+
+
 def steps(trained: Trained) -> int:
     """Steps that the optimizer's own state counts: none was skipped, none taken twice."""
-    counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
-    demand(bool(counts), "the optimizer holds no state: it never stepped")
-    taken = int(max(map(float, counts)))
+    taken = counted(trained)
+    demand(taken is not None, "the optimizer holds no state: it never stepped")
     demand(
         taken == trained.optimizer_steps,
         f"the optimizer stepped {taken} times, the loop {trained.optimizer_steps}",

@@ -49,11 +49,11 @@ def tensors(optimizer: Any) -> list[torch.Tensor]:
     """Every plain tensor in an optimizer's state."""
     import torch
 
-    found = [v for state in optimizer.state.values() for v in state.values()]
-    return [t for v in found if isinstance(v, torch.Tensor) for t in stored(v)]
+    values = [v for state in optimizer.state.values() for v in state.values()]
+    return [t for v in values if isinstance(v, torch.Tensor) for t in stored(v)]
 
 
-def bytes_of(found: Iterable[torch.Tensor]) -> int:
+def bytes_of(parts: Iterable[torch.Tensor]) -> int:
     """Bytes of the storages behind these tensors; one that several share counts once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts}
     return sum(storages.values())

@@ -56,13 +56,13 @@ class AdamW(Strategy):
         wanted = trained.engine.host_adamw_class if offloaded else "AdamW"
         demand(kind == wanted, f"the optimizer is {kind}, not {wanted}")
         states.agree(trained, **trained.settings.adam)
-        found = {"class": kind, "steps": states.steps(trained)}
+        facts = {"class": kind, "steps": states.steps(trained)}
         if offloaded:
             demand(optimizer.adam_w_mode, "weight decay is not decoupled")
-            return found
+            return facts
         for key, value in {"amsgrad": False, **KERNELS[self.impl]}.items():
             demand(group.get(key) is value, f"{key} is {group.get(key)}, not {value}")
-        return {**found, **self._kernel(trained.ops)}
+        return {**facts, **self._kernel(trained.ops)}
 
     def _kernel(self, ops: set[str]) -> dict[str, str]:
         """The operators of a whole step name the kernel that ran, whatever the flags say; where

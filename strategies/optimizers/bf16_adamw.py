@@ -49,9 +49,9 @@ class Bf16AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._one(p, self.state[p], group)
+                    self._step_parameter(p, self.state[p], group)
 
-    def _one(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _step_parameter(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
             state["step"] = torch.zeros(())
             names = ("exp_avg", "exp_avg_sq", "carried")

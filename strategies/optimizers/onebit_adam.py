@@ -18,9 +18,9 @@ __all__ = ["OneBitAdam"]
 class OneBitAdam(Strategy):
     """AdamW for ``freeze`` steps; then the variance stays and signs of the momentum travel.
 
-    DeepSpeed 0.19 has it no more: this one is ours, on DDP's hook, with a size for each row. The
-    variance must have settled by then: the paper freezes after 15 % to 25 % of the steps, and a
-    high learning rate diverges if it is frozen early.
+    Our own implementation, on DDP's communication hook and with a size for each row, because
+    DeepSpeed no longer has one (0.19). The variance must have settled by then: the paper freezes
+    it after 15 % to 25 % of the steps, and a high learning rate diverges if it is frozen early.
     """
 
     name: ClassVar[str] = "onebit_adam"

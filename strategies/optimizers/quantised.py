@@ -73,5 +73,5 @@ def _moments(state: dict[str, Any]) -> list[Any]:
     import torch
 
     kept = [v for k, v in state.items() if k != "step" and not k.startswith("qmap")]
-    found = [v for v in kept if isinstance(v, torch.Tensor)]
-    return [t for v in found for t in stored(v) if t is not getattr(v, "qmap", None)]
+    tensors = [v for v in kept if isinstance(v, torch.Tensor)]
+    return [t for v in tensors for t in stored(v) if t is not getattr(v, "qmap", None)]

@@ -62,8 +62,9 @@ class Sgd(Strategy):
         )
         mean = states.per_element(trained)
         weights = trained.optimized()
-        each = sum(w.numel() * w.element_size() for w in weights) / sum(w.numel() for w in weights)
-        wanted = each if self.momentum else 0.0
+        elements = sum(w.numel() for w in weights)
+        itemsize = sum(w.numel() * w.element_size() for w in weights) / elements
+        wanted = itemsize if self.momentum else 0.0
         demand(mean == wanted, f"{mean:.2f} bytes of state an element, not {wanted}")
         return {
             "class": kind,

@@ -73,9 +73,9 @@ class Bf16Pure(Strategy):
         module.to(torch.bfloat16)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        found = dtypes(trained)
+        types = dtypes(trained)
         wanted = {"compute_dtype", "parameters", "master"}
-        off = {key: found[key] for key in sorted(wanted) if found[key] != "bfloat16"}
+        off = {key: types[key] for key in sorted(wanted) if types[key] != "bfloat16"}
         demand(not off, f"not all is bfloat16: {off}")
-        demand(found["moments"] in ("bfloat16", ""), f"the moments are {found['moments']}")
-        return found
+        demand(types["moments"] in ("bfloat16", ""), f"the moments are {types['moments']}")
+        return types

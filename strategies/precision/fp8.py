@@ -19,8 +19,8 @@ def float8_layers(trained: Trained) -> int:
     from torchao.float8.float8_linear import Float8Linear
 
     layers = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
-    asked = len(trained.subject.linears)
-    demand(layers >= asked, f"{layers} of {asked} layers multiply in float8")
+    wanted = len(trained.subject.linears)
+    demand(layers >= wanted, f"{layers} of {wanted} layers multiply in float8")
     return layers
 
 
@@ -51,7 +51,7 @@ class Fp8(Bf16):
     def edit_model(self, module: Any, subject: Subject) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Layers of one vector a sample have few rows, and float8 kernels want sixteens.
+        # Layers of one vector a sample have few rows, and float8 kernels want multiples of 16.
         chosen = {module.get_submodule(name) for name in subject.linears}
         convert_to_float8_training(
             module,
@@ -60,14 +60,14 @@ class Fp8(Bf16):
         )
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        found = super().evidence(trained)
+        types = super().evidence(trained)
         wanted = float8_layers(trained)
         ran = forward.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         demand(casts >= 2 * wanted, f"{casts} tensors became float8, of {wanted} products' two")
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
         demand(products == (0 if self.emulate else wanted), f"{products} products ran in float8")
-        facts = {**found, "float8_casts": casts, "float8_products": products}
+        facts = {**types, "float8_casts": casts, "float8_products": products}
         if not self.emulate:
             return facts
         rounded = sum(op.name == "aten::mm" and op.dtype == "float32" for op in ran)

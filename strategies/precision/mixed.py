@@ -23,10 +23,10 @@ def dtypes(trained: Trained) -> dict[str, str]:
     weights = {str(w.dtype) for w in trained.optimized()}
     # Packed codes are no type to compute in; whoever packed them shows what they are.
     stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
-    found = {"parameters": stored, "master": weights, "moments": moments}
+    kinds = {"parameters": stored, "master": weights, "moments": moments}
     return {
         "compute_dtype": forward.compute_dtype(trained),
-        **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in found.items()},
+        **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()},
     }
 
 
@@ -52,15 +52,15 @@ class Fp32(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         import torch
 
-        found = dtypes(trained)
-        demand(found["compute_dtype"] == "float32", f"computes in {found['compute_dtype']}")
-        demand(found["parameters"] == "float32", f"keeps parameters in {found['parameters']}")
+        types = dtypes(trained)
+        demand(types["compute_dtype"] == "float32", f"computes in {types['compute_dtype']}")
+        demand(types["parameters"] == "float32", f"keeps parameters in {types['parameters']}")
         tf32 = torch.backends.cuda.matmul.allow_tf32
         demand(tf32 == self.rounds, f"TF32 is {'on' if tf32 else 'off'}")
         if trained.launch.device == "cuda":
-            found["tf32_rounds"] = _tf32_rounds()
-            demand(found["tf32_rounds"] == self.rounds, "the GPU's products round otherwise")
-        return {**found, "tf32": tf32}
+            types["tf32_rounds"] = _tf32_rounds()
+            demand(types["tf32_rounds"] == self.rounds, "the GPU's products round otherwise")
+        return {**types, "tf32": tf32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,9 @@ class Bf16(Strategy):
         return {"mixed_precision": "bf16"}
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        found = dtypes(trained)
+        types = dtypes(trained)
         kept = self.half if "float_master" in trained.launch.traits else "float32"
-        demand(found["compute_dtype"] == self.half, f"computes in {found['compute_dtype']}")
-        demand(found["parameters"] == kept, f"keeps parameters in {found['parameters']}")
-        demand(found["master"] == "float32", f"the optimizer updates {found['master']} weights")
-        return found
+        demand(types["compute_dtype"] == self.half, f"computes in {types['compute_dtype']}")
+        demand(types["parameters"] == kept, f"keeps parameters in {types['parameters']}")
+        demand(types["master"] == "float32", f"the optimizer updates {types['master']} weights")
+        return types

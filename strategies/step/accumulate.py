@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot, demand
 from strategies.engine import Launch, Trained
+from strategies.evidence import states
 from strategies.strategy import Strategy
 
 __all__ = ["Accumulate"]
@@ -34,12 +35,15 @@ class Accumulate(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
         demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
-        told = trained.engine.told(trained).accumulation
-        if told is not None:
-            demand(told == self.steps, f"the engine accumulates {told} steps, not {self.steps}")
+        engine_steps = trained.engine.told(trained).accumulation
+        if engine_steps is not None:
+            demand(
+                engine_steps == self.steps,
+                f"the engine accumulates {engine_steps} steps, not {self.steps}",
+            )
         # The loop counts what it fed, the optimizer's state counts the steps it took.
-        taken = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
-        demand(bool(taken), "the optimizer holds no state: it never stepped")
-        ratio = trained.micro_steps / (int(max(map(float, taken))) - trained.resumed_steps)
+        taken = states.counted(trained)
+        demand(taken is not None, "the optimizer holds no state: it never stepped")
+        ratio = trained.micro_steps / (taken - trained.resumed_steps)
         demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")
         return {"steps": known, "micro_steps_per_optimizer_step": ratio}

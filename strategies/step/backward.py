@@ -36,7 +36,7 @@ class Caller:
             p.grad = gradient if p.grad is None else p.grad + gradient
 
 
-class Effect(NamedTuple):
+class BackwardEffect(NamedTuple):
     """What one backward did: gradients that parameters hold by then, how many of them autograd
     itself accumulated there, and whether the graph can be gone through again."""
 
@@ -45,7 +45,7 @@ class Effect(NamedTuple):
     graph_kept: bool
 
 
-def effect_of_a_backward(trained: Trained) -> Effect:
+def effect_of_a_backward(trained: Trained) -> BackwardEffect:
     """One more backward, called as the loop calls it."""
     import torch
 
@@ -58,13 +58,13 @@ def effect_of_a_backward(trained: Trained) -> Effect:
     finally:
         for hook in hooks:
             hook.remove()
-    held = sum(p.grad is not None for p in weights)
+    gradients = sum(p.grad is not None for p in weights)
     trained.optimizer.zero_grad()
     try:
         torch.autograd.grad(loss, weights[-1])
     except RuntimeError:  # its saved tensors were freed
-        return Effect(held, len(arrived), graph_kept=False)
-    return Effect(held, len(arrived), graph_kept=True)
+        return BackwardEffect(gradients, len(arrived), graph_kept=False)
+    return BackwardEffect(gradients, len(arrived), graph_kept=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +104,11 @@ class Backward(Strategy):
         demand(isinstance(caller, Caller), "backward is called as usual")
         calls = caller.calls
         demand(calls == trained.micro_steps, f"{calls} calls")
-        found = effect_of_a_backward(trained)
+        effect = effect_of_a_backward(trained)
         weights = sum(p.requires_grad for p in trained.module.parameters())
-        demand(found.gradients == weights, f"{found.gradients} gradients of {weights} weights")
+        demand(effect.gradients == weights, f"{effect.gradients} gradients of {weights} weights")
         if self.call == "retain_graph":
-            demand(found.graph_kept, "the graph is gone after backward")
+            demand(effect.graph_kept, "the graph is gone after backward")
         else:
-            demand(not found.accumulated, f"autograd accumulated {found.accumulated} gradients")
-        return {"calls": calls, **found._asdict()}
+            demand(not effect.accumulated, f"autograd accumulated {effect.accumulated} gradients")
+        return {"calls": calls, **effect._asdict()}

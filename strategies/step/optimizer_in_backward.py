@@ -17,8 +17,8 @@ class InBackward(Watcher):
     """Steps each parameter as its gradient arrives, and frees the gradient.
 
     One optimizer over one group narrowed to that parameter: state, settings and checkpoints stay
-    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, followed
-    to their real end: an engine that kept a reference would be seen.
+    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, each
+    counted until it is really freed: a reference that something else keeps would show.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -60,7 +60,8 @@ class InBackward(Watcher):
         self.watched.append(weakref.ref(storage, freed))
 
     def gradient_norm(self) -> Any:
-        """Global norm of the gradients of the backward that just ended, each seen as it went."""
+        """Global norm of the gradients of the backward that just ended, from the norm of each,
+        taken before it was freed."""
         import torch
 
         return torch.linalg.vector_norm(torch.stack(self.norms))
@@ -115,8 +116,8 @@ class OptimizerInBackward(Strategy):
             stepper.updates == updates,
             f"{stepper.updates} parameters were stepped in backward, not {updates}",
         )
-        held = [p for p in trained.module.parameters() if p.grad is not None]
-        demand(not held, f"{len(held)} gradients outlived the backward pass")
+        left = [p for p in trained.module.parameters() if p.grad is not None]
+        demand(not left, f"{len(left)} gradients outlived the backward pass")
         # The one in use, and the one before it, which autograd lets go of a moment later.
         bound = sum(sizes[-2:])
         demand(

@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 
 from harness.launch import launch
+from harness.phases import RUN_PHASES
 from harness.resolve import resolve
 from harness.spec import Spec
 
-PHASES = ("start", "load", "prepare", "warmup", "measure", "anatomy", "evidence", "save")
+PHASES = [phase for phase in RUN_PHASES if phase not in ("profile", "done")]
 
 
 def main() -> None:

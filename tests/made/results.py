@@ -120,8 +120,7 @@ def rank(index: int, step: float, parts: tuple[float, ...], spread: float, gpu: 
         warmup_seconds=[round(step * 2.4, 6), round(step * 1.1, 6)],
         step_seconds=seconds,
         phase_seconds={
-            "import": 6.1,
-            "start": 1.2,
+            "start": 7.3,
             "load": 0.8,
             "prepare": 0.9,
             "warmup": step * 3.5,

@@ -32,7 +32,7 @@ def rank(index: int = 0, *, seconds: list[float] | None = None, **changes) -> Ra
         "nvme_bytes": 4,
         "warmup_seconds": [2.0, 1.0],
         "step_seconds": seconds or [1.0, 2.0, 3.0],
-        "phase_seconds": {"import": 1.0, "start": 2.0, "load": 3.0, "prepare": 4.0, "measure": 9.0},
+        "phase_seconds": {"start": 3.0, "load": 3.0, "prepare": 4.0, "measure": 9.0},
     }
     return Rank(**{**fields, **changes})
 

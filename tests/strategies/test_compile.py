@@ -15,7 +15,7 @@ from harness.report.rendering.tables import group_grids
 from harness.subjects.dit.layers import attend
 from harness.worker.loop import optimizer_step
 from strategies.activations.compile import Compile
-from strategies.activations.graphs import Counted
+from strategies.activations.graphs import CountingBackend
 from tests.made.results import done
 
 RECIPE = "single+compile:backend=aot_eager"
@@ -33,7 +33,7 @@ def compiled(train_here, steps: int):
 
 
 def test_the_seconds_are_dynamos_own_and_fill_the_first_step(train_here, monkeypatch):
-    spent, call = [], Counted.__call__
+    spent, call = [], CountingBackend.__call__
 
     def timed(self, graph, inputs, **options):
         began = time.perf_counter()
@@ -41,7 +41,7 @@ def test_the_seconds_are_dynamos_own_and_fill_the_first_step(train_here, monkeyp
         spent.append(time.perf_counter() - began)
         return made
 
-    monkeypatch.setattr(Counted, "__call__", timed)
+    monkeypatch.setattr(CountingBackend, "__call__", timed)
     facts, (first, *later) = compiled(train_here, 3)
     own = cumulative_time_spent_ns
     whole = (own["entire_frame_compile"] + own["entire_backward_compile"]) / 1e9

@@ -43,7 +43,7 @@ class Costs(TorchDispatchMode):
     def __init__(self, synchronize: Callable[[], None]) -> None:
         super().__init__()
         self.phase, self.synchronize = "forward", synchronize
-        self.found: dict[tuple[str, str], OpCost] = {}
+        self.costs: dict[tuple[str, str], OpCost] = {}
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
@@ -63,7 +63,7 @@ class Costs(TorchDispatchMode):
 
     def _book(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
         key = (name, self.phase)
-        cost = self.found.setdefault(
+        cost = self.costs.setdefault(
             key, OpCost(op=name, phase=self.phase, calls=0, flops=0, bytes=0, seconds=0.0)
         )
         results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
@@ -79,7 +79,7 @@ class Costs(TorchDispatchMode):
 
     def table(self) -> list[OpCost]:
         """The costs, the longest first."""
-        return sorted(self.found.values(), key=lambda cost: -cost.seconds)
+        return sorted(self.costs.values(), key=lambda cost: -cost.seconds)
 
 
 def _elements(value: Any) -> int:

@@ -74,17 +74,17 @@ class Stack:
 def saving(stack: Stack, parameters: set[int]) -> Iterator[dict[int, tuple[str, int]]]:
     """What autograd saves: storage -> (the first module that saved it, bytes).
 
-    A book of its own, kept by saved-tensors hooks alone, to hold the trace's against.
-    ``parameters`` are storages that would live without backward too.
+    Counted by saved-tensors hooks alone, so that the trace's count can be checked against it.
+    ``parameters`` are storages that are left out: they would live without backward too.
     """
-    found: dict[int, tuple[str, int]] = {}
+    saved: dict[int, tuple[str, int]] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
-            found.setdefault(storage._cdata, (stack.now(), storage.nbytes()))
+            saved.setdefault(storage._cdata, (stack.now(), storage.nbytes()))
         # An output that its own node saves would keep node and tensor alive for good.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield found
+        yield saved

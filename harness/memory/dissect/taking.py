@@ -10,7 +10,7 @@ import torch
 from harness.memory.dissect.costs import Costs, bandwidth, peak_flops
 from harness.memory.dissect.modules import Stack, saving
 from harness.memory.dissect.sweep import points
-from harness.memory.dissect.timeline import Film
+from harness.memory.dissect.timeline import TimelineTracer
 from harness.memory.portrait import Kept, OpCost, Portrait, Timeline
 from harness.memory.tracer import following, register_living, trace_step
 from harness.resolve import Resolved
@@ -23,9 +23,9 @@ OPS = 40
 
 
 class Look(NamedTuple):
-    """How this rank is looked at: ``step`` takes one more optimizer step, ``infer`` runs the model
-    over a micro batch, ``synchronize`` waits for the device; ``left_out`` are tensors that the
-    meter's baseline holds already."""
+    """What a portrait needs of a rank: ``step`` takes one more optimizer step, ``infer`` runs the
+    model over a micro batch, ``synchronize`` waits for the device; ``left_out`` are tensors that
+    the meter's baseline holds already."""
 
     step: Callable[[], None]
     infer: Callable[[], Any]
@@ -34,14 +34,14 @@ class Look(NamedTuple):
 
 
 def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
-    """Look at this rank's next steps; every rank takes part, and each gets its own portrait.
+    """The portrait of this rank, from its next steps; every rank takes part, and each gets its own.
 
     The peak of the step is traced twice, with and without the module hooks and saved-tensors
     hooks, so that a page can show that looking changed nothing.
     """
     device = trained.accelerator.device
     plain = trace_step(trained, device.type, look.step, look.left_out)
-    film, kept, saved = _film(trained, look)
+    tracer, kept, saved = _traced(trained, look)
     inference = _inference(trained, look)
     dtype = getattr(torch, forward.compute_dtype(trained))
     size = resolved.subject.dimensions
@@ -61,8 +61,8 @@ def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
         heads=size.heads,
         parameters=resolved.subject.parameters,
         step_peak_bytes=plain.total,
-        timeline=film.timeline(),
-        lumps=film.lumps(),
+        timeline=tracer.timeline(),
+        lumps=tracer.lumps(),
         kept=kept,
         kept_elsewhere=elsewhere,
         saved_total=saved,
@@ -74,38 +74,38 @@ def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
     )
 
 
-def _film(trained: Trained, look: Look) -> tuple[Film, list[Kept], int]:
-    """One step with every storage followed and every saved tensor booked."""
+def _traced(trained: Trained, look: Look) -> tuple[TimelineTracer, list[Kept], int]:
+    """One step with every storage followed and every saved tensor counted."""
     stack = Stack(trained.module)
-    film = _begun(trained, stack, look)
+    tracer = _begun(trained, stack, look)
     known = {p.untyped_storage()._cdata for p in trained.module.parameters()}
     first: dict[int, tuple[str, int]] = {}
     with stack.watching(), saving(stack, known) as saved:
-        film.on_backward = lambda: first.update(saved if not first else {})
-        with following(film, trained), film:
+        tracer.on_backward = lambda: first.update(saved if not first else {})
+        with following(tracer, trained), tracer:
             look.step()
-        film.finish()
-    return film, film.kept(first), sum(size for _, size in first.values())
+        tracer.finish()
+    return tracer, tracer.kept(first), sum(size for _, size in first.values())
 
 
-def _begun(trained: Trained, stack: Stack, look: Look) -> Film:
-    film = Film(trained, trained.accelerator.device.type, stack)
-    film.leave_out(look.left_out)
-    register_living(film, trained)
-    return film
+def _begun(trained: Trained, stack: Stack, look: Look) -> TimelineTracer:
+    tracer = TimelineTracer(trained, trained.accelerator.device.type, stack)
+    tracer.leave_out(look.left_out)
+    register_living(tracer, trained)
+    return tracer
 
 
 def _inference(trained: Trained, look: Look) -> Timeline:
     """A forward pass of one micro batch without gradients, as a sampler runs it."""
     stack = Stack(trained.module)
     trained.model.eval()
-    film = _begun(trained, stack, look)
-    with stack.watching(), torch.no_grad(), film:
-        film.enter("inference")
+    tracer = _begun(trained, stack, look)
+    with stack.watching(), torch.no_grad(), tracer:
+        tracer.enter("inference")
         look.infer()
-    film.finish()
+    tracer.finish()
     trained.model.train()
-    return film.timeline()
+    return tracer.timeline()
 
 
 def _costs(trained: Trained, look: Look) -> list[OpCost]:

@@ -16,7 +16,7 @@ from harness.memory.record import Storage
 from harness.memory.tracer import BEFORE, Tracer
 from strategies.engine import Trained
 
-__all__ = ["Film"]
+__all__ = ["TimelineTracer"]
 
 SAMPLES = 400
 LUMPS = 12
@@ -24,7 +24,7 @@ OURS = ("/harness/", "/strategies/", "/deepspeed/", "/accelerate/", "/torch/opti
 NOT_OURS = "/harness/memory/"
 
 
-class Film(Tracer):
+class TimelineTracer(Tracer):
     """A tracer that also notes for each storage the module and the source line that made it."""
 
     def __init__(self, trained: Trained, device_type: str, stack: Stack) -> None:
@@ -60,11 +60,12 @@ class Film(Tracer):
         return index
 
     def _catch_up(self) -> None:
-        """Date the events since the last look: frees come between two operations."""
+        """Note how many operations had run at each event since the last call: storages are freed
+        between two operations."""
         self.at += [self.ops_run] * (len(self.record.events) - len(self.at))
 
     def finish(self) -> None:
-        """The step is over: date what is left."""
+        """The step is over: catch up with its last events."""
         self._catch_up()
 
     # -- what was seen --
@@ -75,11 +76,11 @@ class Film(Tracer):
     def _totals(self) -> list[tuple[int, ...]]:
         """Bytes of each category after each event."""
         place = {name: index for index, name in enumerate(MEASURED)}
-        sums, found = [0] * len(MEASURED), []
+        sums, totals = [0] * len(MEASURED), []
         for sign, index in self.record.events:
             sums[place[self._category(index)]] += sign * self.record.storages[index].size
-            found.append(tuple(sums))
-        return found
+            totals.append(tuple(sums))
+        return totals
 
     def timeline(self) -> Timeline:
         """The step in at most 400 samples, the highest instant among them."""
@@ -139,18 +140,18 @@ class Film(Tracer):
     def kept(self, saved: dict[int, tuple[str, int]]) -> list[Kept]:
         """Activations alive when the first backward begins, by the module that made them."""
         boundary = next(at for at, phase in self.marks if phase == "backward")
-        made: Counter[str] = Counter()
+        made_by: Counter[str] = Counter()
         for index in self._alive(sum(at <= boundary for at in self.at)):
             storage = self.record.storages[index]
             if storage.phase == "forward" and self._category(index) == "activations":
-                made[alike(self.modules[index])] += storage.size
-        held: Counter[str] = Counter()
+                made_by[alike(self.modules[index])] += storage.size
+        saved_by: Counter[str] = Counter()
         for module, size in saved.values():
-            held[alike(module)] += size
+            saved_by[alike(module)] += size
         copies = Counter(alike(name) for name, _ in self.stack.module.named_modules())
         rows = [
-            Kept(module=name, count=copies[name] or 1, made=made[name], saved=held[name])
-            for name in {*made, *held}
+            Kept(module=name, count=copies[name] or 1, made=made_by[name], saved=saved_by[name])
+            for name in {*made_by, *saved_by}
         ]
         return sorted(rows, key=lambda row: -max(row.made, row.saved))
 

@@ -22,6 +22,7 @@ from harness.report.rendering.svg import (
     polyline,
     text,
 )
+from strategies.engine import STEP_PHASES
 
 __all__ = [
     "SHOWN_OPS",
@@ -159,8 +160,8 @@ def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
     spots = []
     for share in range(41):
         size = max(sizes) * share / 40
-        values = {"batch": mine[0].batch, "tokens": mine[0].tokens, "hidden": mine[0].hidden}
-        values |= {"depth": mine[0].depth, field: size}
+        fixed = {key: getattr(mine[0], key) for key in ("batch", "tokens", "hidden", "depth")}
+        values = fixed | {field: size}
         spots.append((x(size), y(law(**values) / units.MIB)))
     parts.append(element("path", d=polyline(spots), class_="curve", stroke=COLOURS[0]))
     parts += [
@@ -207,8 +208,8 @@ def short_op(name: str) -> str:
 
 
 def phase_keys() -> list[tuple[str, str]]:
-    """Name and colour of each phase in the roofline."""
-    return list(zip(("forward", "backward", "optimizer"), COLOURS, strict=False))
+    """Name and colour of each phase of the step in the roofline."""
+    return list(zip(STEP_PHASES, COLOURS, strict=False))
 
 
 def family_keys() -> list[tuple[str, str]]:

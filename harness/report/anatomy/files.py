@@ -81,4 +81,4 @@ def _style(picture: str) -> str:
         names = {name.strip() for name in selector.split(",")}
         if names == {"svg text"} or any(set(re.findall(r"\.[\w-]+", n)) & used for n in names):
             rules.append(f"{selector.strip()}{{{' '.join(body.split())}}}")
-    return re.sub(r"var\((--[a-z]+)\)", lambda found: colours[found[1]], "".join(rules))
+    return re.sub(r"var\((--[a-z]+)\)", lambda match: colours[match[1]], "".join(rules))

@@ -30,8 +30,8 @@ class Law:
 
     def __call__(self, batch: int, tokens: int, hidden: int, depth: int) -> float:
         """Bytes of a step's activations."""
-        each = self.block * tokens * depth + self.ends * tokens + self.sample * depth
-        return batch * hidden * each
+        unit_bytes = self.block * tokens * depth + self.ends * tokens + self.sample * depth
+        return batch * hidden * unit_bytes
 
 
 def fit(points: Sequence[Point]) -> Law:
@@ -74,9 +74,9 @@ def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
     return errors
 
 
-def attainable(intensity: float, peak_flops: float, bandwidth: float) -> float:
+def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
     """FLOP/s under the roofline (Williams et al. 2009): what memory feeds, up to the peak."""
-    return min(peak_flops, intensity * bandwidth)
+    return min(peak_flops, flops_a_byte * bandwidth)
 
 
 def intensity(cost: OpCost) -> float:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from harness.phases import PEAK_PHASES
 from harness.report.data.peak_flops import peak_flops
 from harness.result import Rank, Result, Status
 
@@ -29,8 +30,9 @@ __all__ = [
     "step_seconds",
 ]
 
-PHASES = ("load", "prepare", "first_step", "forward", "backward", "optimizer", "steady")
-"""As ``result.Rank`` has them, in the order of a report's columns."""
+PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
+"""The phases whose peak has a column; the steps of the warm-up after the first are like the timed
+ones."""
 NOISE_LIMIT = 0.2
 """(p90 - p10) / median of the step times, from which on a row is noisy."""
 REPEAT_LIMIT = 0.1
@@ -220,8 +222,10 @@ def parity(promised: str, reference: str, loss: float | None, grad: float | None
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Indices of the (memory, speed) points that no other matches in both and beats in one."""
 
-    def beaten(one: tuple[float, float]) -> bool:
-        return any(o[0] <= one[0] and o[1] >= one[1] and o != one for o in points)
+    def beaten(point: tuple[float, float]) -> bool:
+        return any(
+            other[0] <= point[0] and other[1] >= point[1] and other != point for other in points
+        )
 
     return [i for i, point in enumerate(points) if not beaten(point)]
 

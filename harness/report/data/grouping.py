@@ -100,9 +100,9 @@ def _rows(
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
         repetitions.setdefault(key, []).append(result)
     lost: dict[Spec, list[str]] = {}
-    for one in unfinished:
-        spec = dataclasses.replace(one.result.spec, repeat=0)
-        lost.setdefault(spec, []).append(f"a repetition ended as {one.status.value}")
+    for ended in unfinished:
+        spec = dataclasses.replace(ended.result.spec, repeat=0)
+        lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
     return [
         _row(results, ranked, predictions, tuple(lost.get(spec, ())))
         for (spec, _), results in repetitions.items()

@@ -10,10 +10,9 @@ from harness.report.data.rows import Report, Row
 from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
+from strategies.engine import STEP_PHASES
 
 __all__ = ["Missing", "Rows", "beyond_state", "state_bytes", "state_share", "step_bytes"]
-
-STEP_PHASES = ("forward", "backward", "optimizer")
 
 
 class Missing(LookupError):
@@ -40,7 +39,8 @@ class Rows:
         row = next((row for row in self.rows if is_wanted(row.spec)), None)
         if row is not None:
             return row
-        unfinished = next((one for one in self.unfinished if is_wanted(one.result.spec)), None)
+        ended = (row for row in self.unfinished if is_wanted(row.result.spec))
+        unfinished = next(ended, None)
         if unfinished is None:
             raise Missing(f"{recipe} is not among the results")
         raise Missing(f"{recipe} is {unfinished.status.value}: {unfinished.reason}")
@@ -50,10 +50,11 @@ class Rows:
         is_wanted = self._wanted(parse(recipe).text, fields)
         if any(is_wanted(row.spec) for row in self.rows):
             return Status.OK
-        return next((one.status for one in self.unfinished if is_wanted(one.result.spec)), None)
+        ended = (row.status for row in self.unfinished if is_wanted(row.result.spec))
+        return next(ended, None)
 
     def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
-        fields = {"model": lambda model: self.model in (None, model), **fields}
+        fields = {"model": lambda model: self.model in (None, model)} | fields  # a named model wins
 
         def is_wanted(spec: Spec) -> bool:
             return spec.recipe == recipe and all(

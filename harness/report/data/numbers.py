@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.phases import SETUP_PHASES
 from harness.report.data import derive
 from harness.report.data.categories import CATEGORIES
 from harness.result import Rank, Result
@@ -80,7 +81,7 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
     median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
     spread = derive.repeat_spread(runs)
     flops = derive.flops_per_second(first.flops_per_step, median)
-    each = flops / (first.spec.world or len(first.ranks)) if flops else None
+    flops_device = flops / (first.spec.world or len(first.ranks)) if flops else None
     kind = derive.precision(first.evidence)
     return {
         "repeats": len(results),
@@ -93,9 +94,9 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
         "noisy": derive.is_noisy(step_noise, spread),
         "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
         "flops_per_second": flops,
-        "flops_per_second_device": each,
+        "flops_per_second_device": flops_device,
         "precision": kind,
-        **_mfu(first, each, kind),
+        **_mfu(first, flops_device, kind),
         **_seconds_around(first),
     }
 
@@ -109,8 +110,7 @@ def _mfu(first: Result, flops_device: float | None, kind: str | None) -> dict[st
 
 
 def _seconds_around(first: Result) -> dict[str, Any]:
-    before = ("import", "start", "load", "prepare")
-    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in before) for r in first.ranks]
+    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
     return {
         "setup_seconds": max(setup),
         "warmup_seconds": max(sum(r.warmup_seconds) for r in first.ranks),

@@ -77,7 +77,7 @@ class PredictedAndMeasured:
     @property
     def worst(self) -> PredictedCategory | None:
         """The category with the largest error."""
-        return max(self.categories, key=lambda one: abs(one.error), default=None)
+        return max(self.categories, key=lambda category: abs(category.error), default=None)
 
     @property
     def peak_error(self) -> float | None:
@@ -143,7 +143,9 @@ def predicted_categories(
         for name in CATEGORIES
     )
     least = LEAST_SHARE * measured.total
-    return tuple(one for one in every if max(one.predicted, one.measured) > least)
+    return tuple(
+        category for category in every if max(category.predicted, category.measured) > least
+    )
 
 
 def library_bytes(result: Result) -> int:

@@ -46,10 +46,10 @@ def predicted_fit(
 
 
 def _machine_facts(result: Result, others: Iterable[Result]) -> Mapping[str, Any]:
-    alike = (one.environment for one in others if one.spec.device == result.spec.device)
+    alike = (other.environment for other in others if other.spec.device == result.spec.device)
     merged: dict[str, Any] = {}
     for facts in (*alike, result.environment):
-        merged |= facts
+        merged |= facts  # the run's own come last, and win
     return merged
 
 
@@ -64,5 +64,5 @@ def _device_need(prediction: Prediction, result: Result, facts: Mapping[str, Any
 def _host_need(prediction: Prediction, result: Result) -> int | None:
     """Of all processes, which share one host; without the interpreters and libraries."""
     on_cpu = result.spec.device == "cpu"
-    each = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
-    return each and each * result.spec.processes
+    process_bytes = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
+    return process_bytes and process_bytes * result.spec.processes

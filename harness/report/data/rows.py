@@ -1,4 +1,4 @@
-"""The nouns of a report: the head of its result set, rows, groups, and what did not finish.
+"""The classes of a report: the head of its result set, rows, groups, and what did not finish.
 
 ``grouping`` makes them of results.
 """

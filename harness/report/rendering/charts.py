@@ -146,7 +146,7 @@ def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[
     longest = max(len(line) for line in lines)
     x = Scale(1, max(longest, 2), 48.0, WIDTH - 10)
     parts = axes(x, y, "optimizer step, warm-up first", name, y.end)
-    curves = []
+    paths = []
     for index, (row, line) in enumerate(zip(group.rows, lines, strict=True)):
         spots = [(x(i), y(v)) for i, v in enumerate(line, 1) if math.isfinite(v)]
         if not spots:
@@ -158,8 +158,8 @@ def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[
         tip = element("title", row.label.replace("<", "&lt;"))
         curve = element("path", tip, d=polyline(spots), **look)
         # The reference's lies behind the others.
-        curves.insert(0 if is_reference else len(curves), curve)
-    return parts + curves
+        paths.insert(0 if is_reference else len(paths), curve)
+    return parts + paths
 
 
 def steps(group: Group) -> str:

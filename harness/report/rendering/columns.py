@@ -63,8 +63,8 @@ def _compiled(fact: str) -> Callable[[Row], Any]:
 
 def fullest_host(row: Row) -> Categories | None:
     """What the fullest rank held in host memory at its traced peak; None without a GPU."""
-    held = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
-    return max(held, key=lambda categories: categories.total, default=None)
+    traced = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
+    return max(traced, key=lambda categories: categories.total, default=None)
 
 
 def flags(row: Row) -> str:
@@ -254,8 +254,8 @@ def _bucket(name: str) -> Callable[[Row], str | None]:
         elements = zero_block(row).get(name)
         if isinstance(elements, bool) or not isinstance(elements, (int, float)):
             return _text_or_none(elements)
-        each = 2 if row.numbers.precision in ("bfloat16", "float16") else 4
-        return f"{int(elements):,} ({units.one('mib', elements * each)} MiB)"
+        itemsize = 2 if row.numbers.precision in ("bfloat16", "float16") else 4
+        return f"{int(elements):,} ({units.one('mib', elements * itemsize)} MiB)"
 
     return cell
 

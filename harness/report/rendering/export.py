@@ -57,14 +57,14 @@ def csv_text(report: Report) -> str:
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
     more = [*PREDICTED] if any(row.predicted for row in rows) else []
-    more += FIT if any(one.predicted_fit for one in (*rows, *report.unfinished)) else ()
+    more += FIT if any(entry.predicted_fit for entry in (*rows, *report.unfinished)) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
     names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
         writer.writerows(_finished(index, group, row) for row in group.rows)
-    writer.writerows(_unfinished(one) for one in report.unfinished)
+    writer.writerows(_unfinished(entry) for entry in report.unfinished)
     return stream.getvalue()
 
 
@@ -92,27 +92,27 @@ def _predicted(row: Row) -> dict[str, Any]:
     return {**values, **_fit(row)}
 
 
-def _fit(one: Row | Unfinished) -> dict[str, Any]:
+def _fit(entry: Row | Unfinished) -> dict[str, Any]:
     """The least it was predicted to need, and what there was."""
-    fit = one.predicted_fit
+    fit = entry.predicted_fit
     return {name: take(fit) for name, take in FIT.items()} if fit else {}
 
 
-def _unfinished(one: Unfinished) -> dict[str, Any]:
-    spec = one.result.spec
+def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
+    spec = unfinished.result.spec
     facts = {
         "recipe": spec.recipe,
-        "status": one.status.value,
-        "device": one.result.environment.get("device") or spec.device,
+        "status": unfinished.status.value,
+        "device": unfinished.result.environment.get("device") or spec.device,
         "processes": spec.processes,
         "world": spec.world or None,
         "global_batch": spec.global_batch,
-        "phase": one.result.phase,
-        "peak_so_far_bytes": one.peak_bytes,
-        "reason": one.reason,
-        "way_out": one.result.way_out,
-        "command": one.result.command,
-        **_fit(one),
+        "phase": unfinished.result.phase,
+        "peak_so_far_bytes": unfinished.peak_bytes,
+        "reason": unfinished.reason,
+        "way_out": unfinished.result.way_out,
+        "command": unfinished.result.command,
+        **_fit(unfinished),
     }
     return _with_blanks(facts)
 
@@ -129,8 +129,8 @@ def json_text(report: Report) -> str:
         "suite": dataclasses.asdict(report.suite),
         "groups": [_group(group) for group in report.groups],
         "unfinished": [
-            {**_unfinished(one), "spec": dataclasses.asdict(one.result.spec)}
-            for one in report.unfinished
+            {**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)}
+            for unfinished in report.unfinished
         ],
         "skipped": report.skipped,
     }
@@ -184,12 +184,12 @@ def _categories(row: Row) -> list[dict[str, Any]]:
     """The categories of a step, above 5 % of its peak."""
     return [
         {
-            "category": one.name,
-            "predicted_bytes": one.predicted,
-            "traced_bytes": one.measured,
-            "error_fraction": one.error,
+            "category": category.name,
+            "predicted_bytes": category.predicted,
+            "traced_bytes": category.measured,
+            "error_fraction": category.error,
         }
-        for one in row.predicted.categories
+        for category in row.predicted.categories
     ]
 
 

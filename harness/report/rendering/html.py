@@ -209,12 +209,12 @@ def _unfinished(report: Report) -> str:
         return ""
     grid = html_parts.table(tables.unfinished_grid(report.unfinished))
     logs = [
-        f"<details><summary>{escape(one.label)}<small>end of its log</small></summary>"
-        f"<pre>{escape(one.result.log_tail)}</pre></details>"
-        for one in report.unfinished
-        if one.result.log_tail
+        f"<details><summary>{escape(unfinished.label)}<small>end of its log</small></summary>"
+        f"<pre>{escape(unfinished.result.log_tail)}</pre></details>"
+        for unfinished in report.unfinished
+        if unfinished.result.log_tail
     ]
-    audits = [html_parts.audit_details(one) for one in report.unfinished]
+    audits = [html_parts.audit_details(unfinished) for unfinished in report.unfinished]
     return section("unfinished", "Did not finish", grid, *logs, *audits)
 
 

@@ -104,6 +104,6 @@ def _environment(report: Report) -> list[str]:
 
 def _commands(report: Report) -> list[str]:
     every = [(row.label, row.first.command) for group in report.groups for row in group.rows]
-    every += [(one.label, one.result.command) for one in report.unfinished]
+    every += [(unfinished.label, unfinished.result.command) for unfinished in report.unfinished]
     commands = [f"# {label}\n{command}" for label, command in every if command]
     return ["## Commands", "", "```sh", *commands, "```", ""] if commands else []

@@ -24,8 +24,8 @@ def summary(report: Report) -> str:
     """How many rows ended how."""
     measured = sum(len(group.rows) for group in report.groups)
     labels: dict[str, list[str]] = {}
-    for one in report.unfinished:
-        labels.setdefault(one.status.value, []).append(one.label)
+    for unfinished in report.unfinished:
+        labels.setdefault(unfinished.status.value, []).append(unfinished.label)
     recorded = [label(result.spec) for result in report.recorded if result.status is Status.OK]
     if recorded:
         labels["recorded"] = recorded
@@ -164,14 +164,14 @@ def _spread(name: str, errors: Sequence[float | None], where: str = "") -> str:
 def predicted_fits(report: Report) -> str:
     """How many rows that ran out of memory were predicted to, and how many that finished; empty
     where no row did either, or nothing was predicted."""
-    out = [one for one in report.unfinished if one.status in OUT_OF_MEMORY]
-    known = [one for one in out if one.predicted_fit]
+    out = [unfinished for unfinished in report.unfinished if unfinished.status in OUT_OF_MEMORY]
+    known = [unfinished for unfinished in out if unfinished.predicted_fit]
     finished = [row for group in report.groups for row in group.rows if row.predicted_fit]
     feared = [row.label for row in finished if not row.predicted_fit.fits]
     if not known and not feared:
         return ""
-    missed = [one.label for one in known if one.predicted_fit.fits]
-    unknown = [one.label for one in out if not one.predicted_fit]
+    missed = [unfinished.label for unfinished in known if unfinished.predicted_fit.fits]
+    unknown = [unfinished.label for unfinished in out if not unfinished.predicted_fit]
     notes = [f"predicted to fit: {', '.join(missed)}"] if missed else []
     notes += [f"not predicted: {', '.join(unknown)}"] if unknown else []
     foreseen = f"{len(known) - len(missed)} of {len(out)} rows that ran out of memory"

@@ -95,7 +95,9 @@ def group_grids(group: Group) -> dict[str, Grid]:
 
 
 def _categories(rows: list[Row]) -> list[tuple[Row, PredictedCategory]]:
-    return [(row, one) for row in rows if row.predicted for one in row.predicted.categories]
+    return [
+        (row, category) for row in rows if row.predicted for category in row.predicted.categories
+    ]
 
 
 def _traced(rows: list[Row]) -> list[Row]:

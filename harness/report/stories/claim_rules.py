@@ -1,4 +1,4 @@
-"""The rules of the claims: each a small function of measured rows that gives a ``Finding``.
+"""The rules of the claims: each a small function of measured rows that gives a ``Judgement``.
 
 The condition of a claim that ``holds only when`` is made of what the rows measured, so that it
 cannot say what their numbers deny.
@@ -14,7 +14,7 @@ from harness.report.stories.claim_verdicts import (
     MUCH,
     NOTHING,
     SOME,
-    Finding,
+    Judgement,
     Verdict,
     change,
     number,
@@ -57,17 +57,17 @@ NO_AVERAGE = "no float32 average of the weights is kept"
 # ---- a recipe against plain training, with a large and a small batch ----
 
 
-def by_batch(rows: Rows, recipe: str, least: float, base: str = "single") -> Finding:
+def by_batch(rows: Rows, recipe: str, least: float, base: str = "single") -> Judgement:
     """Whether ``recipe`` saves at least ``least`` of the peak with a large and a small batch."""
     saved = {b: rows.saved(recipe, base, global_batch=b) for b in (LARGE, SMALL)}
     peaks = ", ".join(f"{change(-s, -least)} at batch {b}" for b, s in saved.items())
     numbers = f"peak {peaks}; speed x{rows.speed(recipe, base, global_batch=LARGE):.2f}"
     held = [b for b, s in saved.items() if s >= least]
     if len(held) == len(saved):
-        return Finding(Verdict.HOLDS, numbers)
+        return Judgement(Verdict.HOLDS, numbers)
     if not held:
-        return Finding(Verdict.NOT, numbers)
-    return Finding(Verdict.ONLY, numbers, weights_of(rows, base, held[0]))
+        return Judgement(Verdict.NOT, numbers)
+    return Judgement(Verdict.ONLY, numbers, weights_of(rows, base, held[0]))
 
 
 def weights_of(rows: Rows, base: str, held: int) -> str:
@@ -88,7 +88,7 @@ def activations_share(rows: Rows, batch: int, base: str = "single") -> float:
     return 1 - state_share(rows.get(base, global_batch=batch))
 
 
-def pure_bf16(rows: Rows) -> Finding:
+def pure_bf16(rows: Rows) -> Judgement:
     """Judged with the float32 average of the weights, which no precision makes smaller, and again
     without an average on either side."""
     kept = by_batch(rows, "single+bf16_pure", HALF)
@@ -99,14 +99,14 @@ def pure_bf16(rows: Rows) -> Finding:
         f"without one {bare.numbers}"
     )
     if kept.verdict is Verdict.HOLDS or bare.verdict is Verdict.NOT:
-        return Finding(kept.verdict, numbers, kept.condition)
+        return Judgement(kept.verdict, numbers, kept.condition)
     without = f"{NO_AVERAGE} and {bare.condition}" if bare.condition else NO_AVERAGE
-    return Finding(
+    return Judgement(
         Verdict.ONLY, numbers, f"{kept.condition}, or {without}" if kept.condition else without
     )
 
 
-def smaller_batch(rows: Rows) -> Finding:
+def smaller_batch(rows: Rows) -> Judgement:
     large, small = (rows.step_bytes("single", global_batch=b) for b in (LARGE, SMALL))
     pace = [rows.get("single", global_batch=b).numbers.samples_per_second for b in (LARGE, SMALL)]
     saved = 1 - small / large
@@ -114,43 +114,43 @@ def smaller_batch(rows: Rows) -> Finding:
         f"batch {SMALL} for {LARGE}: peak {change(-saved, -MUCH)} ({gib(large)} to {gib(small)}), "
         f"samples/s x{pace[1] / pace[0]:.2f}"
     )
-    return Finding(Verdict.HOLDS if saved >= MUCH else Verdict.NOT, numbers)
+    return Judgement(Verdict.HOLDS if saved >= MUCH else Verdict.NOT, numbers)
 
 
-def activations_fill(rows: Rows) -> Finding:
+def activations_fill(rows: Rows) -> Judgement:
     shares = {b: activations_share(rows, b) for b in BATCHES}
     parts = ", ".join(f"{share(s, 0.5)} at {b}" for b, s in shares.items())
     numbers = f"activations and temporaries as a share of the peak, by batch: {parts}"
     held, missed = ([b for b in BATCHES if (shares[b] > 0.5) is over] for over in (True, False))
     if not missed:
-        return Finding(Verdict.HOLDS, numbers)
+        return Judgement(Verdict.HOLDS, numbers)
     if not held:
-        return Finding(Verdict.NOT, numbers)
+        return Judgement(Verdict.NOT, numbers)
     here, there = (" or ".join(map(str, batches)) for batches in (held, missed))
-    return Finding(Verdict.ONLY, numbers, f"the batch is large: {here}, not {there}")
+    return Judgement(Verdict.ONLY, numbers, f"the batch is large: {here}, not {there}")
 
 
 # ---- one batch ----
 
 
-def accumulation(rows: Rows) -> Finding:
+def accumulation(rows: Rows) -> Judgement:
     saved = rows.saved("single+accumulate:steps=4", "single", global_batch=LARGE)
     filled = activations_share(rows, LARGE)
     numbers = (
         f"peak {change(-saved, -SOME)} with a quarter of the micro batch, where activations were "
         f"{share(filled)} of the peak"
     )
-    return Finding(Verdict.HOLDS if saved >= SOME else Verdict.NOT, numbers)
+    return Judgement(Verdict.HOLDS if saved >= SOME else Verdict.NOT, numbers)
 
 
-def pruning(rows: Rows) -> Finding:
+def pruning(rows: Rows) -> Judgement:
     kinds = {"masks": "single+prune", "parts removed": "single+prune_structured"}
     saved = {kind: rows.saved(r, "single", global_batch=LARGE) for kind, r in kinds.items()}
     numbers = ", ".join(f"{change(-s, -MUCH)} with {kind}" for kind, s in saved.items())
     return some_of(saved, MUCH, f"peak {numbers}", "it is done with {}")
 
 
-def graph_kept(rows: Rows) -> Finding:
+def graph_kept(rows: Rows) -> Judgement:
     costs = {
         word: -rows.saved(f"single+backward:call={word}", "single", global_batch=LARGE)
         for word in ("retain_graph", "autograd_grad")
@@ -159,7 +159,7 @@ def graph_kept(rows: Rows) -> Finding:
     return some_of(costs, NOTHING, numbers, "it is {}")
 
 
-def compression(rows: Rows) -> Finding:
+def compression(rows: Rows) -> Judgement:
     saved, words = {}, []
     for part in ("compress:kind=fp16", "compress:kind=powersgd", "topk"):
         recipe, name = f"ddp+{part}", part.partition(":")[0]
@@ -170,20 +170,20 @@ def compression(rows: Rows) -> Finding:
     return some_of(saved, SOME, ", ".join(words), "it is {}")
 
 
-def some_of(effects: dict[str, float], least: float, numbers: str, condition: str) -> Finding:
+def some_of(effects: dict[str, float], least: float, numbers: str, condition: str) -> Judgement:
     """Whether all of several kinds have at least ``least`` of an effect, none, or which."""
     held = [kind for kind, effect in effects.items() if effect >= least]
     if len(held) == len(effects):
-        return Finding(Verdict.HOLDS, numbers)
+        return Judgement(Verdict.HOLDS, numbers)
     if not held:
-        return Finding(Verdict.NOT, numbers)
-    return Finding(Verdict.ONLY, numbers, condition.format(" or ".join(held)))
+        return Judgement(Verdict.NOT, numbers)
+    return Judgement(Verdict.ONLY, numbers, condition.format(" or ".join(held)))
 
 
 # ---- what grows with what ----
 
 
-def root_of_depth(rows: Rows) -> Finding:
+def root_of_depth(rows: Rows) -> Judgement:
     powers = {r: depth_power(rows, r) for r in ("single", "single+checkpoint:every=sqrt")}
     plain, root = powers.values()
     facts = rows.get("single+checkpoint:every=sqrt", model=DEEP.format(DEPTHS[-1])).first.evidence
@@ -194,7 +194,7 @@ def root_of_depth(rows: Rows) -> Finding:
         f"{number(forwards, most_forwards)} forwards a block"
     )
     kept = root <= most_root and forwards <= most_forwards
-    return Finding(Verdict.HOLDS if kept else Verdict.NOT, numbers)
+    return Judgement(Verdict.HOLDS if kept else Verdict.NOT, numbers)
 
 
 def depth_power(rows: Rows, recipe: str) -> float:
@@ -202,7 +202,7 @@ def depth_power(rows: Rows, recipe: str) -> float:
     return derive.power(DEPTHS, [rows.beyond_state(recipe, model=DEEP.format(d)) for d in DEPTHS])
 
 
-def linear_in_tokens(rows: Rows) -> Finding:
+def linear_in_tokens(rows: Rows) -> Judgement:
     naive, fused = (token_power(rows, recipe) for recipe in ("single+attend", "single"))
     most, linear = max(TOKENS.values()), 1.1
     largest = {"model": max(TOKENS, key=TOKENS.__getitem__)}
@@ -212,7 +212,7 @@ def linear_in_tokens(rows: Rows) -> Finding:
         f"score matrix, {number(fused, linear)} with torch's fused kernel; {change(-saved)} at "
         f"{most} tokens, all at batch {rows.get('single', **largest).spec.global_batch}"
     )
-    return Finding(Verdict.HOLDS if fused <= linear else Verdict.NOT, numbers)
+    return Judgement(Verdict.HOLDS if fused <= linear else Verdict.NOT, numbers)
 
 
 def token_power(rows: Rows, recipe: str) -> float:
@@ -226,7 +226,7 @@ def token_power(rows: Rows, recipe: str) -> float:
 # ---- running out of memory ----
 
 
-def paged(rows: Rows) -> Finding:
+def paged(rows: Rows) -> Judgement:
     """Judged only where the same optimizer without pages ran out of memory.
 
     Peaks of the allocator would not do: bitsandbytes takes the moments from the driver
@@ -238,9 +238,9 @@ def paged(rows: Rows) -> Finding:
         fits = ends[pages] is Status.OK
         outcome = "trained" if fits else "ran out of memory too"
         numbers = f"at batch {LARGE} {plain} ran out of memory, {pages} {outcome}"
-        return Finding(Verdict.HOLDS if fits else Verdict.NOT, numbers)
+        return Judgement(Verdict.HOLDS if fits else Verdict.NOT, numbers)
     used = [_device_bytes(rows, name) for name in reversed(names)]
-    return Finding(
+    return Judgement(
         Verdict.OPEN,
         f"both fit at batch {LARGE}, so that no page had to leave the device; it had "
         f"{gib(used[0])} in use with pages, {gib(used[1])} without. ./run.sh max-batch of "

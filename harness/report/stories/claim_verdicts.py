@@ -16,7 +16,7 @@ __all__ = [
     "MUCH",
     "NOTHING",
     "SOME",
-    "Finding",
+    "Judgement",
     "Verdict",
     "change",
     "number",
@@ -39,7 +39,7 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     """A verdict, the condition of ``holds only when``, and the numbers as a sentence."""
 
     verdict: Verdict

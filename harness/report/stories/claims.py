@@ -20,7 +20,7 @@ from harness.report.stories.claim_verdicts import (
     HALF,
     MUCH,
     SOME,
-    Finding,
+    Judgement,
     Verdict,
     share,
 )
@@ -34,15 +34,17 @@ class Claim:
 
     says: str
     where: str
-    rule: Callable[[Rows], Finding]
+    rule: Callable[[Rows], Judgement]
 
 
 def tables(report: Report) -> list[Grid]:
     """Each claim, who makes it, the verdict and the numbers."""
     lines = []
-    for number, (claim, finding) in enumerate(judge(report), 1):
-        verdict = finding.verdict.value + (f" {finding.condition}" if finding.condition else "")
-        lines.append([str(number), claim.says, claim.where, verdict, finding.numbers])
+    for number, (claim, judgement) in enumerate(judge(report), 1):
+        verdict = judgement.verdict.value + (
+            f" {judgement.condition}" if judgement.condition else ""
+        )
+        lines.append([str(number), claim.says, claim.where, verdict, judgement.numbers])
     heads = ("Claim", "Who says so", "Verdict", "Measured")
     kinds = {"#": "count", **dict.fromkeys(heads, "text")}
     much, half, fraction, some = map(share, (MUCH, HALF, FRACTION, SOME))
@@ -56,17 +58,17 @@ def tables(report: Report) -> list[Grid]:
     return [text_grid("claims", "Claims, measured", kinds, lines, note)]
 
 
-def judge(report: Report) -> list[tuple[Claim, Finding]]:
-    """Every claim with its finding."""
+def judge(report: Report) -> list[tuple[Claim, Judgement]]:
+    """Every claim with its judgement."""
     rows = Rows(report)
-    return [(claim, _finding(claim, rows)) for claim in CLAIMS]
+    return [(claim, _judged(claim, rows)) for claim in CLAIMS]
 
 
-def _finding(claim: Claim, rows: Rows) -> Finding:
+def _judged(claim: Claim, rows: Rows) -> Judgement:
     try:
         return claim.rule(rows)
     except Missing as missing:
-        return Finding(Verdict.OPEN, str(missing))
+        return Judgement(Verdict.OPEN, str(missing))
 
 
 CLAIMS = (

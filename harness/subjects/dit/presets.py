@@ -99,11 +99,11 @@ def shape_of(name: str) -> Shape:
     Raises:
         BadInput: an unknown preset or size, with the nearest known one, or sizes that cannot be.
     """
-    preset, _, sizes = name.partition(":")
+    preset, _, options = name.partition(":")
     if preset not in PRESETS:
         raise BadInput(f"unknown model {preset!r}; {_nearest(preset, PRESETS)}")
     changes, typed = {}, {"hidden_size": "width", "num_heads": "heads"}
-    for pair in filter(None, sizes.split(",")):
+    for pair in filter(None, options.split(",")):
         key, _, value = pair.partition("=")
         if key not in SIZES:
             raise BadInput(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")

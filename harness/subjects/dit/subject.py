@@ -100,10 +100,8 @@ class Dit(Subject):
         return dataclasses.replace(self, model="DiT-T/8", data=data)
 
     def relatives(self) -> list[tuple[str, Dit, int]]:
-        return [
-            (varies, _relative(**{"depth": 4, "grid": 8, "width": 256, **sizes}), batch)
-            for varies, batch, sizes in RELATIVES
-        ]
+        usual = {"depth": 4, "grid": 8, "width": 256}
+        return [(varies, _relative(**usual | sizes), batch) for varies, batch, sizes in RELATIVES]
 
     def sizes_up(self) -> list[tuple[str, int]]:
         return presets.ladder(self.shape.patch_size)
