@@ -56,6 +56,8 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         + (f", in use: {g.who()}" if g.others_bytes > BUSY_BYTES else ", free")
         for g in machine.gpus
     ]
+    if machine.blind:
+        cards.append(f"torch sees none: {machine.blind}")
     faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
     return [
         ("machine", f"{machine.cores} cores, {memory}"),

@@ -30,8 +30,9 @@ from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.file import Suite
 from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
-from harness.system.requirements import needed_ops
+from harness.system.requirements import lacks_sight, needed_ops
 from strategies.subject import DataFacts
 
 __all__ = ["add_arguments", "predict_measured", "run"]
@@ -63,8 +64,10 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     name = "recipes" if options.recipes else options.suite or "default"
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
-    rows = AskedRows(options, given)
-    suite, planned = rows.planned(out, recall(out))
+    rows, here = AskedRows(options, given), recall(out)
+    if options.device == "cuda" and not here.gpus and has_driver() and not options.dry_run:
+        here = examined(console, out, set())  # nvidia-smi may be missing, or slow: torch decides
+    suite, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
     _enough_gpus(given, planned)
@@ -72,6 +75,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     runnable = [row.resolved for row in planned if not row.resolved.refusal]
     machine = examined(console, out, needed_ops(runnable))
     suite, planned = rows.planned(out, machine)
+    _sighted(suite, machine)
     for change in rows.changes:
         console.print(change, style="yellow")
     code = None
@@ -150,6 +154,13 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
     for row in planned:
         if "processes" in given and row.lack and "as many GPUs" in row.lack.reason:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
+
+
+def _sighted(suite: Suite, machine: Machine) -> None:
+    """GPUs that torch cannot use end the whole suite: no row of it could run."""
+    lack = lacks_sight(machine) if suite.device == "cuda" else None
+    if lack:
+        raise SpecError(f"{lack.reason}; {lack.way_out}")
 
 
 def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SINCE", "shortfall"]
+__all__ = ["SINCE", "no_kernels", "shortfall"]
 
 SINCE = {
     "bf16": (8, 0),
@@ -23,6 +23,25 @@ def shortfall(need: str, capability: tuple[int, int], card: str) -> str:
     kind, _, kernel = need.partition("_")
     what = f"{kernel} {kind}" if kernel else need
     return f"{what} needs compute capability {_dotted(least)}; {card} has {_dotted(capability)}"
+
+
+def no_kernels(capability: tuple[int, int], built_for: list[str], card: str) -> str:
+    """Why a torch that is ``built_for`` these architectures (``torch.cuda.get_arch_list``: sm_80
+    is machine code, compute_90 is what a driver translates) computes nothing on ``card``; empty
+    where it does, or where nothing is known of the build.
+
+    Machine code runs within its generation from its own capability on; what a driver translates,
+    on that and all later cards (CUDA C++ Programming Guide, application compatibility).
+    """
+    kinds = [word.partition("_") for word in built_for]
+    for kind, _, number in kinds:
+        digits = number.rstrip("af")  # sm_90a is for 9.0 alone, and torch's builds have sm_90 too
+        least = (int(digits[:-1]), int(digits[-1]))
+        if capability >= least and (kind == "compute" or capability[0] == least[0]):
+            return ""
+    if not built_for:
+        return ""
+    return f"this torch is built for {', '.join(built_for)}; {card} has {_dotted(capability)}"
 
 
 def _dotted(capability: tuple[int, int]) -> str:

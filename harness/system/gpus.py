@@ -6,10 +6,12 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-__all__ = ["Gpu", "parse", "visible"]
+__all__ = ["Gpu", "has_driver", "parse", "visible"]
 
 MIB = 2**20
 GPU_QUERY = "--query-gpu=index,uuid,name,memory.total,memory.used"
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+"""One of them is there with a driver: on Linux, and on Linux inside Windows (WSL2)."""
 APP_QUERY = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
 
 
@@ -37,9 +39,14 @@ class Gpu:
         return ", ".join(f"pid {p} ({n}) {b / 2**30:.1f} GiB" for p, n, b in self.others[:3])
 
 
+def has_driver() -> bool:
+    """Whether the system has an NVIDIA driver, whatever nvidia-smi says."""
+    return any(map(os.path.exists, DRIVER_FILES))
+
+
 def visible() -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
-    gpus = parse(_smi(GPU_QUERY), _smi(APP_QUERY)) if os.path.exists("/dev/nvidiactl") else []
+    gpus = parse(_smi(GPU_QUERY), _smi(APP_QUERY)) if has_driver() else []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return tuple(gpus)

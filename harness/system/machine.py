@@ -52,9 +52,17 @@ class Machine:
     @property
     def device(self) -> str:
         """The device that runs use when none is asked for."""
-        if self.probe is not None and not self.probe["gpus"]:
-            return "cpu"
         return "cuda" if self.gpus else "cpu"
+
+    @property
+    def blind(self) -> str:
+        """Why torch sees none of the GPUs that nvidia-smi does; empty where it sees them, or was
+        not asked. Runs would silently be on the CPU."""
+        if not self.gpus or self.probe is None or self.probe["gpus"]:
+            return ""
+        errors = self.probe["errors"]
+        asked = (self.probe.get("no_cuda"), errors.get("torch"), errors.get("probe"))
+        return next(filter(None, asked), "no reason given")
 
     @property
     def device_names(self) -> list[str]:
@@ -96,7 +104,8 @@ def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Ma
     known = None if fresh else _cached(path, wanted)
     if known is None:
         known = _ask(wanted | _built(path))
-        if "probe" not in known["errors"]:
+        unseen = machine.gpus and not known["gpus"]  # a driver may be mended any time
+        if "probe" not in known["errors"] and not unseen:
             _keep(path, known)
     return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
 
@@ -111,8 +120,9 @@ def recall(folder: Path) -> Machine:
 
 
 def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ...]:
-    """torch decides which GPUs there are; nvidia-smi adds who uses them."""
-    if len(seen) != len(known):
+    """torch decides which GPUs there are; nvidia-smi adds who uses them. Where torch has none
+    those of nvidia-smi stay: ``Machine.blind`` says why."""
+    if known and len(seen) != len(known):
         return tuple(
             Gpu(index=i, name=g["name"], total_bytes=g["total_bytes"]) for i, g in enumerate(known)
         )
@@ -149,6 +159,7 @@ def _cache_path(machine: Machine) -> Path:
         [machine.compiler, machine.ninja, shutil.which("nvcc")],
         [os.environ.get(n) for n in ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CFLAGS", "LDFLAGS")],
         machine.device_names,
+        _text("/proc/driver/nvidia/version"),
         [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
         [_text(str(ROOT / "harness/system" / n)) for n in ("probe.py", "capability.py")],
     ]

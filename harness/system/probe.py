@@ -79,13 +79,22 @@ def _torch() -> dict[str, Any]:
     checks = {"gloo": has and torch.distributed.is_gloo_available()}
     checks["nccl"] = has and torch.distributed.is_nccl_available()
     gpus = [_gpu(torch, i) for i in range(torch.cuda.device_count())] if cuda else []
+    blind = "" if gpus else _no_cuda(torch)
     bf16 = {"cpu": reason_against(lambda: _bf16_product(torch))}
     if gpus:
         bf16["cuda"] = _too_old("bf16", gpus)
     build = {"version": torch.__version__, "cuda": torch.version.cuda}
+    build["built_for"] = torch.cuda.get_arch_list()
     backends = [name for name, there in checks.items() if there]
     known = {"torch": build, "gpus": gpus, "backends": backends, "bf16": bf16}
-    return {**known, "abilities": _abilities(torch, gpus)}
+    return {**known, "no_cuda": blind, "abilities": _abilities(torch, gpus)}
+
+
+def _no_cuda(torch: Any) -> str:
+    """Why torch has no GPU, in its own words."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return reason_against(torch.cuda.init) or "it finds no device"
 
 
 def _gpu(torch: Any, index: int) -> dict[str, Any]:

@@ -7,11 +7,21 @@ from typing import Any, NamedTuple
 
 from harness.resolve import Resolved
 from harness.spec import Spec
-from harness.system.capability import shortfall
+from harness.system.capability import no_kernels, shortfall
 from harness.system.machine import Machine
 from harness.system.probe import NUMBERS, version
 
-__all__ = ["BUSY_BYTES", "Lack", "card_lacks", "gib", "lacks", "needed_ops", "notes", "obstacle"]
+__all__ = [
+    "BUSY_BYTES",
+    "Lack",
+    "card_lacks",
+    "gib",
+    "lacks",
+    "lacks_sight",
+    "needed_ops",
+    "notes",
+    "obstacle",
+]
 
 SWAP_BYTES = 16 * 1.2
 """NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
@@ -36,6 +46,12 @@ WAYS = {
     "attention": "take another kernel: naive and math run everywhere",
 }
 """Need named in ``strategies`` -> how to come by it."""
+SIGHT = {
+    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it",
+    "without CUDA": "install torch's CUDA build",
+    "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
+}
+"""Words of torch's reason for seeing no GPU -> the way out; the last for all others."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
 EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers")
 """Packages that single strategies need; the word of ``Strategy.needs`` is the package's name."""
@@ -147,6 +163,9 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
     if spec.device != "cuda":
         return None
     here = len(machine.gpus)
+    unusable = lacks_sight(machine) or _lacks_kernels(machine)
+    if unusable:
+        return unusable
     if spec.processes > here:
         present = f"{here} GPU{'s' * (here != 1)}"
         fewer = f"use --processes {here}" if here else "use --device cpu"
@@ -160,6 +179,30 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
                 f"GPU {gpu.index} is in use: {gpu.who()}",
                 "wait, end that process, or choose free GPUs with CUDA_VISIBLE_DEVICES",
             )
+    return None
+
+
+def lacks_sight(machine: Machine) -> Lack | None:
+    """GPUs that nvidia-smi sees and torch does not."""
+    why = machine.blind
+    if not why:
+        return None
+    here = len(machine.gpus)
+    ways = (way for word, way in SIGHT.items() if word in why)
+    return Lack(
+        f"nvidia-smi sees {here} GPU{'s' * (here != 1)} and torch none: {why}",
+        f"{next(ways, SIGHT[''])}; or --device cpu to leave {'them' if here > 1 else 'it'} unused",
+    )
+
+
+def _lacks_kernels(machine: Machine) -> Lack | None:
+    """A card that the installed torch has no machine code for."""
+    probe = machine.probe or {}
+    built_for = (probe.get("torch") or {}).get("built_for", [])
+    for gpu in probe.get("gpus", []):
+        reason = no_kernels(tuple(gpu["capability"]), built_for, gpu["name"])
+        if reason:
+            return Lack(reason, "install a torch that is built for it, or hide it")
     return None
 
 

@@ -18,13 +18,16 @@ gpu_recipes: ["ddp+tf32"]
 
 
 def machine(folder: Path, **changes: object) -> Machine:
-    """A machine on which everything of the CPU runs."""
+    """A machine on which everything of the CPU runs; torch sees the GPUs that it is given."""
+    gpus = changes.get("gpus", ())
     op = {"ok": True, "reason": "", "file": None, "built": True, "seconds": 0.0}
     probe = {
         "errors": {},
         "bf16": {"cpu": ""},
         "ops": {"cpu_adam": op, "async_io": op},
-        "gpus": [],
+        "gpus": [
+            {"name": gpu.name, "total_bytes": gpu.total_bytes, "capability": [9, 0]} for gpu in gpus
+        ],
         "backends": ["gloo"],
     }
     facts = {

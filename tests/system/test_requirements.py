@@ -229,6 +229,70 @@ def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: 
     assert (lack in found.reason and found.way_out) if lack else found is None
 
 
+@pytest.mark.parametrize(
+    ("why", "way"),
+    [
+        ("The NVIDIA driver on your system is too old (found version 12020)", "update the NVIDIA"),
+        ("torch 2.13.0+cpu is built without CUDA", "install torch's CUDA build"),
+        ("it finds no device", "mend the driver"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, why, way) -> None:
+    here = machine(tmp_path, gpus=(CARD,))
+    assert here.device == "cuda" and obstacle(resolve(on_gpu(processes=1)), here) is None
+    here.probe.update(gpus=[], no_cuda=why)
+    assert here.device == "cuda", "asked for nothing, a run must not end up on the CPU"
+    lack = obstacle(resolve(on_gpu(processes=1)), here)
+    assert lack.reason == f"nvidia-smi sees 1 GPU and torch none: {why}"
+    assert lack.way_out.startswith(way) and "--device cpu" in lack.way_out
+    assert obstacle(resolve(Spec(recipe="ddp", data="synthetic", processes=2)), here) is None
+
+
+def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None:
+    answer = {"errors": {}, "ops": {}, "gpus": [], "no_cuda": "the driver is too old"}
+    asked = []
+    monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
+    monkeypatch.setattr(machines, "_ask", lambda ops: asked.append(ops) or answer)
+    monkeypatch.setattr(gpus, "visible", lambda: (CARD,))
+    for _ in range(2):
+        assert machines.examine(tmp_path).blind == "the driver is too old"
+    assert len(asked) == 2
+    monkeypatch.setattr(gpus, "visible", lambda: ())
+    for _ in range(2):
+        assert machines.examine(tmp_path).blind == ""
+    assert len(asked) == 3, "a machine without GPUs is asked once"
+
+
+def test_a_driver_s_version_makes_another_answer(tmp_path, monkeypatch) -> None:
+    here, paths = machine(tmp_path), set()
+    for version in ("535.1", "580.2"):
+        monkeypatch.setattr(machines, "_text", lambda path, version=version: version)
+        paths.add(machines._cache_path(here))
+    assert len(paths) == 2
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "there"),
+    [
+        ((6, 1), ["sm_75", "sm_80", "sm_90"], False),
+        ((7, 5), ["sm_75", "sm_80"], True),
+        ((8, 9), ["sm_80", "sm_86"], True),
+        ((8, 0), ["sm_86", "sm_90"], False),
+        ((9, 0), ["sm_80", "sm_86"], False),
+        ((12, 0), ["sm_80", "compute_90"], True),
+        ((10, 3), ["sm_100", "sm_120"], True),
+        ((6, 1), [], True),
+    ],
+)
+def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, there) -> None:
+    here = machine(tmp_path, gpus=(CARD,))
+    here.probe["torch"] = {"version": "2.13.0", "built_for": built_for}
+    here.probe["gpus"] = [{"name": "a card", "capability": list(capability)}]
+    lack = obstacle(resolve(on_gpu(processes=1)), here)
+    assert (lack is None) == there
+    assert there or ("built for" in lack.reason and "a card" in lack.reason)
+
+
 def test_sparse_cores_are_of_newer_gpus(tmp_path: Path) -> None:
     here = machine(tmp_path, gpus=(CARD,))
     spec = on_gpu(recipe="ddp+bf16", processes=1)
