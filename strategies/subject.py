@@ -99,9 +99,9 @@ class Subject:
 
     @property
     def identity(self) -> str:
-        """What beside the name and Headroom's own sources decides what it is. Nothing reads it yet:
-        results are kept by a hash of the file that the model's name gives
-        (``harness.subjects.from_file.identity``)."""
+        """What beside its name, the file that the name gives and Headroom's own sources decides
+        what it is, as a short word for file names: a hash of a configuration file, say. Results
+        and predictions of another identity are not taken for its own."""
         return ""
 
     @property

@@ -97,7 +97,7 @@ class Search:
         samples = _samples(self.spec, micro_batch)
         resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
         folder = self.out / "runs" / run_name(resolved.spec)
-        mark = f"{identity(resolved.spec, self.machine)}-{self.limit_bytes or 'all'}"
+        mark = f"{identity(resolved, self.machine)}-{self.limit_bytes or 'all'}"
         result = None if self.fresh else _known(folder, mark)
         if result is None:
             result = self._probe(resolved, folder, micro_batch)

@@ -43,7 +43,7 @@ def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
     """The file of a prediction: named by the spec, the kind of card (``attention``), the code and
     the versions that made it."""
     place = kind if resolved.spec.device == "cuda" else "cpu"
-    own = from_file.identity(resolved.spec.model)
+    own = from_file.identity(resolved.spec.model) + resolved.subject.identity
     return folder / f"{resolved.spec.key}-{place}-{_code()}{own}.json"
 
 

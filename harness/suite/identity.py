@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.data.feed import stamp
 from harness.launch.sources import MEASURED, digest
+from harness.resolve import Resolved
 from harness.spec import Spec
 from harness.subjects import from_file
 from harness.system import kernel
@@ -23,10 +24,12 @@ DECISIVE = ("PYTORCH_", "TORCH_CUDNN", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "M
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def identity(spec: Spec, machine: Machine) -> str:
-    """A hash of all that decides a measurement: spec, data, code, versions and devices."""
+def identity(resolved: Resolved, machine: Machine) -> str:
+    """A hash of all that decides a measurement: spec, data, subject, code, versions, devices."""
+    spec = resolved.spec
     facts = [spec.key, stamp(spec.data), digest(MEASURED), platform.python_version()]
     facts += [machine.versions, from_file.identity(spec.model)]
+    facts.append(resolved.subject.identity)
     facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
     return hashlib.sha256(json.dumps([*facts, _devices(spec, machine)]).encode()).hexdigest()[:16]
 

@@ -140,7 +140,7 @@ def _run_row(
     row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float
 ) -> Result:
     """The result of one row: kept from earlier, not run, or run now; written to its folder."""
-    mark = identity(row.resolved.spec, machine)
+    mark = identity(row.resolved, machine)
     earlier = None if fresh else _finished(row.folder, mark)
     if earlier is not None:
         progress.skip(earlier)
@@ -163,7 +163,7 @@ def _run_row(
 def _to_run(row: Planned, machine: Machine, fresh: bool) -> bool:
     if row.status is not None:
         return False
-    return fresh or _finished(row.folder, identity(row.resolved.spec, machine)) is None
+    return fresh or _finished(row.folder, identity(row.resolved, machine)) is None
 
 
 def _finished(folder: Path, mark: str) -> Result | None:
@@ -187,7 +187,7 @@ def _interrupted_row(row: Planned, machine: Machine) -> list[Result]:
     if result.identity:
         return []
     if result.status is not Status.INTERRUPTED:  # it ended while the signal came
-        result.identity = identity(row.resolved.spec, machine)
+        result.identity = identity(row.resolved, machine)
         _write(result, row.folder)
     return [result]
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from harness.commands.progress import Progress
+from harness.predict import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec, located
@@ -239,17 +240,31 @@ def test_a_full_disk_is_told_before_the_start(tmp_path: Path, monkeypatch) -> No
 
 
 def test_identity_moves_with_the_spec_alone(tmp_path: Path) -> None:
-    spec, here = Spec(recipe="ddp"), machine(tmp_path)
-    mark = identity(spec, here)
-    assert mark == identity(spec, dataclasses.replace(here, disk_free_bytes=1))
-    assert mark != identity(dataclasses.replace(spec, seed=1), here)
+    asked, here = resolve(Spec(recipe="ddp", processes=2)), machine(tmp_path)
+
+    def other(**fields):
+        return dataclasses.replace(asked, spec=dataclasses.replace(asked.spec, **fields))
+
+    mark = identity(asked, here)
+    assert mark == identity(asked, dataclasses.replace(here, disk_free_bytes=1))
+    assert mark != identity(other(seed=1), here)
     folder = tmp_path / "imagenet256_features"
     folder.mkdir()
-    latents = dataclasses.replace(spec, data=f"latents:{tmp_path}")
+    latents = other(data=f"latents:{tmp_path}")
     before = identity(latents, here)
     assert before == identity(latents, here) != mark
     (folder / "0.npy").touch()
     assert identity(latents, here) != before
+
+
+def test_what_a_subject_says_of_itself_is_part_of_both_identities(tmp_path: Path, monkeypatch):
+    asked, here = resolve(Spec(recipe="single", data="synthetic")), machine(tmp_path)
+    marks, files = set(), set()
+    for word in ("", "cafe", "f00d"):
+        monkeypatch.setattr(type(asked.subject), "identity", word)
+        marks.add(identity(asked, here))
+        files.add(pool.path_of(asked, tmp_path))
+    assert len(marks) == len(files) == 3
 
 
 def test_the_batch_is_fit_to_the_gpus(tmp_path):
