@@ -15,7 +15,7 @@ from harness.commands.run import OK, examined
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system.machine import Machine, recall
-from harness.system.requirements import BUSY_BYTES, Lack, gib, needed_ops, obstacle
+from harness.system.requirements import Lack, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
 
@@ -53,7 +53,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     versions = ", ".join(f"{n} {v or 'missing'}" for n, v in machine.versions.items())
     cards = [
         f"{g.index}: {g.name}, {gib(g.total_bytes)}"
-        + (f", in use: {g.who()}" if g.others_bytes > BUSY_BYTES else ", free")
+        + (f", in use: {g.who()}" if g.busy else f", {gib(g.free_bytes)} free")
         for g in machine.gpus
     ]
     if machine.blind:

@@ -6,9 +6,13 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-__all__ = ["Gpu", "has_driver", "parse", "visible"]
+__all__ = ["BUSY_BYTES", "Gpu", "has_driver", "parse", "visible"]
 
 MIB = 2**20
+BUSY_BYTES = 2**30
+"""What other compute processes may hold of a GPU on which one measures."""
+DESKTOP_SHARE = 0.25
+"""Of a card: more than that, held by nobody who is named, is another container's job."""
 GPU_QUERY = "--query-gpu=index,uuid,name,memory.total,memory.used"
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """One of them is there with a driver: on Linux, and on Linux inside Windows (WSL2)."""
@@ -28,9 +32,27 @@ class Gpu:
 
     @property
     def others_bytes(self) -> int:
-        """Bytes held by other processes, whether nvidia-smi names them or not: all that is in use,
-        for this is asked before anything of ours runs."""
-        return max(self.used_bytes, sum(size for _, _, size in self.others))
+        """Bytes held by compute processes that nvidia-smi names; where it does not say how much
+        one of them holds, all that is in use. None is ours: this is asked before a run."""
+        sizes = [size for _, _, size in self.others]
+        return self.used_bytes if 0 in sizes else sum(sizes)
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """Bytes held by nobody who is named: a desktop, the driver, or another container's job."""
+        return max(0, self.used_bytes - self.others_bytes)
+
+    @property
+    def busy(self) -> bool:
+        """Whether another job runs on it. Beside a desktop, which may hold some GiB, one can
+        measure; a job would hold more of the card."""
+        hidden = self.unexplained_bytes > self.total_bytes * DESKTOP_SHARE
+        return hidden or self.others_bytes > BUSY_BYTES
+
+    @property
+    def free_bytes(self) -> int:
+        """What a run can have of it beside a desktop; all of it where next to nothing is used."""
+        return self.total_bytes - (self.used_bytes if self.used_bytes > BUSY_BYTES else 0)
 
     def who(self) -> str:
         """The processes on it in words."""

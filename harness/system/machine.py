@@ -71,8 +71,8 @@ class Machine:
 
     @property
     def smallest_gpu_bytes(self) -> int:
-        """Memory of the GPU that a run has to fit; 0 where there is none."""
-        return min((gpu.total_bytes for gpu in self.gpus), default=0)
+        """Memory of the GPU that a run has to fit, without a desktop's; 0 where there is none."""
+        return min((gpu.free_bytes for gpu in self.gpus), default=0)
 
     @property
     def versions(self) -> dict[str, str | None]:

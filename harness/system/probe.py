@@ -139,7 +139,20 @@ def _no_compiler() -> str:
 def _no_triton() -> str:
     from torch.utils._triton import has_triton
 
-    return "" if has_triton() else "torch.compile generates Triton kernels: no working triton here"
+    if not has_triton():
+        return "torch.compile generates Triton kernels: no working triton here"
+    return reason_against(_triton_kernel)
+
+
+def _triton_kernel() -> None:
+    """A kernel of one line, compiled and run: Triton builds its launcher in C, against Python.h."""
+    import torch
+
+    from harness.system.triton_kernel import doubled
+
+    x = torch.ones(8, device="cuda")
+    if not torch.equal(doubled(x), x + x):
+        raise RuntimeError("a Triton kernel's result came out wrong")
 
 
 ATTENTION = {

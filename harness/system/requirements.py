@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from harness.resolve import Resolved
 from harness.spec import Spec
 from harness.system.capability import no_kernels, shortfall
+from harness.system.gpus import BUSY_BYTES
 from harness.system.machine import Machine
 from harness.system.probe import NUMBERS, version
 
 __all__ = [
-    "BUSY_BYTES",
     "Lack",
     "card_lacks",
     "gib",
@@ -25,8 +25,6 @@ __all__ = [
 
 SWAP_BYTES = 16 * 1.2
 """NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
-BUSY_BYTES = 2**30
-"""What a desktop session or the driver may hold on a GPU; more than that is another job."""
 
 TORCH = "let ./run.sh set up its environment, or install what requirements name into your Python"
 WAYS = {
@@ -46,6 +44,9 @@ WAYS = {
     "attention": "take another kernel: naive and math run everywhere",
 }
 """Need named in ``strategies`` -> how to come by it."""
+PYTHON_H = "Python.h"
+HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
+"""Triton and DeepSpeed compile C against Python when they run."""
 SIGHT = {
     "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it",
     "without CUDA": "install torch's CUDA build",
@@ -113,7 +114,7 @@ def _lacks_ability(need: str, reason: str) -> Lack | None:
         return None
     kind, _, kernel = need.partition("_")
     what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
-    return Lack(f"{what} on this device: {reason}", WAYS[kind])
+    return Lack(f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind])
 
 
 def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Lack | None:
@@ -147,7 +148,8 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | 
     if "CUDA" in op["reason"]:
         toolkit = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
         return Lack(f"{need} cannot be built: {op['reason']}", toolkit)
-    return Lack(f"{need} cannot be built: {op['reason']}", WAYS[need])
+    way_out = HEADERS if PYTHON_H in op["reason"] else WAYS[need]
+    return Lack(f"{need} cannot be built: {op['reason']}", way_out)
 
 
 def _lacks_history(spec: Spec) -> Lack | None:
@@ -174,7 +176,7 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
         return Lack("this torch has no NCCL", "install torch's CUDA build for Linux")
     for gpu in machine.gpus[: spec.processes]:
-        if gpu.others_bytes > BUSY_BYTES:
+        if gpu.busy:
             return Lack(
                 f"GPU {gpu.index} is in use: {gpu.who()}",
                 "wait, end that process, or choose free GPUs with CUDA_VISIBLE_DEVICES",
@@ -219,10 +221,20 @@ def _lacks_disk(parameters: int, machine: Machine) -> Lack | None:
 
 def notes(resolved: Resolved, machine: Machine) -> list[str]:
     """What a reader of the row should know though the run can be."""
-    spec, texts = resolved.spec, []
+    spec, texts = resolved.spec, _desktops(resolved.spec, machine)
     if spec.device == "cpu" and spec.processes > machine.cores:
         texts.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
     return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
+
+
+def _desktops(spec: Spec, machine: Machine) -> list[str]:
+    """GPUs of which a desktop or the driver holds more than a little."""
+    used = machine.gpus[: spec.processes] if spec.device == "cuda" else ()
+    return [
+        f"{gib(gpu.unexplained_bytes)} of GPU {gpu.index} are held by a desktop or the driver"
+        for gpu in used
+        if gpu.unexplained_bytes > BUSY_BYTES
+    ]
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:

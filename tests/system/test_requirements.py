@@ -109,6 +109,27 @@ def test_a_busy_gpu_names_who(tmp_path: Path) -> None:
     assert obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(desktop,))) is None
 
 
+def test_a_desktop_is_noted_and_its_memory_is_not_planned_with(tmp_path: Path) -> None:
+    desktop = dataclasses.replace(CARD, total_bytes=24 * GIB, used_bytes=3 * GIB)
+    here, row = machine(tmp_path, gpus=(desktop,)), resolve(on_gpu(processes=1))
+    assert obstacle(row, here) is None
+    assert "3.0 GiB of GPU 0 are held by a desktop" in notes(row, here)[0]
+    assert here.smallest_gpu_bytes == 21 * GIB
+    elsewhere = dataclasses.replace(desktop, used_bytes=12 * GIB)
+    lack = obstacle(row, machine(tmp_path, gpus=(elsewhere,)))
+    assert "a process that is not visible from here" in lack.reason
+    unsized = dataclasses.replace(desktop, others=((7, "python", 0),))
+    assert "pid 7 (python)" in obstacle(row, machine(tmp_path, gpus=(unsized,))).reason
+
+
+def test_python_s_headers_are_named_where_a_compiler_misses_them(tmp_path: Path) -> None:
+    here = with_op(tmp_path, "cpu_adam", "x.cpp:1:10: fatal error: Python.h: No such file")
+    assert "python3-dev" in lacks("cpu_adam", here, NVME.spec).way_out
+    here.probe["abilities"] = {"inductor": {"cpu": "main.c:5: fatal error: Python.h: none"}}
+    compiled = resolve(Spec(recipe="single+compile", data="synthetic"))
+    assert "python3-dev" in obstacle(compiled, here).way_out
+
+
 def test_nccl(tmp_path: Path) -> None:
     lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD, CARD)))
     assert "NCCL" in lack.reason
