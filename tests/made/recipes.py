@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SETTINGS"]
+__all__ = ["SETTINGS", "TRAINED_HERE"]
 
 SETTINGS: dict[str, list[str]] = {
     "single": ["single"],
@@ -68,4 +68,6 @@ SETTINGS: dict[str, list[str]] = {
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
-"""Recipe texts for every strategy; those on ``single`` are trained in this process."""
+"""Recipe texts for every strategy."""
+TRAINED_HERE = [t for texts in SETTINGS.values() for t in texts if t.startswith("single")]
+"""Those on ``single``: test_catalog trains each in this process and asks all parts' evidence."""

@@ -20,11 +20,10 @@ from strategies.activations import checkpoint, runners
 from strategies.activations.parts import Recompute
 from strategies.base import BadInput, NotInForce, Slot
 from strategies.subject import PARTS, Subject
-from tests.made.recipes import SETTINGS
+from tests.made.recipes import TRAINED_HERE
 
 MODEL = f"{ROOT}/tests/made/strip.py:Strip"
 STRIP = dataclasses.replace(TINY, model=MODEL, objective="flow")
-TEXTS = [text for texts in SETTINGS.values() for text in texts if text.startswith("single")]
 NEEDS = {
     "difffit": ["halves"],
     "controlnet": ["token_blocks"],
@@ -50,7 +49,7 @@ MORE = [
     "single+compile:backend=aot_eager+offload_activations",
     "single+qlora+checkpoint",
 ]
-WORKS = [t for t in TEXTS if not any(part in NEEDS for part in t.split("+"))] + MORE
+WORKS = [t for t in TRAINED_HERE if not any(part in NEEDS for part in t.split("+"))] + MORE
 
 
 LAUNCHED = ["zero3+bf16+checkpoint", "ddp+offload_activations+accumulate:steps=2"]
