@@ -86,6 +86,15 @@ def test_what_a_worker_runs_makes_kept_results_stale(house):
     assert rooms <= {*MEASURED, "system"} and {"worker", "memory", "subjects"} <= rooms
 
 
+def test_no_test_imports_another():
+    """What two of them need lies in tests/made; conftest is nobody's test."""
+    tests = sources("tests")
+    named = {module: imported(text, tests) for module, text in tests.items()}
+    files = {m for m in tests if m.rpartition(".")[2].startswith("test_")}
+    assert len(files) > 50
+    assert {m: found for m, names in named.items() if (found := names & files)} == {}
+
+
 # ---- engines ----
 
 ABOUT_DEEPSPEED = {

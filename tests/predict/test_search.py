@@ -89,15 +89,16 @@ def test_the_largest_batch_and_its_neighbour_are_found_in_few_tries(name, world)
 
 
 def test_a_bracket_that_stays_open_is_said_to_be_one(world, monkeypatch):
+    monkeypatch.setattr(search, "TRIES", 4)
+    one, _ = world(lambda row: bent(row.micro_batch))
+    assert not one.exact and one.tried == 4
+    low, high = one.fits.resolved.micro_batch, one.over.resolved.micro_batch
+    assert f"between micro batch {low} and micro batch {high}, after 4 predictions" in said(one)
     monkeypatch.setattr(search, "TRIES", 3)
     one, _ = world(lambda row: bent(row.micro_batch))
-    assert not one.exact and one.tried == 3
-    low, high = one.fits.resolved.micro_batch, one.over and one.over.resolved.micro_batch
-    text = said(one)
-    if high:
-        assert f"between micro batch {low} and micro batch {high}, after 3 predictions" in text
-    else:
-        assert f"micro batch {low} or more: after 3 predictions" in text
+    low = one.fits.resolved.micro_batch
+    assert not one.exact and one.over is None
+    assert f"micro batch {low} or more: after 3 predictions" in said(one)
 
 
 def test_the_ends_of_the_search_are_said(world):

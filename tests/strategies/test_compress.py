@@ -120,7 +120,9 @@ def test_what_is_kept_back_survives_a_resume(group, tmp_path):
         torch.save(hook.state_dict(), tmp_path / "kept.pt")
         again = trained_with(strategy, steps=0).attached[strategy.name]
         again.load_state_dict(torch.load(tmp_path / "kept.pt", weights_only=True))
-        for mine, saved in zip(hook.tensors(), again.tensors(), strict=True):
+        kept = list(hook.tensors())
+        assert any(tensor.any() for tensor in kept), strategy
+        for mine, saved in zip(kept, again.tensors(), strict=True):
             assert torch.equal(mine, saved)
 
 
@@ -146,9 +148,10 @@ def test_one_bit_adam_is_adam_until_its_variance_freezes(group):
 def test_frozen_variance_stays_and_the_norm_of_momenta_is_not_told(group):
     early = trained_with(OneBitAdam(), steps=2).optimizer.state
     trained = trained_with(OneBitAdam(), steps=5)
-    for (_, a), (_, b) in zip(early.items(), trained.optimizer.state.items(), strict=True):
-        assert torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
-        assert not torch.equal(a["exp_avg"], b["exp_avg"]) or not a["exp_avg"].any()
+    pairs = list(zip(early.values(), trained.optimizer.state.values(), strict=True))
+    assert all(torch.equal(a["exp_avg_sq"], b["exp_avg_sq"]) for a, b in pairs)
+    moving = [(a["exp_avg"], b["exp_avg"]) for a, b in pairs if a["exp_avg"].any()]
+    assert len(moving) > 30 and not any(torch.equal(a, b) for a, b in moving)
     assert trained.gradient_norm() is None
 
 
