@@ -40,6 +40,18 @@ STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", obj
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 
 
+LONGEST = (
+    "worker/test_runs", "strategies/test_launched", "predict/test_predict_truth",
+    "worker/test_world", "predict/test_closed_form", "worker/test_resume", "strategies/test_stubs",
+)  # fmt: skip
+"""Files whose tests take longest: they begin first, so that none is left to run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
 def launched(
     spec: Spec,
     folder: Path,
@@ -112,7 +124,7 @@ def predictions(cases: list[dict], folder: Path) -> list[dict]:
     asked, out = folder / "cases.json", folder / "out.json"
     asked.write_text(json.dumps(cases))
     words = [sys.executable, "-m", "tests.children.predictions", str(asked), str(out)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return json.loads(out.read_text())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+from conftest import LONGEST
 
 from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
@@ -92,6 +93,7 @@ def test_no_test_imports_another():
     named = {module: imported(text, tests) for module, text in tests.items()}
     files = {m for m in tests if m.rpartition(".")[2].startswith("test_")}
     assert len(files) > 50
+    assert {f"tests.{name.replace('/', '.')}" for name in LONGEST} <= files
     assert {m: found for m, names in named.items() if (found := names & files)} == {}
 
 
