@@ -12,7 +12,7 @@ from rich.console import Console
 from harness import cli
 from harness.commands.largest_table import print_largest
 from harness.commands.plan import Asked
-from harness.predict import cards, pool, search, workspace
+from harness.predict import cards, pool, search, ways_out, workspace
 from harness.predict.prediction import Prediction
 from harness.resolve import Resolved
 from tests.made.predictions import GIB, asked, prediction
@@ -135,6 +135,8 @@ def test_the_largest_model_is_found_by_its_parameters(world):
 def test_a_real_search_ends_between_two_real_predictions(tmp_path, monkeypatch, capsys):
     """The command itself; a plan of each neighbour then says the same of it."""
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
+    # A plan of what does not fit predicts its ways out too: test_ways_out's.
+    monkeypatch.setattr(ways_out, "seek", lambda *given: None)
     words = ["plan", "--model", "DiT-S/2:depth=2", "--gpus", "2"]
     words += [
         "--gpu-memory",
