@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -17,9 +18,10 @@ from harness import ROOT
 from harness.data.feed import check_data
 from harness.launch import command, launch
 from harness.resolve import resolve
-from harness.result import Result
+from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import subject_of
+from harness.system import process
 from strategies import parse
 from strategies.strategy import Strategy
 
@@ -29,12 +31,35 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # nohup and a shell's background jobs ignore these, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Children that compile DeepSpeed's ops take one ninja: two compile what the other did again.
+process.own_tools_first()
 
 TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
+STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", objective="flow")
+"""A subject that is no DiT."""
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 
 
-def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file=None) -> Result:
+LONGEST = (
+    "worker/test_runs", "strategies/test_launched", "predict/test_predict_truth",
+    "worker/test_world", "predict/test_closed_form", "worker/test_resume", "strategies/test_stubs",
+)  # fmt: skip
+"""Files whose tests take longest: they begin first, so that none is left to run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+def launched(
+    spec: Spec,
+    folder: Path,
+    *extra: str,
+    module: str = "harness.train",
+    file: Path | None = None,
+    timeout: float = 300,
+) -> Result:
     """``spec`` run by accelerate as the harness does, with another module or launch file if given,
     and further words for the worker."""
 
@@ -47,7 +72,51 @@ def launched(spec: Spec, folder: Path, *extra: str, module="harness.train", file
             line[line.index("--config_file") + 1] = str(file)
         return [*line, *extra]
 
-    return launch.run(resolved, folder, timeout=300, argv=words)
+    return launch.run(resolved, folder, timeout=timeout, argv=words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A run among several: further words for its worker, and folders to copy (from, to) first."""
+
+    spec: Spec
+    words: tuple[str, ...] = ()
+    copy: tuple[tuple[Path, Path], ...] = ()
+
+
+def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]:
+    """Results of several runs, each in the folder of its name: one start by accelerate for each
+    launch file, in which its runs follow one another."""
+    files: dict[tuple[Path, int], dict[str, Case]] = {}
+    for name, case in cases.items():
+        file = resolve(case.spec).launch.engine.file.path
+        files.setdefault((file, case.spec.processes), {})[name] = case
+    for (file, processes), here in files.items():
+        _one_start(here, folder, folder / f"{file.stem}-{processes}")
+    return {name: load(folder / name / "result.json") for name in cases}
+
+
+def _one_start(cases: dict[str, Case], folder: Path, own: Path) -> None:
+    """Leaves a result for each case; one that its worker did not write says how rank 0 failed."""
+    asked = []
+    for name, case in cases.items():
+        (folder / name).mkdir(parents=True)
+        words = [*case.spec.arguments(), "--out", str(folder / name), *case.words]
+        copy = [[str(source), str(target)] for source, target in case.copy]
+        asked.append({"words": words, "copy": copy, "meet": str(folder / name / "port")})
+    own.mkdir()
+    (own / "cases.json").write_text(json.dumps(asked))
+    words = ["--several", str(own / "cases.json")]
+    first = next(iter(cases.values())).spec
+    limit = 300.0 * len(cases)
+    start = launched(first, own, *words, module="tests.children.several", timeout=limit)
+    for name, case in cases.items():
+        if not (folder / name / "result.json").exists():
+            failure, reason = folder / name / "ranks" / "rank0.failure.json", "it says nothing"
+            if failure.exists():
+                reason = json.loads(failure.read_text())["message"]
+            lost = {"status": Status.FAILED, "reason": reason, "log_tail": start.log_tail}
+            Result(spec=case.spec, **lost).write(folder / name / "result.json")
 
 
 def predictions(cases: list[dict], folder: Path) -> list[dict]:
@@ -55,7 +124,7 @@ def predictions(cases: list[dict], folder: Path) -> list[dict]:
     asked, out = folder / "cases.json", folder / "out.json"
     asked.write_text(json.dumps(cases))
     words = [sys.executable, "-m", "tests.children.predictions", str(asked), str(out)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return json.loads(out.read_text())
 

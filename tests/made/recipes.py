@@ -5,6 +5,8 @@ from __future__ import annotations
 from strategies import CATALOG
 from strategies.base import Slot
 
+__all__ = ["OTHERS", "SETTINGS", "TRAINED_HERE"]
+
 __all__ = ["OTHERS", "SETTINGS"]
 
 OTHERS: dict[str, list[str]] = {
@@ -60,4 +62,6 @@ SETTINGS: dict[str, list[str]] = {
     name: OTHERS.get(name, [name if kind.slot is Slot.SHARD else f"single+{name}"])
     for name, kind in CATALOG.items()
 }
-"""Recipe texts for every strategy; those on ``single`` are trained in this process."""
+"""Recipe texts for every strategy."""
+TRAINED_HERE = [t for texts in SETTINGS.values() for t in texts if t.startswith("single")]
+"""Those on ``single``: test_catalog trains each in this process and asks all parts' evidence."""

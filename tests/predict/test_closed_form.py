@@ -145,10 +145,10 @@ def test_the_rule_of_thumb_is_the_closed_form_within_two_percent(model, ema, sam
     assert rule == pytest.approx(oracle.peak_bytes(resolved), rel=LIMIT)
 
 
-@pytest.mark.parametrize("gib", [16, 80])
+@pytest.mark.parametrize("gib", [16, 24, 40])
 def test_the_batch_fits_and_twice_does_not(gib):
     settings, room = {"model": "DiT-L/2"}, fitting.HEADROOM * gib * GIB
     share = fitting.fitting_batch(settings, gib * GIB, 1)
     subject = resolve(Spec(recipe="ddp", **settings)).subject
     assert fitting.plain_bytes(subject, share, ema=True) <= room
-    assert fitting.plain_bytes(subject, 2 * share, ema=True) > room or share == fitting.most(1)
+    assert share < fitting.most(1) and fitting.plain_bytes(subject, 2 * share, ema=True) > room

@@ -32,13 +32,12 @@ from strategies.recipe import RecipeError
 from strategies.sharding import Sharding, sharding_kinds
 from strategies.sizes import Sizes
 from strategies.step.ema import Ema
-from tests.made.recipes import OTHERS, SETTINGS
+from tests.made.recipes import OTHERS, SETTINGS, TRAINED_HERE
 
 FILES = ROOT / "strategies"
 SHARDING = set(sharding_kinds())
 
 TEXTS = [text for texts in SETTINGS.values() for text in texts]
-HERE = [text for text in TEXTS if text.startswith("single")]
 
 
 # -- as text ----------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ def test_strategies_import_nothing_of_the_harness():
 # -- evidence ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", HERE)
+@pytest.mark.parametrize("text", TRAINED_HERE)
 def test_evidence_is_shown_by_a_real_training(text, train_here):
     run, log = train_here(dataclasses.replace(TINY, recipe=text), 2)
     assert run.trained.optimizer_steps == 2 and len(log.losses) == 2

@@ -2,7 +2,7 @@
 other and with the rest.
 
 Each of HERE trains in this process and shows the evidence of all its parts; each of REFUSED says
-why not and what to do; a few are launched with two processes.
+why not and what to do. ``test_launched`` has those on two processes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import SUBJECT, TINY, launched
+from conftest import SUBJECT, TINY
 
 from harness.resolve import resolve
-from harness.result import Status
 from harness.worker.loop import optimizer_step
 from strategies import parse
 from strategies.base import Parity
@@ -82,11 +81,6 @@ EXACT_LOSSES = [
     f"single+{AOT}+checkpoint",
     "single+compile:backend=aot_eager,budget=0.2",
 ]
-LAUNCHED = [
-    f"zero2+{AOT}+bf16+checkpoint",
-    "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure",
-    "ddp+bf16_pure+adamw_bf16+offload_activations",
-]
 
 
 @pytest.mark.parametrize("text", HERE)
@@ -114,14 +108,6 @@ def test_what_must_not_change_the_computation_does_not(text, train_here):
     _, other = train_here(dataclasses.replace(TINY, recipe=text), 3)
     for mine, theirs in zip(other.losses, usual.losses, strict=True):
         assert float(mine) == pytest.approx(float(theirs), rel=1e-5)
-
-
-@pytest.mark.parametrize("text", LAUNCHED)
-def test_they_run_on_two_processes(text, tmp_path):
-    row = launched(dataclasses.replace(TINY, recipe=text, processes=2, steps=1), tmp_path)
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    for part in parse(text).strategies:
-        assert row.evidence[part.name], f"{part} shows facts"
 
 
 def test_norms_are_logged_without_the_loss_scale(train_here):

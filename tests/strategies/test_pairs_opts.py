@@ -1,7 +1,7 @@
 """Strategies that people combine: those that act on the optimizer, the gradients and the weights.
 
 Each of HERE trains in this process and shows the evidence of all its parts; each of REFUSED says
-why not and what to do; a few are launched with two processes.
+why not and what to do. ``test_launched`` has those on two processes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, launched
-from safetensors.torch import load_file
+from conftest import SUBJECT, TINY
 
 from harness.memory.tracer import trace_step
 from harness.resolve import resolve
-from harness.result import Status
 from harness.worker import checkpoint, setup
 from harness.worker.audit import audit, collect_evidence
 from harness.worker.loop import optimizer_step
@@ -164,20 +162,6 @@ def test_sparse_gradients_change_nothing(train_here):
     assert sparse_norms == pytest.approx(dense_norms, rel=1e-5)
 
 
-def test_sparse_gradients_travel_between_two_processes(train_here, tmp_path):
-    text, table = "sgd:momentum=0.0+sparse_embedding", "sparse_embedding"
-    row = launched(
-        dataclasses.replace(TINY, recipe=f"ddp+{text}", processes=2, learning_rate=0.1), tmp_path
-    )
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    run, alone, _ = curves(f"single+{text}", train_here, learning_rate=0.1)
-    assert row.losses[:4] == pytest.approx(alone, rel=1e-5)
-    sent = row.evidence[table]
-    assert 0 < sent["wire_bytes"] < 0.5 * sent["dense_bytes"] and "gradient_bytes" not in sent
-    kept = next(p for p in parse(f"single+{text}").strategies if p.name == table)
-    assert "wire_bytes" not in kept.evidence(run.trained), "one process sends nothing"
-
-
 # -- bytes ------------------------------------------------------------------------------------
 
 
@@ -257,60 +241,3 @@ def test_a_training_goes_on_as_if_never_interrupted(text, train_here, tmp_path):
         assert torch.equal(mine, wanted)
     for part in parse(text).strategies:
         assert part.evidence(again.trained)
-
-
-# -- two processes ----------------------------------------------------------------------------
-
-# A learning rate at which an adapter of zeros soon matters: at the usual one the losses of a
-# model whose adapters never moved would agree too.
-ADAPTING = 2e-2
-TRAINED = "adapters.safetensors"
-TWO = dataclasses.replace(TINY, processes=2, global_batch=8, steps=4)
-
-
-@pytest.fixture(scope="module")
-def launched_once(tmp_path_factory):
-    done = {}
-
-    def get(recipe):
-        if recipe not in done:
-            folder, adapts = tmp_path_factory.mktemp("run"), "lora" in recipe or "dora" in recipe
-            rate = ADAPTING if adapts else TINY.learning_rate
-            spec = dataclasses.replace(TWO, recipe=recipe, learning_rate=rate)
-            more = ["--trained", str(folder / TRAINED)] if adapts else []
-            done[recipe] = launched(spec, folder, *more), folder
-        return done[recipe]
-
-    return get
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "zero2+lora+bf16",
-        "zero3+prune",
-        "ddp+compress:kind=powersgd",
-        "ddp+topk+accumulate",
-        "ddp+onebit_adam",
-    ],
-)
-def test_it_runs_on_two_processes_with_evidence(text, launched_once):
-    row, _ = launched_once(text)
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-
-
-@pytest.mark.parametrize("adapter", ["lora", "dora"])
-def test_an_adapter_under_zero3_learns_what_it_does_under_ddp(adapter, launched_once):
-    """Wrong results have been reported of this pair: peft 2500, DeepSpeed 5109."""
-    (reference, there), (row, here) = (
-        launched_once(f"{sharding}+{adapter}") for sharding in ("ddp", "zero3")
-    )
-    for result in (reference, row):
-        assert result.status is Status.OK, f"{result.reason}\n{result.log_tail}"
-    assert row.losses == pytest.approx(reference.losses, rel=1e-5)
-    assert row.grad_norms == pytest.approx(reference.grad_norms, rel=1e-3)
-    assert reference.grad_norms[-1] > 2 * reference.grad_norms[0], "the adapters act by then"
-    learnt, wanted = load_file(here / TRAINED), load_file(there / TRAINED)
-    assert learnt.keys() == wanted.keys() and learnt
-    for name, value in wanted.items():
-        torch.testing.assert_close(learnt[name], value, rtol=1e-3, atol=1e-5)

@@ -6,12 +6,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import SUBJECT, TINY, launched
+from conftest import STRIP, SUBJECT, TINY
 
 from harness import ROOT
-from harness.predict import pool
 from harness.resolve import resolve
-from harness.result import Status
 from harness.spec import Spec
 from harness.subjects import from_file
 from harness.subjects.dit import presets
@@ -20,11 +18,9 @@ from strategies.activations import checkpoint, runners
 from strategies.activations.parts import Recompute
 from strategies.base import BadInput, NotInForce, Slot
 from strategies.subject import PARTS, Subject
-from tests.made.recipes import SETTINGS
+from tests.made.recipes import TRAINED_HERE
 
-MODEL = f"{ROOT}/tests/made/strip.py:Strip"
-STRIP = dataclasses.replace(TINY, model=MODEL, objective="flow")
-TEXTS = [text for texts in SETTINGS.values() for text in texts if text.startswith("single")]
+MODEL = STRIP.model
 NEEDS = {
     "difffit": ["halves"],
     "controlnet": ["token_blocks"],
@@ -50,10 +46,7 @@ MORE = [
     "single+compile:backend=aot_eager+offload_activations",
     "single+qlora+checkpoint",
 ]
-WORKS = [t for t in TEXTS if not any(part in NEEDS for part in t.split("+"))] + MORE
-
-
-LAUNCHED = ["zero3+bf16+checkpoint", "ddp+offload_activations+accumulate:steps=2"]
+WORKS = [t for t in TRAINED_HERE if not any(part in NEEDS for part in t.split("+"))] + MORE
 
 
 def here(train_here, text: str, steps: int = 2, **change):
@@ -106,50 +99,6 @@ def test_evidence_is_lost_here_as_well(stub, train_here, monkeypatch):
     run, _ = here(train_here, "single+checkpoint")
     with pytest.raises(NotInForce, match=r"of 5 blocks|bytes are kept"):
         parse("single+checkpoint").in_slot(Slot.RECOMPUTE).evidence(run.trained)
-
-
-# -- on two processes -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """Launched once: recipe -> result."""
-    folder = tmp_path_factory.mktemp("strip")
-    done = {}
-    for text in LAUNCHED:
-        spec = dataclasses.replace(STRIP, recipe=text, processes=2)
-        done[text] = launched(spec, folder / text.partition("+")[0])
-    return done
-
-
-@pytest.mark.parametrize("text", LAUNCHED)
-def test_it_is_launched_and_audited_like_any_other(text, rows, train_here):
-    row = rows[text]
-    assert row.status is Status.OK, row.reason
-    assert {name for part in parse(text).strategies for name in [part.name]} <= set(row.evidence)
-    log = here(train_here, "+".join(["single", *text.split("+")[1:]]))[1]
-    alone = [float(loss) for loss in log.losses]
-    # ZeRO rounds the weights themselves to bfloat16, autocast a copy.
-    close = 1e-2 if "bf16" in text else 1e-5
-    assert row.losses[: len(alone)] == pytest.approx(alone, rel=close)
-
-
-def test_its_memory_is_predicted_like_any_other_s(rows, tmp_path):
-    for row, found in zip(
-        rows.values(),
-        pool.predict_all([resolve(row.spec) for row in rows.values()], tmp_path),
-        strict=True,
-    ):
-        assert found.method == "trace", found.reason
-        assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
-
-
-def test_it_has_flops_and_sizes_without_a_closed_form(rows):
-    row, survey = rows[LAUNCHED[1]], resolve(STRIP).subject.survey
-    assert row.flops_per_step == 3 * STRIP.global_batch * survey.flops > 0
-    assert row.parameters == survey.parameters
-    assert survey.depth == 5 and len(survey.attention) == 3
-    assert "layers.0.modulation" not in survey.linears, "it works on one vector a sample"
 
 
 # -- the DiT is one more ----------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 import torch
@@ -18,6 +17,10 @@ from harness.worker.loop import optimizer_step
 from strategies.base import NotInForce
 from strategies.evidence import forward
 from strategies.evidence.stored import bytes_of, tensors, wrapped
+from tests.made import stand_ins
+
+# A CPU takes 0.1 s for a float8 product of a larger batch.
+ONE = dataclasses.replace(TINY, global_batch=1)
 
 
 def traced(train_here, recipe: str):
@@ -48,7 +51,7 @@ def test_only_tensors_that_wrap_others_are_unwrapped():
     ],
 )
 def test_the_products_inside_float8_tensors_are_seen(recipe, product, other, train_here):
-    run, _ = train_here(dataclasses.replace(TINY, recipe=recipe), 1)
+    run, _ = train_here(dataclasses.replace(ONE, recipe=recipe), 1)
     ran = [operation.name for operation in forward.operations(run.trained)]
     wanted = 4 * len(run.trained.module.blocks)
     assert (ran.count(product), ran.count(other)) == (wanted, 0)
@@ -59,7 +62,7 @@ def test_the_products_inside_float8_tensors_are_seen(recipe, product, other, tra
 
 def test_float8_beside_a_trained_branch_is_counted_in_both(train_here):
     recipe = "single+fp8+controlnet"
-    run, _ = train_here(dataclasses.replace(TINY, recipe=recipe), 1)
+    run, _ = train_here(dataclasses.replace(ONE, recipe=recipe), 1)
     attentions = len(run.trained.subject.attentions(run.trained.module))
     assert attentions > len(run.trained.module.blocks)
     assert part_named(recipe, "fp8").evidence(run.trained)["float8_products"] == 4 * attentions
@@ -68,38 +71,10 @@ def test_float8_beside_a_trained_branch_is_counted_in_both(train_here):
 # -- 2:4 --------------------------------------------------------------------------------------
 
 
-def kept(dense):
-    """torch's choice in tiles of 4 by 4: the largest first, at most two a row and a column."""
-    rows, columns = dense.shape
-    tiles = dense.abs().view(rows // 4, 4, columns // 4, 4).transpose(1, 2).reshape(-1, 16)
-    chosen, each = torch.zeros_like(tiles, dtype=torch.bool), torch.arange(len(tiles))
-    for place in tiles.argsort(dim=1, descending=True).unbind(1):
-        square, row, column = chosen.view(-1, 4, 4), place // 4, place % 4
-        free = (square[each, row].sum(1) < 2) & (square[each, :, column].sum(1) < 2)
-        chosen[each[free], place[free]] = True
-    return chosen.view(rows // 4, columns // 4, 4, 4).transpose(1, 2).reshape(rows, columns)
-
-
-def packed(dense, algorithm="", use_cutlass=True):
-    """What torch's kernel gives, with pruned weights in full where a GPU has packed ones."""
-    pruned = (dense * kept(dense)).bfloat16()
-    none = torch.empty(0, 0)
-    return pruned, none, pruned.t().contiguous(), none, none
-
-
-def product(packed, dense, bias=None, alpha=None, out_dtype=None, transpose_result=False, *_, **__):
-    out = packed @ dense if bias is None else packed @ dense + bias[:, None]
-    return out.t().contiguous() if transpose_result else out
-
-
 @pytest.fixture
 def sparse_kernels():
-    """CPU kernels for the two operations that torch has on GPUs alone."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_sparse_semi_structured_tile", packed, "CPU")
-    library.impl("_cslt_sparse_mm", product, "CPU")
-    yield
-    library._destroy()
+    with stand_ins.sparse_kernels():
+        yield
 
 
 def test_sparse_products_are_seen_inside_the_packed_weights(train_here, sparse_kernels):
@@ -122,7 +97,7 @@ def test_a_packing_that_is_not_half_is_noticed(
 ):
     recipe = "single+bf16+sparse24"
     run, _, _ = traced(train_here, recipe)
-    monkeypatch.setattr(sys.modules[__name__], "kept", prune)
+    monkeypatch.setattr(stand_ins, "kept", prune)
     with pytest.raises(NotInForce, match=told):
         part_named(recipe, "sparse24").evidence(run.trained)
 

@@ -51,7 +51,7 @@ def left(folder: Path) -> list[int]:
     return found
 
 
-def until(fact, seconds: float = 60.0) -> None:
+def until(fact, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not fact() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import launched
+from conftest import Case, launched, launched_together
 
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -23,60 +23,74 @@ HALF, WHOLE = "step-00000003", "step-00000006"
 RECIPES = ["ddp", "zero2", "zero3"]
 
 
+OTHER = "ddp+checkpoint"
+
+
+def words(state: Path, *more: str) -> tuple[str, ...]:
+    return ("--checkpoint", str(state), "--save-every", "3", *more)
+
+
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """``straight(recipe)``: six steps without a stop, saved after three and six of them."""
-    base, done = tmp_path_factory.mktemp("straight"), {}
+def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
+    """``straight-RECIPE``: six steps without a stop, saved after three and six of them;
+    ``again-RECIPE``: the same in new processes, which find the first three alone; and another
+    recipe that finds ddp's. Their checkpoints are in folders of these names, below ``state``."""
+    base, cases = tmp_path_factory.mktemp("resume"), {}
+    state = base / "state"
+    state.mkdir()
 
-    def get(recipe: str) -> tuple[Result, Path]:
-        if recipe not in done:
-            spec, state = dataclasses.replace(SPEC, recipe=recipe), base / recipe / "state"
-            words = ["--checkpoint", str(state), "--save-every", "3"]
-            done[recipe] = launched(spec, base / recipe / "run", *words), state
-        return done[recipe]
+    def resuming(name: str, recipe: str, found: str) -> None:
+        (state / name).mkdir()
+        half = (state / found / HALF, state / name / HALF)
+        spec = dataclasses.replace(SPEC, recipe=recipe)
+        cases[name] = Case(spec, words(state / name, "--resume"), (half,))
 
-    return get
-
-
-def resumed(spec: Spec, state: Path, tmp_path: Path) -> tuple[Result, Path]:
-    """The same in new processes, which find the first three steps alone."""
-    shutil.copytree(state / HALF, tmp_path / "state" / HALF)
-    words = ["--checkpoint", str(tmp_path / "state"), "--save-every", "3", "--resume"]
-    return launched(spec, tmp_path / "run", *words), tmp_path / "state"
+    for recipe in RECIPES:
+        name, spec = f"straight-{recipe}", dataclasses.replace(SPEC, recipe=recipe)
+        cases[name] = Case(spec, words(state / name))
+        resuming(f"again-{recipe}", recipe, name)
+    resuming(OTHER, OTHER, "straight-ddp")
+    return launched_together(cases, base), state
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_training_goes_on_as_if_never_stopped(recipe, straight, tmp_path):
-    row, state = straight(recipe)
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    assert sorted(p.name for p in state.iterdir()) == [HALF, WHOLE]
-    again, other = resumed(dataclasses.replace(SPEC, recipe=recipe), state, tmp_path)
-    assert again.status is Status.OK, f"{again.reason}\n{again.log_tail}"
+def test_a_resumed_training_goes_on_as_if_never_stopped(recipe, runs):
+    rows, state = runs
+    row, again = rows[f"straight-{recipe}"], rows[f"again-{recipe}"]
+    folders = [state / f"{name}-{recipe}" for name in ("again", "straight")]
+    for one, folder in zip((again, row), folders, strict=True):
+        assert one.status is Status.OK, f"{one.reason}\n{one.log_tail}"
+        assert sorted(p.name for p in folder.iterdir()) == [HALF, WHOLE]
     assert len(row.losses) == 6 and len(set(row.losses)) == 6
     assert again.losses == pytest.approx(row.losses, rel=1e-6)
     assert len(row.grad_norms) == 6
     assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-5)
     assert [c for c in again.audit if not c.ok] == []
+    assert sum(len(r.step_seconds) + len(r.warmup_seconds) for r in row.ranks) == 2 * 6
     assert sum(len(r.step_seconds) + len(r.warmup_seconds) for r in again.ranks) == 2 * 3
     for rank in range(SPEC.processes):
-        wanted, found = (
-            torch.load(p / WHOLE / f"attached-{rank}.pt", weights_only=True)["ema"]
-            for p in (state, other)
+        found, wanted = (
+            torch.load(p / WHOLE / f"attached-{rank}.pt", weights_only=True)["ema"] for p in folders
         )
         assert found["updates"] == wanted["updates"] == 6
         for a, b in zip(found["shards"], wanted["shards"], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_another_number_of_processes_or_another_recipe_is_refused(straight, tmp_path):
-    _, state = straight("ddp")
-    for name, value, said in (
-        ("processes", 1, "processes 2, not 1"),
-        ("recipe", "ddp+checkpoint", "recipe ddp, not ddp+checkpoint"),
-    ):
-        row, _ = resumed(dataclasses.replace(SPEC, **{name: value}), state, tmp_path / name)
-        assert row.status is Status.FAILED
-        assert f"was saved with {said}; resume with the same" in f"{row.reason}{row.log_tail}"
+def test_another_recipe_is_refused(runs):
+    row = runs[0][OTHER]
+    assert row.status is Status.FAILED
+    assert f"was saved with recipe ddp, not {OTHER}; resume with the same" in row.reason
+
+
+def test_another_number_of_processes_is_refused(runs, tmp_path):
+    state = tmp_path / "state"
+    shutil.copytree(runs[1] / "straight-ddp" / HALF, state / HALF)
+    spec = dataclasses.replace(SPEC, processes=1)
+    row = launched(spec, tmp_path / "run", *words(state, "--resume"))
+    assert row.status is Status.FAILED
+    said = "was saved with processes 2, not 1; resume with the same"
+    assert said in f"{row.reason}{row.log_tail}"
 
 
 def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path):

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import launched
+from conftest import launched, predictions
 
 from harness import ROOT
 from harness.data.feed import Feed, check_data, open_data
 from harness.memory.record import as_measured
-from harness.predict import pool
+from harness.predict.prediction import Prediction
+from harness.predict.prediction import load as load_prediction
 from harness.report.data.predicted import predicted_categories
-from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion
@@ -340,16 +340,31 @@ def test_accumulation_that_the_launch_file_takes_back_is_void(tmp_path):
 # -- prediction -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", [n for n in LAUNCHES if n != "single"])
-def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, tmp_path):
+PREDICTED = [name for name in LAUNCHES if name != "single"]
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory) -> dict[str, Prediction]:
+    """Recipe -> its prediction."""
+    specs = [dataclasses.asdict(dataclasses.replace(SPEC, recipe=r)) for r in PREDICTED]
+    folder, made = tmp_path_factory.mktemp("predicted"), {}
+    for recipe, fields in zip(PREDICTED, predictions(specs, folder), strict=True):
+        file = folder / f"{recipe}.json"
+        file.write_text(json.dumps(fields))
+        made[recipe] = load_prediction(file)
+    return made
+
+
+@pytest.mark.parametrize("recipe", PREDICTED)
+def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, predicted):
     """The same recipe on tensors without storage, in a process group that moves nothing: the
     peak of a step is what rank 0 of the real run traced, within half a percent, and its
     categories within two."""
     row, _ = runs(recipe)
-    predicted = pool.predict_all([resolve(row.spec)], tmp_path)[0]
-    assert predicted.method == "trace", predicted.reason
+    made = predicted[recipe]
+    assert made.method == "trace", made.reason
     true = row.ranks[0].categories
-    found = as_measured(predicted.steady, buckets=CATALOG[recipe].engine("cpu").buckets)
+    found = as_measured(made.steady, buckets=CATALOG[recipe].engine("cpu").buckets)
     assert found.total == pytest.approx(true.total, rel=0.005)
     compared = predicted_categories(found, true)
     assert len(compared) >= 4

@@ -1,0 +1,18 @@
+"""The ways in which the effect of each strategy could fail, by what is stubbed instead.
+
+A file holds the stubs of one folder of ``strategies``, and its table ``LOST``: what happened
+instead -> (recipe, strategy, the stage that is stubbed, the stub).
+"""
+
+from __future__ import annotations
+
+from tests.made.stubs import activations, adapters, optimizers, precision, sparsity, step
+from tests.made.stubs.parts import Table
+
+__all__ = ["LOST"]
+
+LOST: Table = {
+    case: stubbed
+    for folder in (precision, activations, optimizers, adapters, sparsity, step)
+    for case, stubbed in folder.LOST.items()
+}

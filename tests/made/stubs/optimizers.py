@@ -1,0 +1,108 @@
+"""Optimizers that are others, or step as others do."""
+
+from __future__ import annotations
+
+import torch
+
+from strategies.evidence import states
+from strategies.optimizers.adafactor import Adafactor
+from strategies.optimizers.adamw import AdamW
+from strategies.optimizers.adamw_bf16 import AdamWBf16
+from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.optimizers.muon import Muon
+from strategies.optimizers.offload_adamw import OffloadAdamW
+from strategies.optimizers.quantised import torchao_adam
+from strategies.optimizers.sgd import Sgd
+from tests.made.stubs.parts import Table
+
+
+def adamw(**other):
+    def make(self, params, settings, launch):
+        usual = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+        usual |= {"weight_decay": settings.weight_decay, "fused": True}
+        return torch.optim.AdamW(params, **{**usual, **other})
+
+    return make
+
+
+def sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate)
+
+
+def float_adam(self, params, settings, launch):
+    return AdamW().make_optimizer(params, settings, launch)
+
+
+def half_the_bits(self, params, settings, launch):
+    return torchao_adam("AdamW8bit", params, settings, launch.device)
+
+
+def no_momentum(self, params, settings, launch):
+    return states.count_steps(torch.optim.SGD(params, lr=settings.learning_rate))
+
+
+def unpaged(self, params, settings, launch):
+    return Adam8bit().make_optimizer(params, settings, launch)
+
+
+def unmanaged(self, params, settings, launch):
+    from bitsandbytes.optim import PagedAdamW8bit
+
+    optimizer = PagedAdamW8bit(params, **settings.adam)
+    optimizer.is_paged = False
+    return optimizer
+
+
+OFFLOADED = OffloadAdamW.make_optimizer
+
+
+def pageable(self, params, settings, launch):
+    optimizer = OFFLOADED(self, params, settings, launch)
+    for copy in optimizer.param_d2h_map.values():
+        copy.is_pinned = lambda: False
+    return optimizer
+
+
+def first_matrices(self, module, subject):
+    for block in module.blocks:
+        block.attn.qkv.weight.hidden_matrix = True
+
+
+def plain_sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate, momentum=0.9)
+
+
+LOST: Table = {
+    "adamw rounds to nearest": (
+        "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
+    ),
+    "sgd": ("single", AdamW, "make_optimizer", sgd),
+    "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
+    "fused for foreach": ("single+adamw:impl=foreach", AdamW, "make_optimizer", adamw()),
+    "fused for plain": ("single+adamw:impl=plain", AdamW, "make_optimizer", adamw()),
+    "other betas": ("single", AdamW, "make_optimizer", adamw(betas=(0.9, 0.99))),
+    "other decay of weights": ("single", AdamW, "make_optimizer", adamw(weight_decay=0.1)),
+    "other learning rate": ("single", AdamW, "make_optimizer", adamw(lr=2e-4)),
+    "amsgrad": ("single", AdamW, "make_optimizer", adamw(amsgrad=True)),
+    "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
+    "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
+    "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
+    "moments that are not paged": (
+        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
+    ),
+    "moments in ordinary memory": (
+        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unmanaged,
+    ),
+    "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
+    "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
+    "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
+    "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
+    "sgd that counts no steps": ("single+sgd", Sgd, "make_optimizer", plain_sgd),
+    "an optimizer on the device": (
+        "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
+    ),
+    "copies that can be swapped out": (
+        "single+offload_adamw", OffloadAdamW, "make_optimizer", pageable,
+    ),
+}  # fmt: skip

@@ -1,0 +1,35 @@
+"""Precision that is not the one asked for."""
+
+from __future__ import annotations
+
+from strategies.precision.bfloat import Bf16Pure
+from strategies.precision.fp8 import Fp8
+from strategies.precision.fp16 import Fp16
+from strategies.precision.mixed import Bf16, Fp32, Tf32
+from tests.made.stubs.parts import Table, nothing
+
+AS_BF16 = {"mixed_precision": "bf16"}
+FP8 = Fp8.edit_model
+
+
+def the_other_float8(self, module, subject):
+    FP8(Fp8(emulate=not self.emulate), module, subject)
+
+
+def first_block_in_float8(self, module, subject):
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(module.blocks[0])
+
+
+LOST: Table = {
+    "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
+    "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
+    "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
+    "fp8 not emulated": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_float8),
+    "one block of four in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
+    "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
+}  # fmt: skip
