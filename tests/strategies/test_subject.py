@@ -66,12 +66,13 @@ def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
 
 @pytest.mark.parametrize("text", NEEDS)
 def test_what_it_lacks_is_refused_by_name(text):
-    resolved = resolve(dataclasses.replace(STRIP, recipe=f"ddp+{text}+sgd:momentum=0.0"))
+    two = {"recipe": f"ddp+{text}+sgd:momentum=0.0", "processes": 2}
+    resolved = resolve(dataclasses.replace(STRIP, **two))
     words = resolved.refusal
     (need,) = NEEDS[text]
     assert words.startswith(text.partition(":")[0]) and f"Strip has no {PARTS[need]}" in words
     assert "leave " in words or "take " in words
-    whole = resolve(dataclasses.replace(TINY, recipe=f"ddp+{text}+sgd:momentum=0.0"))
+    whole = resolve(dataclasses.replace(TINY, **two))
     assert not whole.refusal, "a DiT has every part"
 
 

@@ -15,6 +15,7 @@ from harness import cli
 from harness.report import write_report
 from harness.report.data import grouping
 from harness.report.rendering import sentences
+from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.suite import matrix
@@ -97,8 +98,8 @@ def test_one_flag_makes_every_row_a_recorded_one(capsys):
 
 
 def test_without_a_gpu_there_is_no_allocator_history(tmp_path):
-    spec = Spec(recipe="ddp", global_batch=16, snapshot=True)
-    (row,) = plan([spec], tmp_path, recall(tmp_path))
+    asked = resolve(Spec(recipe="single", global_batch=16, snapshot=True))
+    (row,) = plan([asked], tmp_path, recall(tmp_path))
     assert row.status is Status.UNSUPPORTED
     assert "runs on the CPU" in row.lack.reason and "leave --snapshot out" in row.lack.way_out
 

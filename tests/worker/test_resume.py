@@ -85,8 +85,8 @@ def test_another_recipe_is_refused(runs):
 
 def test_another_number_of_processes_is_refused(runs, tmp_path):
     state = tmp_path / "state"
-    shutil.copytree(runs[1] / "straight-ddp" / HALF, state / HALF)
-    spec = dataclasses.replace(SPEC, processes=1)
+    shutil.copytree(runs[1] / "straight-zero2" / HALF, state / HALF)
+    spec = dataclasses.replace(SPEC, recipe="zero2", processes=1)
     row = launched(spec, tmp_path / "run", *words(state, "--resume"))
     assert row.status is Status.FAILED
     said = "was saved with processes 2, not 1; resume with the same"
