@@ -17,7 +17,7 @@ from harness.commands import listing, train
 from harness.report import Report, build, read_suite, stories
 from harness.report.data import derive
 from harness.report.data.lookup import Rows
-from harness.report.rendering import markdown
+from harness.report.rendering import explanations, markdown
 from harness.report.rendering.markdown_parts import table_lines
 from harness.report.stories.claim_rules import LARGE, SMALL, activations_share
 from harness.result import load_all
@@ -181,10 +181,11 @@ def test_the_plan_that_is_shown_agrees_with_itself():
 
 
 def test_the_limit_of_parity_is_the_report_s():
-    assert derive.PARITY_LIMIT == 1e-3
-    assert (
-        "held to 1e-3 of the reference row's losses" in (DOCS / "reading-a-report.md").read_text()
-    )
+    loss, norm = (f"{limit:.0e}".replace("e-0", "e-") for limit in derive.FLOAT32_LIMITS)
+    tight = f"to {loss} of a loss and {norm} of a gradient norm in the first {derive.EARLY_STEPS}"
+    page = (DOCS / "reading-a-report.md").read_text()
+    assert tight in page and f"on GPUs, to {derive.PARITY_LIMIT:.0e}".replace("e-0", "e-") in page
+    assert tight.removeprefix("to ") in explanations.NOTES["parity"]
 
 
 def test_what_train_is_told_to_do_is_its_default():

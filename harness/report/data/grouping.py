@@ -206,7 +206,7 @@ def _against(row: Row, reference: Row, rank: int) -> Row:
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     loss = _worst([derive.curve_distance(r.losses, first.losses) for r in row.results])
     grad = _worst([derive.curve_distance(r.grad_norms, first.grad_norms) for r in row.results])
-    parity = derive.parity(row.first.parity, first.parity, loss, grad)
+    parity = _parity(row, first)
     peaks = (ours.peak_bytes, theirs.peak_bytes)
     versus = Versus(
         rank=rank,
@@ -219,6 +219,13 @@ def _against(row: Row, reference: Row, rank: int) -> Row:
         parity="reference" if row is reference else parity,
     )
     return dataclasses.replace(row, versus=versus)
+
+
+def _parity(row: Row, reference: Result) -> str:
+    loss_limit, norm_limit = derive.parity_limits(row.first, reference)
+    losses = [derive.beyond(r.losses, reference.losses, loss_limit) for r in row.results]
+    norms = [derive.beyond(r.grad_norms, reference.grad_norms, norm_limit) for r in row.results]
+    return derive.parity(row.first.parity, reference.parity, _worst(losses), _worst(norms))
 
 
 def _worst(distances: list[float | None]) -> float | None:

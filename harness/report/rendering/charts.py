@@ -132,13 +132,16 @@ def distances(group: Group) -> str:
     shown = [v for line in raised for v in line]
     if not shown:
         return ""
-    high = 10 ** math.ceil(math.log10(max(*shown, derive.PARITY_LIMIT) * 1.01))
+    allowed, _ = derive.parity_limits(group.reference.first, group.reference.first)
+    if len(reference) > derive.EARLY_STEPS:
+        allowed = derive.PARITY_LIMIT
+    high = 10 ** math.ceil(math.log10(max(*shown, allowed) * 1.01))
     low = 10 ** math.floor(math.log10(min(shown)) + 1e-9)
     y = Scale(min(low, 1e-5), high, 220.0, 26.0, log=True)
     parts = _lines(group, raised, y, "loss: |a - b| / |b| to the reference")
-    edge = y(derive.PARITY_LIMIT)
+    edge = y(allowed)
     parts.append(element("line", x1=48.0, x2=WIDTH - 10, y1=edge, y2=edge, class_="limit"))
-    parts.append(text(42.0, edge + 4, "1e-3", class_="tick end alarm"))
+    parts.append(text(42.0, edge + 4, f"1e-{-round(math.log10(allowed))}", class_="tick end alarm"))
     return drawing(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
 
 

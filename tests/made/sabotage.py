@@ -1,0 +1,113 @@
+"""Ways in which a training can silently be another one: each is done to a prepared run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness.worker.loop import Run
+
+__all__ = ["SABOTAGES"]
+
+
+def trained(run: Run) -> list[Any]:
+    return [p for p in run.trained.module.parameters() if p.requires_grad]
+
+
+def on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
+    """Each gradient is changed as it arrives: before its norm is taken."""
+    for p in trained(run):
+        p.register_hook(change)
+
+
+def at_the_step(run: Run, change: Callable[[list[Any]], None]) -> None:
+    """Gradients are changed after their norm was taken, just before the optimizer's step."""
+    optimizer = run.trained.optimizer
+    step = optimizer.step
+
+    def stepped(*given: Any, **named: Any) -> Any:
+        if run.trained.accelerator.sync_gradients:
+            change([p for p in trained(run) if p.grad is not None])
+        return step(*given, **named)
+
+    optimizer.step = stepped
+
+
+def bf16_inside(run: Run) -> None:
+    forward = run.trained.model.forward
+
+    def lowered(*given: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(*given, **named).float()
+
+    run.trained.model.forward = lowered
+
+
+def rounded(run: Run) -> None:
+    on_gradients(run, lambda gradient: gradient.bfloat16().float())
+
+
+def doubled_before_the_norm(run: Run) -> None:
+    on_gradients(run, lambda gradient: gradient * 2)
+
+
+def doubled_behind_the_norm(run: Run) -> None:
+    at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
+
+
+def stale(run: Run) -> None:
+    last: dict[Any, Any] = {}
+
+    def late(parameters: list[Any]) -> None:
+        for p in parameters:
+            now = p.grad.clone()
+            p.grad.copy_(last.get(p, now))
+            last[p] = now
+
+    at_the_step(run, late)
+
+
+def one_parameter_not_stepped(run: Run) -> None:
+    chosen = trained(run)[7]
+    at_the_step(run, lambda parameters: setattr(chosen, "grad", None))
+
+
+def one_micro_batch_dropped(run: Run) -> None:
+    accelerator, seen = run.trained.accelerator, [0]
+    backward = accelerator.backward
+
+    def every_second(loss: Any) -> None:
+        seen[0] += 1
+        backward(loss * (seen[0] % 2))
+
+    accelerator.backward = every_second
+
+
+def other_labels_dropped(run: Run) -> None:
+    batches = run.feed.micro_batches
+
+    def kept(step: int) -> Any:
+        for batch in batches(step):
+            drop = batch.conditions["drop"].roll(1)
+            yield dataclasses.replace(batch, conditions={**batch.conditions, "drop": drop})
+
+    run.feed.micro_batches = kept
+
+
+SABOTAGES: dict[str, Callable[[Run], None]] = {
+    change.__name__: change
+    for change in (
+        bf16_inside,
+        rounded,
+        doubled_before_the_norm,
+        doubled_behind_the_norm,
+        stale,
+        one_parameter_not_stepped,
+        one_micro_batch_dropped,
+        other_labels_dropped,
+    )
+}
+"""Name -> what is done to a run before its first step."""

@@ -1,0 +1,75 @@
+"""Negative controls of parity: each way of training something else must read DIFFERS.
+
+And its positive ones: rows that compute the same in another way must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.report.data import derive
+from harness.result import Result, Status
+from harness.spec import Spec
+from harness.worker.loop import optimizer_step
+from tests.made.sabotage import SABOTAGES
+
+SPEC = Spec(recipe="single", model="DiT-S/4:depth=2", global_batch=8, warmup=2, steps=6)
+HALVES = dataclasses.replace(SPEC, recipe="single+accumulate:steps=2")
+
+
+@pytest.fixture
+def trained_as(train_here):
+    """The result of so many steps of a spec, sabotaged or not."""
+
+    def go(spec: Spec, sabotage=None) -> Result:
+        run, log = train_here(spec, 0)
+        if sabotage:
+            sabotage(run)
+        for step in range(spec.warmup + spec.steps):
+            optimizer_step(run, step, log)
+        return Result(
+            status=Status.OK,
+            spec=spec,
+            losses=log.all_losses(run),
+            grad_norms=log.all_norms(),
+            evidence={"fp32": {"compute_dtype": "float32"}},
+        )
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Result]:
+    return {}
+
+
+@pytest.fixture
+def reference(trained_as, kept) -> Result:
+    """The plain row, trained once."""
+    if not kept:
+        kept["plain"] = trained_as(SPEC)
+    return kept["plain"]
+
+
+def word(row: Result, reference: Result) -> str:
+    """What the report says of a row that promised the reference's computation."""
+    loss, norm = derive.parity_limits(row, reference)
+    return derive.parity(
+        "exact",
+        "exact",
+        derive.beyond(row.losses, reference.losses, loss),
+        derive.beyond(row.grad_norms, reference.grad_norms, norm),
+    )
+
+
+@pytest.mark.parametrize("recipe", [HALVES.recipe, "single+checkpoint", "single+adamw:impl=plain"])
+def test_the_same_computation_in_another_way_is_equal(recipe, trained_as, reference):
+    assert word(trained_as(dataclasses.replace(SPEC, recipe=recipe)), reference) == "equal"
+
+
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_another_computation_differs(name, trained_as, reference):
+    spec = HALVES if "micro_batch" in name else SPEC
+    assert word(trained_as(spec, SABOTAGES[name]), reference) == "DIFFERS"
