@@ -81,7 +81,10 @@ class Tracer(TorchDispatchMode):
             storage = _storage(plain) if pool else None
             if storage is not None and not self._known(storage) and storage.nbytes():
                 site, category = self.site()
-                category = self._made_as() or category or self._cast_of_weight(func, args)
+                made_as = self._made_as()
+                if made_as and storage._cdata in _storages_of(args):
+                    made_as = None  # a view of what C++ made: gloo's copy of what it reduces
+                category = made_as or category or self._cast_of_weight(func, args)
                 self._follow(storage, pool, str(func), site, category)
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
