@@ -76,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
-    for add in (*adders, _add_lint, _add_anatomy, _add_train, _add_max_batch, _add_test):
+    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_test)
+    for add in (*adders, *rest):
         add(commands)
     return parser
 
@@ -178,6 +179,14 @@ def _add_max_batch(commands: Any) -> None:
     add_arguments(_add(commands, "max-batch", _max_batch, text, example, "docs/your-machine.md"))
 
 
+def _add_controls(commands: Any) -> None:
+    from harness.commands.controls import add_arguments
+
+    text = "sabotage runs on purpose, and see whether parity notices"
+    page = "docs/reading-a-report.md"
+    add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
+
+
 def _add_test(commands: Any) -> None:
     text = "set up and pass the tests"
     _add(commands, "test", _test, text, "./run.sh test", "docs/adding/README.md")
@@ -248,6 +257,12 @@ def _max_batch(options: argparse.Namespace) -> int:
     from harness.commands.max_batch import max_batch
 
     return max_batch(options, overrides(options))
+
+
+def _controls(options: argparse.Namespace) -> int:
+    from harness.commands.controls import controls
+
+    return controls(options, overrides(options))
 
 
 def _test(options: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from harness.resolve import resolve
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.system import process
 from harness.worker import measure, record, training
+from harness.worker.sabotage import SABOTAGES
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
 
@@ -41,6 +42,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--anatomy", action="store_true", help="leave anatomy.json in --out")
     text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
+    text = "a negative control: make it another training on purpose; its result is void"
+    parser.add_argument("--sabotage", choices=SABOTAGES, help=text)
     training.add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -76,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 wanted,
                 options.memory_limit,
                 portrait=options.anatomy,
+                control=options.sabotage,
             )
     except BaseException as error:
         reporter.failed(error)

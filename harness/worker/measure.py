@@ -18,6 +18,7 @@ from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.loop import Log, Run, optimizer_step, timed_step
 from harness.worker.memory_limit import hold
 from harness.worker.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
 from strategies.evidence import frozen
@@ -71,14 +72,16 @@ def measure(
     memory_limit: int | None = None,
     *,
     portrait: bool = False,
+    control: str | None = None,
 ) -> Result | None:
     """A measured run; the result on rank 0, None elsewhere. ``training`` makes it a training run,
     ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
-    ``portrait`` leaves ``anatomy.json`` in its folder as well."""
+    ``portrait`` leaves ``anatomy.json`` in its folder as well, ``control`` names a sabotage."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter, memory_limit)
     if training is not None:
         training.begin(bench.run, resolved, bench.log)
+    touched = [sabotage(bench.run, control)] if control else []
     train_steps(bench, training)
     averages = _record(bench)
     reporter.enter("anatomy")
@@ -94,6 +97,7 @@ def measure(
     ranks = gather(bench.run.trained, mine)
     if not bench.accelerator.is_main_process:
         return None
+    checks = touched + checks
     facts = {"started": started, "key_averages": averages, "evidence": evidence}
     return _result(bench, ranks, losses, checks, facts)
 

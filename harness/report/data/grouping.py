@@ -222,7 +222,7 @@ def _against(row: Row, reference: Row, rank: int) -> Row:
 
 
 def _parity(row: Row, reference: Result) -> str:
-    loss_limit, norm_limit = derive.parity_limits(row.first, reference)
+    loss_limit, norm_limit = derive.parity_limits(reference)
     losses = [derive.beyond(r.losses, reference.losses, loss_limit) for r in row.results]
     norms = [derive.beyond(r.grad_norms, reference.grad_norms, norm_limit) for r in row.results]
     return derive.parity(row.first.parity, reference.parity, _worst(losses), _worst(norms))

@@ -132,7 +132,7 @@ def distances(group: Group) -> str:
     shown = [v for line in raised for v in line]
     if not shown:
         return ""
-    allowed, _ = derive.parity_limits(group.reference.first, group.reference.first)
+    allowed, _ = derive.parity_limits(group.reference.first)
     if len(reference) > derive.EARLY_STEPS:
         allowed = derive.PARITY_LIMIT
     high = 10 ** math.ceil(math.log10(max(*shown, allowed) * 1.01))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from conftest import TINY, launched
 
 from harness.report.data import derive
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker.loop import optimizer_step
-from tests.made.sabotage import SABOTAGES
+from harness.worker.sabotage import SABOTAGES
 
 SPEC = Spec(recipe="single", model="DiT-S/4:depth=2", global_batch=8, warmup=2, steps=6)
 HALVES = dataclasses.replace(SPEC, recipe="single+accumulate:steps=2")
@@ -55,7 +56,7 @@ def reference(trained_as, kept) -> Result:
 
 def word(row: Result, reference: Result) -> str:
     """What the report says of a row that promised the reference's computation."""
-    loss, norm = derive.parity_limits(row, reference)
+    loss, norm = derive.parity_limits(reference)
     return derive.parity(
         "exact",
         "exact",
@@ -67,6 +68,12 @@ def word(row: Result, reference: Result) -> str:
 @pytest.mark.parametrize("recipe", [HALVES.recipe, "single+checkpoint", "single+adamw:impl=plain"])
 def test_the_same_computation_in_another_way_is_equal(recipe, trained_as, reference):
     assert word(trained_as(dataclasses.replace(SPEC, recipe=recipe)), reference) == "equal"
+
+
+def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
+    row = launched(TINY, tmp_path, "--sabotage", "rounded")
+    assert row.status is Status.VOID and "sabotaged: rounded" in row.reason
+    assert len(row.losses) == len(row.grad_norms) >= TINY.warmup + TINY.steps
 
 
 @pytest.mark.parametrize("name", SABOTAGES)

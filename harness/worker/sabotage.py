@@ -1,64 +1,78 @@
-"""Ways in which a training can silently be another one: each is done to a prepared run."""
+"""Negative controls: ways in which a training can silently be another one, done on purpose.
+
+Each is done to a prepared run before its first step. Such a run is void whatever it shows; what
+matters is whether its losses and gradient norms give it away (``./run.sh controls``). They change
+gradients where torch keeps them, so they are for replicas and for one process alone. The command
+reads names and docstrings here: torch is imported where it is used.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from harness.result import Check
 
-from harness.worker.loop import Run
+if TYPE_CHECKING:
+    from harness.worker.loop import Run
 
-__all__ = ["SABOTAGES"]
+__all__ = ["SABOTAGES", "sabotage"]
 
 
-def trained(run: Run) -> list[Any]:
+def _trained(run: Run) -> list[Any]:
     return [p for p in run.trained.module.parameters() if p.requires_grad]
 
 
-def on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
+def _on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
     """Each gradient is changed as it arrives: before its norm is taken."""
-    for p in trained(run):
+    for p in _trained(run):
         p.register_hook(change)
 
 
-def at_the_step(run: Run, change: Callable[[list[Any]], None]) -> None:
+def _at_the_step(run: Run, change: Callable[[list[Any]], None]) -> None:
     """Gradients are changed after their norm was taken, just before the optimizer's step."""
     optimizer = run.trained.optimizer
     step = optimizer.step
 
     def stepped(*given: Any, **named: Any) -> Any:
         if run.trained.accelerator.sync_gradients:
-            change([p for p in trained(run) if p.grad is not None])
+            change([p for p in _trained(run) if p.grad is not None])
         return step(*given, **named)
 
     optimizer.step = stepped
 
 
 def bf16_inside(run: Run) -> None:
-    forward = run.trained.model.forward
+    """Forward, and with it backward, under bfloat16 autocast."""
+    import torch
+
+    forward, kind = run.trained.model.forward, run.trained.accelerator.device.type
 
     def lowered(*given: Any, **named: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(kind, torch.bfloat16):
             return forward(*given, **named).float()
 
     run.trained.model.forward = lowered
 
 
 def rounded(run: Run) -> None:
-    on_gradients(run, lambda gradient: gradient.bfloat16().float())
+    """Each gradient rounded to bfloat16 as it arrives."""
+    _on_gradients(run, lambda gradient: gradient.bfloat16().float())
 
 
 def doubled_before_the_norm(run: Run) -> None:
-    on_gradients(run, lambda gradient: gradient * 2)
+    """Each gradient doubled as it arrives."""
+    _on_gradients(run, lambda gradient: gradient * 2)
 
 
 def doubled_behind_the_norm(run: Run) -> None:
-    at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
+    """Gradients doubled after their norm was logged: Adam forgives a scale, but for its epsilon."""
+    _at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
 
 
 def stale(run: Run) -> None:
+    """Each step takes the gradients of the step before."""
     last: dict[Any, Any] = {}
 
     def late(parameters: list[Any]) -> None:
@@ -67,15 +81,17 @@ def stale(run: Run) -> None:
             p.grad.copy_(last.get(p, now))
             last[p] = now
 
-    at_the_step(run, late)
+    _at_the_step(run, late)
 
 
 def one_parameter_not_stepped(run: Run) -> None:
-    chosen = trained(run)[7]
-    at_the_step(run, lambda parameters: setattr(chosen, "grad", None))
+    """One parameter is left out of every step."""
+    chosen = _trained(run)[7]
+    _at_the_step(run, lambda parameters: setattr(chosen, "grad", None))
 
 
 def one_micro_batch_dropped(run: Run) -> None:
+    """Every second micro batch adds nothing to the gradients."""
     accelerator, seen = run.trained.accelerator, [0]
     backward = accelerator.backward
 
@@ -87,6 +103,7 @@ def one_micro_batch_dropped(run: Run) -> None:
 
 
 def other_labels_dropped(run: Run) -> None:
+    """Labels are withheld from other samples than were drawn."""
     batches = run.feed.micro_batches
 
     def kept(step: int) -> Any:
@@ -111,3 +128,9 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run before its first step."""
+
+
+def sabotage(run: Run, name: str) -> Check:
+    """Do ``name`` to ``run``; the check of the audit that makes its result void."""
+    SABOTAGES[name](run)
+    return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)

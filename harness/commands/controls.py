@@ -1,0 +1,187 @@
+"""``./run.sh controls``: would parity notice a training that is another one? Tried on this machine.
+
+Each way of being another training (``harness.worker.sabotage``) is launched like any row and
+compared with a plain run; so are rows that compute the same in another way, which must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import ROOT
+from harness.commands import one_row
+from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
+from harness.commands.options import add_settings, seconds
+from harness.commands.progress import Progress
+from harness.launch import launch
+from harness.report.data import derive
+from harness.resolve import resolve
+from harness.result import Result, Status
+from harness.spec import Spec
+from harness.system import process
+from harness.system.machine import Machine
+from harness.worker.sabotage import SABOTAGES
+
+__all__ = ["add_arguments", "controls"]
+
+USUAL = {"model": "DiT-S/4:depth=2", "data": "digits", "steps": 6, "warmup": 2}
+CPU_PROCESSES = 2
+SAMPLES = 4
+"""A process: two micro batches of two."""
+HALVES = "accumulate:steps=2"
+SAME = {
+    "again": "",
+    "checkpoint": "checkpoint",
+    "accumulate": HALVES,
+    "adamw:impl=plain": "adamw:impl=plain",
+}
+"""Another way to the same numbers -> what it adds to the recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """One run beside the plain one. ``sabotage`` is empty where it must be equal."""
+
+    name: str
+    what: str
+    adds: str
+    sabotage: str = ""
+
+    @property
+    def expected(self) -> str:
+        """How it must read."""
+        return "DIFFERS" if self.sabotage else "equal"
+
+
+class _Quiet(Progress):
+    """Says which control runs; how each reads is a table at the end."""
+
+    def _finished(self, result: Result, after: str) -> None:
+        self.done += 1
+
+
+def all_controls() -> list[Control]:
+    """Those that must be equal first."""
+    same = [
+        Control(name=name, what="the same computation", adds=adds) for name, adds in SAME.items()
+    ]
+    others = [
+        Control(
+            name=name,
+            what=(change.__doc__ or "").partition(":")[0].rstrip("."),
+            adds=HALVES if "micro_batch" in name else "",
+            sabotage=name,
+        )
+        for name, change in SABOTAGES.items()
+    ]
+    return same + others
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``controls``."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/controls)")
+    add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: none)")
+    usual = {
+        **USUAL,
+        "global_batch": f"{SAMPLES} a process",
+        "processes": f"all GPUs, {CPU_PROCESSES} on a CPU",
+    }
+    left = ("recipe", "repeat", "profile", "snapshot", "world")
+    add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
+
+
+def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    """Run all, print how each reads; 1 where one reads otherwise than it must."""
+    console = make_console()
+    out = Path(options.out or ROOT / "results" / "controls").absolute()
+    _, row = one_row.checked(functools.partial(_asked, options, given), out, console)
+    asked, progress, words = all_controls(), _Quiet(console), {}
+    plain = row.resolved.spec
+    progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
+    try:
+        reference = _ended(Control(name="plain", what="", adds=""), plain, out, options, progress)
+        for control in asked:
+            result = _ended(control, plain, out, options, progress)
+            words[control] = (result, _word(control, result, reference))
+    except process.Interrupted:
+        return INTERRUPTED
+    finally:
+        progress.end_suite()
+    return _told(words, reference, console)
+
+
+def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
+    usual = one_row.usual("ddp", options.device, machine)
+    if usual["device"] == "cpu":
+        usual["processes"] = CPU_PROCESSES
+    fields = {**USUAL, **usual, **given}
+    fields["recipe"] = "ddp" if fields["processes"] > 1 else "single"
+    return Spec(**{"global_batch": SAMPLES * fields["processes"], **fields})
+
+
+def _ended(
+    control: Control,
+    plain: Spec,
+    out: Path,
+    options: argparse.Namespace,
+    progress: Progress,
+) -> Result:
+    """The result of one control, launched as any row."""
+    recipe = f"{plain.recipe}+{control.adds}" if control.adds else plain.recipe
+    progress.begin_run(control.name, options.timeout)
+    result = launch.run(
+        resolve(replace(plain, recipe=recipe)),
+        out / "runs" / control.name.replace(":", "_"),
+        timeout=options.timeout,
+        on_status=progress.status,
+        more=["--sabotage", control.sabotage] if control.sabotage else [],
+    )
+    progress.end_run(result)
+    return result
+
+
+def _word(control: Control, result: Result, reference: Result) -> str:
+    """How the report would read it, had it promised the same computation."""
+    if result.status is not (Status.VOID if control.sabotage else Status.OK):
+        return result.status.value
+    loss, norm = derive.parity_limits(reference)
+    losses = derive.beyond(result.losses, reference.losses, loss)
+    norms = derive.beyond(result.grad_norms, reference.grad_norms, norm)
+    return derive.parity(result.parity, reference.parity, losses, norms)
+
+
+def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: Console) -> int:
+    """Print the table and what follows from it; the exit code."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head in ("control", "loss", "norm", "reads", "must read"):
+        table.add_column(head, no_wrap=head != "control", overflow="fold")
+    for control, (result, word) in words.items():
+        far = derive.curve_distance(result.losses, reference.losses)
+        norm = derive.curve_distance(result.grad_norms, reference.grad_norms)
+        distances = ("-" if d is None else f"{d:.1e}" for d in (far, norm))
+        style = "" if word == control.expected else "red"
+        table.add_row(
+            f"{control.name.replace('_', ' ')}: {control.what}",
+            *distances,
+            word,
+            control.expected,
+            style=style,
+        )
+    console.print(table)
+    limits = " and ".join(f"{limit:g}" for limit in derive.parity_limits(reference))
+    console.print(f"limits of loss and gradient norm here: {limits}, relative to the plain run")
+    wrong = [control.name for control, (_, word) in words.items() if word != control.expected]
+    if wrong:
+        console.print(f"NOT as they must: {', '.join(wrong)}", style="red")
+        return FAILED
+    console.print(f"all {len(words)} controls read as they must", style="green")
+    return OK

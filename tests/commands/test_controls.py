@@ -1,0 +1,75 @@
+"""``controls``: what is launched, and what its table says. Runs are made up here; the real ones are
+in ``tests/worker/test_sabotage.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import cli
+from harness.commands import console, controls, one_row
+from harness.launch import launch
+from harness.result import Check, Result, Status
+from harness.system import machine as machines
+from harness.worker.sabotage import SABOTAGES
+from tests.made.machines import machine
+
+PLAIN = ([1.0, 0.9], [0.5, 0.4])
+
+
+@pytest.fixture
+def runs(monkeypatch) -> dict[str, tuple[str, list[str]]]:
+    """What was launched: the folder's name -> recipe and further words. A sabotage moves the first
+    gradient norm by a thousandth, but for those in the set "unnoticed"."""
+    begun: dict = {"unnoticed": set(), "broken": set()}
+
+    def start(resolved, folder, *, timeout, on_status, more) -> Result:
+        begun[folder.name] = (resolved.spec.recipe, list(more))
+        row = Result(status=Status.OK, spec=resolved.spec, losses=[*PLAIN[0]])
+        row.grad_norms, row.evidence = [*PLAIN[1]], {"fp32": {"compute_dtype": "float32"}}
+        if more and more[1] not in begun["unnoticed"]:
+            row.grad_norms[0] += 5e-4
+        if more:
+            row.status = Status.VOID
+            row.audit = [Check(name="untouched", asked="yes", found=more[1], ok=False)]
+        if folder.name in begun["broken"]:
+            row.status = Status.FAILED
+        return row
+
+    monkeypatch.setattr(launch, "run", start)
+    monkeypatch.setattr(one_row, "recall", machines.look)
+    monkeypatch.setattr(console, "examine", lambda folder, ops=(), **more: machine(folder))
+    return begun
+
+
+def called(tmp_path, *words: str) -> int:
+    return cli.main(["controls", "--device", "cpu", "--out", str(tmp_path), *words])
+
+
+def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
+    assert called(tmp_path) == 0
+    names = {"plain", *(name.replace(":", "_") for name in controls.SAME), *SABOTAGES}
+    assert {name for name in runs if name not in ("unnoticed", "broken")} == names
+    assert runs["plain"] == ("ddp", [])
+    assert runs["stale"] == ("ddp", ["--sabotage", "stale"])
+    assert runs["one_micro_batch_dropped"][0] == "ddp+accumulate:steps=2"
+    said = capsys.readouterr().out
+    assert f"all {len(names) - 1} controls read as they must" in said
+    assert "1e-05 and 2e-05" in said
+
+
+def test_one_process_trains_alone(runs, tmp_path):
+    assert called(tmp_path, "--processes", "1") == 0
+    assert runs["checkpoint"][0] == "single+checkpoint"
+
+
+@pytest.mark.parametrize("fault", ["unnoticed", "broken"])
+def test_a_sabotage_that_is_not_noticed_fails_the_command(fault, runs, tmp_path, capsys):
+    runs[fault].add("rounded")
+    assert called(tmp_path) == 1
+    assert "NOT as they must: rounded" in capsys.readouterr().out
+
+
+def test_a_plain_run_that_fails_notices_nothing(runs, tmp_path, capsys):
+    runs["broken"].add("again")
+    assert called(tmp_path) == 1
+    assert "NOT as they must: again" in capsys.readouterr().out
