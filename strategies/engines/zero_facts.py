@@ -220,7 +220,8 @@ def makers() -> Iterator[Maker]:
     for name in ("__enter__", "__exit__"):
         yield Maker(partition_parameters.GatheredParameters, name, "gathered")
     both = ("overlapping_partition_gradients_reduce_epilogue", "backward_prologue")
-    for name in (*both, "backward_epilogue", "process_gradients", "setup_buckets"):
+    stage_1 = ("reduce_gradients", "process_gradients", "setup_buckets")
+    for name in (*both, *stage_1, "backward_epilogue"):
         yield Maker(stage_1_and_2.DeepSpeedZeroOptimizer, name, "buckets", BACKWARD)
     for name in (*both, "backward_epilogue", "reduce_ready_partitions_and_remove_grads"):
         yield Maker(stage3.DeepSpeedZeroOptimizer_Stage3, name, "buckets", BACKWARD)
