@@ -109,6 +109,9 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
     try:
         reference = _ended(Control(name="plain", what="", adds=""), plain, out, options, progress)
+        if reference.status is not Status.OK:
+            console.print(f"the plain run is {reference.status.value}: {reference.reason}")
+            return FAILED
         for control in asked:
             result = _ended(control, plain, out, options, progress)
             words[control] = (result, _word(control, result, reference))
@@ -179,6 +182,9 @@ def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: 
     console.print(table)
     limits = " and ".join(f"{limit:g}" for limit in derive.parity_limits(reference))
     console.print(f"limits of loss and gradient norm here: {limits}, relative to the plain run")
+    for control, (result, word) in words.items():
+        if word == result.status.value:
+            console.print(f"{control.name} did not end as it must: {word}: {result.reason}")
     wrong = [control.name for control, (_, word) in words.items() if word != control.expected]
     if wrong:
         console.print(f"NOT as they must: {', '.join(wrong)}", style="red")

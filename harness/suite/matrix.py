@@ -62,7 +62,11 @@ def on_processes(
         if old.recipe != new.recipe
     }
     once = tuple(row for index, row in enumerate(rows) if row not in rows[:index])
-    reference = changes.get(suite.reference, suite.reference)
+    reference = next(
+        new.recipe
+        for old, new in zip(suite.rows, rows, strict=True)
+        if old.recipe == suite.reference
+    )
     said = [f"one process: {old} is {new}" for old, new in changes.items()]
     return dataclasses.replace(suite, rows=once, reference=reference), said
 

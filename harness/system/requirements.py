@@ -204,7 +204,9 @@ def _lacks_kernels(machine: Machine) -> Lack | None:
     for gpu in probe.get("gpus", []):
         reason = no_kernels(tuple(gpu["capability"]), built_for, gpu["name"])
         if reason:
-            return Lack(reason, "install a torch that is built for it, or hide it")
+            return Lack(
+                reason, "install a torch that is built for it, or hide it (CUDA_VISIBLE_DEVICES)"
+            )
     return None
 
 

@@ -32,7 +32,7 @@ def runs(monkeypatch) -> dict[str, tuple[str, list[str]]]:
             row.status = Status.VOID
             row.audit = [Check(name="untouched", asked="yes", found=more[1], ok=False)]
         if folder.name in begun["broken"]:
-            row.status = Status.FAILED
+            row.status, row.reason = Status.FAILED, "it fell over"
         return row
 
     monkeypatch.setattr(launch, "run", start)
@@ -69,7 +69,16 @@ def test_a_sabotage_that_is_not_noticed_fails_the_command(fault, runs, tmp_path,
     assert "NOT as they must: rounded" in capsys.readouterr().out
 
 
-def test_a_plain_run_that_fails_notices_nothing(runs, tmp_path, capsys):
+def test_a_run_that_fails_is_told_with_its_reason(runs, tmp_path, capsys):
     runs["broken"].add("again")
     assert called(tmp_path) == 1
-    assert "NOT as they must: again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "NOT as they must: again" in said
+    assert "again did not end as it must: failed: it fell over" in said
+
+
+def test_without_a_plain_run_nothing_is_compared(runs, tmp_path, capsys):
+    runs["broken"].add("plain")
+    assert called(tmp_path) == 1
+    assert "the plain run is failed: it fell over" in capsys.readouterr().out
+    assert "stale" not in runs

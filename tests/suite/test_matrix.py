@@ -305,6 +305,17 @@ def test_rows_that_one_process_makes_equal_are_kept_once():
     assert changes == ["one process: ddp+bf16 is single+bf16"]
 
 
+def test_a_reference_that_has_two_processes_of_its_own_keeps_its_name(tmp_path):
+    file = tmp_path / "mixed.yaml"
+    file.write_text(
+        "reference: ddp\ncpu: {model: DiT-T/4, data: synthetic, processes: 1}\n"
+        "recipes: [{recipe: ddp, processes: 2}, ddp, ddp+bf16]\n"
+    )
+    suite, _ = on_processes(load_suite(str(file), "cpu"), {})
+    assert suite.reference == "ddp"
+    assert [row.recipe for row in suite.rows] == ["ddp", "single", "single+bf16"]
+
+
 def test_a_world_of_many_stays_replicated_on_its_one_process():
     suite, changes = on_processes(ad_hoc(["ddp"], "cpu"), {"world": 4})
     assert [row.recipe for row in suite.rows] == ["ddp"] and changes == []
