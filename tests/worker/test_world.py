@@ -60,6 +60,14 @@ def test_sharding_shows_in_the_pair(pairs):
             assert share == pytest.approx(0.75, rel=0.02), recipe
 
 
+def test_zero_1_holds_all_gradients_and_a_flat_half_of_them(pairs):
+    """At its peak, before they are let go; whatever else lived then would be workspace."""
+    for found in (run["zero1"] for run in pairs):
+        assert found["phase"] == "backward"
+        assert 1.5 * found["parameters"] <= found["gradients"] <= 1.6 * found["parameters"]
+        assert found["workspace"] < SLACK * found["total"]
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """Rank 0 of 16, by the real worker."""
