@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import dataclasses
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from harness.commands import listing, train
 from harness.report import Report, build, read_suite, stories
-from harness.report.data import derive
+from harness.report.data import parity
 from harness.report.data.lookup import Rows
 from harness.report.rendering import explanations, markdown
 from harness.report.rendering.markdown_parts import table_lines
@@ -181,11 +182,11 @@ def test_the_plan_that_is_shown_agrees_with_itself():
 
 
 def test_the_limit_of_parity_is_the_report_s():
-    loss, norm = (f"{limit:.0e}".replace("e-0", "e-") for limit in derive.FLOAT32_LIMITS)
-    tight = f"to {loss} of a loss and {norm} of a gradient norm in the first {derive.EARLY_STEPS}"
-    page = (DOCS / "reading-a-report.md").read_text()
-    assert tight in page and f"on GPUs, to {derive.PARITY_LIMIT:.0e}".replace("e-0", "e-") in page
-    assert tight.removeprefix("to ") in explanations.NOTES["parity"]
+    limits = dataclasses.astuple(parity.FLOAT32)
+    tight = "{:.0e} of a loss, {:.0e} of a gradient norm, {:.0e} of a moment, {:.0e} of an update"
+    said = tight.format(*limits).replace("e-0", "e-")
+    assert said in (DOCS / "reading-a-report.md").read_text()
+    assert said in explanations.NOTES["parity"]
 
 
 def test_what_train_is_told_to_do_is_its_default():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.predict.prediction import Prediction
-from harness.report.data import derive
+from harness.report.data import derive, parity
 from harness.report.data.numbers import numbers
 from harness.report.data.predicted import predicted_and_measured
 from harness.report.data.predicted_fit import OUT_OF_MEMORY, predicted_fit
@@ -171,7 +171,9 @@ def _group(members: list[Row], wanted: str, unlike: str) -> Group:
     members = _labelled(members)
     reference = _reference(members, wanted)
     best_first = sorted(members, key=_peak if reference.spec.world else _slowness)
-    rows = _with_front([_against(row, reference, rank) for rank, row in enumerate(best_first, 1)])
+    siblings = _siblings(members)
+    against = [_against(row, reference, n, siblings) for n, row in enumerate(best_first, 1)]
+    rows = _with_front(against)
     reference = next(row for row in rows if row.versus.is_reference)
     first = reference.first
     return Group(
@@ -202,11 +204,10 @@ def _labelled(rows: list[Row]) -> list[Row]:
 # ---- a row against its reference ----
 
 
-def _against(row: Row, reference: Row, rank: int) -> Row:
+def _against(row: Row, reference: Row, rank: int, siblings: Mapping[int, Row]) -> Row:
     ours, theirs, first = row.numbers, reference.numbers, reference.first
-    loss = _worst([derive.curve_distance(r.losses, first.losses) for r in row.results])
-    grad = _worst([derive.curve_distance(r.grad_norms, first.grad_norms) for r in row.results])
-    parity = _parity(row, first)
+    found = [parity.distances(result, first) for result in row.results]
+    verdict = _verdict(row, reference)
     peaks = (ours.peak_bytes, theirs.peak_bytes)
     versus = Versus(
         rank=rank,
@@ -214,18 +215,64 @@ def _against(row: Row, reference: Row, rank: int) -> Row:
         is_reference=row is reference,
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
         peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
-        loss_distance=loss,
-        grad_norm_distance=grad,
-        parity="reference" if row is reference else parity,
+        loss_distance=_worst([distances.get("loss") for distances in found]),
+        grad_norm_distance=_worst([distances.get("norm") for distances in found]),
+        moment_distance=_worst([distances.get("moment") for distances in found]),
+        update_distance=_worst([distances.get("update") for distances in found]),
+        average_distance=_worst([distances.get("average") for distances in found]),
+        parity="reference" if row is reference else verdict.word,
+        differs_in=verdict.what,
     )
+    versus = _with_sibling(versus, row, siblings.get(id(row)))
     return dataclasses.replace(row, versus=versus)
 
 
-def _parity(row: Row, reference: Result) -> str:
-    loss_limit, norm_limit = derive.parity_limits(reference)
-    losses = [derive.beyond(r.losses, reference.losses, loss_limit) for r in row.results]
-    norms = [derive.beyond(r.grad_norms, reference.grad_norms, norm_limit) for r in row.results]
-    return derive.parity(row.first.parity, reference.parity, _worst(losses), _worst(norms))
+def _verdict(row: Row, reference: Row) -> parity.Verdict:
+    """The first repetition that is not as it should be speaks for all."""
+    allowed = parity.limits(reference.results)
+    verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
+    return next((verdict for verdict in verdicts if verdict.what), verdicts[0])
+
+
+def _siblings(rows: list[Row]) -> dict[int, Row]:
+    """id of a row that alters the computation by design -> the plainest other row that alters the
+    same: one of its own computation where there is one."""
+    alike: dict[str, list[Row]] = {}
+    for row in rows:
+        if parity.design(row.first):
+            alike.setdefault(parity.design(row.first), []).append(row)
+    pairs = [(row, _plain(row, same)) for same in alike.values() for row in same]
+    return {id(row): other for row, other in pairs if other is not None}
+
+
+def _plain(row: Row, rows: list[Row]) -> Row | None:
+    """The row with the fewest parts of those of this row's computation, or of any; None where it
+    is the plainest of all itself."""
+    kind = parity.computation(row.first)
+    own = [other for other in rows if parity.computation(other.first) == kind]
+    for among in (own, rows):
+        first = min(among, key=lambda other: (other.spec.recipe.count("+"), other.spec.recipe))
+        if first is not row:
+            return first
+    return None
+
+
+def _with_sibling(versus: Versus, row: Row, sibling: Row | None) -> Versus:
+    if sibling is None:
+        return versus
+    far = parity.distances(row.first, sibling.first)
+    fault = "" if versus.wrong else parity.against_sibling(row.first, sibling.first)
+    kind = parity.computation(sibling.first)
+    other = kind if kind != parity.computation(row.first) else ""
+    versus = dataclasses.replace(
+        versus,
+        sibling=sibling.label + (f" ({other})" if other else ""),
+        sibling_loss_distance=far.get("loss"),
+        sibling_norm_distance=far.get("norm"),
+    )
+    if not fault:
+        return versus
+    return dataclasses.replace(versus, parity="DIFFERS", differs_in=f"{sibling.label}: {fault}")
 
 
 def _worst(distances: list[float | None]) -> float | None:
@@ -237,7 +284,7 @@ def _with_front(rows: list[Row]) -> list[Row]:
     able = [
         r
         for r in rows
-        if r.versus.parity != "DIFFERS" and r.numbers.peak_bytes is not None and not r.spec.world
+        if not r.versus.wrong and r.numbers.peak_bytes is not None and not r.spec.world
     ]
     points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in able]
     front = {id(able[i]) for i in derive.pareto_front(points)}

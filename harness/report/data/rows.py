@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.data.numbers import Numbers
+from harness.report.data.parity import WRONG
 from harness.report.data.predicted import PredictedAndMeasured
 from harness.report.data.predicted_fit import PredictedFit
 from harness.result import Result, Status
@@ -49,7 +50,12 @@ class SuiteHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """A row against its reference row. ``front``: on the Pareto front of memory and speed."""
+    """A row against its reference row. ``front``: on the Pareto front of memory and speed.
+
+    ``parity`` is a word of ``harness.report.data.parity.Verdict``, and ``differs_in`` what stands
+    behind a bad one. ``sibling``: for a row that alters the computation by design, the plainest
+    other row that alters the same, and how far it is from that.
+    """
 
     rank: int
     front: bool
@@ -59,6 +65,18 @@ class Versus:
     loss_distance: float | None
     grad_norm_distance: float | None
     parity: str
+    moment_distance: float | None = None
+    update_distance: float | None = None
+    average_distance: float | None = None
+    differs_in: str = ""
+    sibling: str = ""
+    sibling_loss_distance: float | None = None
+    sibling_norm_distance: float | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it computed something else than it promised: it is in no answer."""
+        return self.parity in WRONG
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ __all__ = ["render", "render_story"]
 
 SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "time"),
-    *("parity", "buckets"),
+    *("parity", "siblings", "buckets"),
 )
 """Keys of the tables below the ranking, in this order."""
 
