@@ -76,7 +76,7 @@ def test_a_set_compared_with_itself_is_unchanged():
     found = compare(GOLDEN / "cpu", GOLDEN / "cpu")
     assert found.changed == []
     assert found.environment == []
-    assert len(found.changes) == 13
+    assert len(found.changes) == 14
     assert "0 changed beyond noise" in markdown(found)
 
 

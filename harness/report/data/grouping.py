@@ -13,9 +13,11 @@ from typing import Any
 
 from harness.predict.prediction import Prediction
 from harness.report.data import derive
+from harness.report.data.floor import Floor
 from harness.report.data.numbers import numbers
 from harness.report.data.predicted import predicted_and_measured
 from harness.report.data.predicted_fit import OUT_OF_MEMORY, predicted_fit
+from harness.report.data.ranking import lent_floor, own_floor, ranked
 from harness.report.data.rows import (
     Group,
     Report,
@@ -27,6 +29,7 @@ from harness.report.data.rows import (
     label,
     same_work,
 )
+from harness.report.data.speed import differ, margin_fraction
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -134,10 +137,16 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     # Of several groups with a row of that name, the one with most rows: order of files is chance.
     ordered = sorted(
         members.items(),
-        key=lambda item: (item[1][0].spec.world, _place(item[1], wanted), -len(item[1])),
+        key=lambda item: (
+            item[1][0].spec.world,
+            _place(item[1], wanted),
+            -len(item[1]),
+            -max(len(row.results) for row in item[1]),
+        ),
     )
     first = ordered[0][0] if ordered else ()
-    return [_group(same, wanted, _unlike(work, first)) for work, same in ordered]
+    drafts = [_draft(same, wanted, _unlike(work, first)) for work, same in ordered]
+    return [_group(draft, lent_floor(draft, drafts)) for draft in drafts]
 
 
 def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
@@ -167,16 +176,31 @@ def _reference(rows: list[Row], wanted: str) -> Row:
     return named or min(exact or rows, key=lambda row: row.spec.recipe.count("+"))
 
 
-def _group(members: list[Row], wanted: str, unlike: str) -> Group:
-    members = _labelled(members)
-    reference = _reference(members, wanted)
-    best_first = sorted(members, key=_peak if reference.spec.world else _slowness)
-    rows = _with_front([_against(row, reference, rank) for rank, row in enumerate(best_first, 1)])
-    reference = next(row for row in rows if row.versus.is_reference)
+def _draft(members: list[Row], wanted: str, unlike: str) -> Group:
+    """A group whose rows are not yet set against each other."""
+    rows = _labelled(members)
+    reference = _reference(rows, wanted)
     first = reference.first
     return Group(
-        rows=rows, reference=reference, meter=first.meter, device=device_of(first), unlike=unlike
+        rows=rows,
+        reference=reference,
+        meter=first.meter,
+        device=device_of(first),
+        unlike=unlike,
+        floor=own_floor(rows, reference),
     )
+
+
+def _group(draft: Group, floor: Floor | None) -> Group:
+    """Its rows with the noise floor that it has, against the reference and in order."""
+    place = draft.rows.index(draft.reference)
+    members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
+    reference = members[place]
+    best_first = sorted(members, key=_peak if draft.world else _slowness)
+    compared = [_against(row, reference, place) for place, row in enumerate(best_first, 1)]
+    rows = _with_front(ranked(compared))
+    reference = next(row for row in rows if row.versus.is_reference)
+    return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
 
 
 def _slowness(row: Row) -> float:
@@ -202,17 +226,20 @@ def _labelled(rows: list[Row]) -> list[Row]:
 # ---- a row against its reference ----
 
 
-def _against(row: Row, reference: Row, rank: int) -> Row:
+def _against(row: Row, reference: Row, place: int) -> Row:
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     loss = _worst([derive.curve_distance(r.losses, first.losses) for r in row.results])
     grad = _worst([derive.curve_distance(r.grad_norms, first.grad_norms) for r in row.results])
     parity = _parity(row, first)
     peaks = (ours.peak_bytes, theirs.peak_bytes)
     versus = Versus(
-        rank=rank,
+        place=place,
+        rank=place,
         front=False,
         is_reference=row is reference,
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
+        speed_differs=None if row is reference else differ(row, reference),
+        speed_margin_fraction=None if row is reference else margin_fraction(row, reference),
         peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
         loss_distance=loss,
         grad_norm_distance=grad,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.report.data import derive
+from harness.report.data.floor import Floor
 from harness.report.data.numbers import Numbers
 from harness.report.data.predicted import PredictedAndMeasured
 from harness.report.data.predicted_fit import PredictedFit
@@ -49,12 +51,21 @@ class SuiteHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """A row against its reference row. ``front``: on the Pareto front of memory and speed."""
+    """A row against its reference row. ``front``: on the Pareto front of memory and speed.
 
+    ``place`` counts the rows as they are listed. ``rank`` is the best place that the noise leaves
+    a row: one behind all that are faster beyond it. Rows that cannot be told from the fastest
+    share the first. ``speed_differs``: from the reference's, beyond the noise; None: not known,
+    and then ``rank`` is ``place``. ``speed_margin_fraction``: the share up to which it would not.
+    """
+
+    place: int
     rank: int
     front: bool
     is_reference: bool
     speed_ratio: float
+    speed_differs: bool | None
+    speed_margin_fraction: float | None
     peak_change_fraction: float | None
     loss_distance: float | None
     grad_norm_distance: float | None
@@ -63,7 +74,8 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One spec that ran: its ok results, one a repetition, and what was derived from them."""
+    """One spec that ran: its ok results, one a repetition, and what was derived from them.
+    ``floor`` is its group's."""
 
     label: str
     results: tuple[Result, ...]
@@ -72,6 +84,7 @@ class Row:
     predicted: PredictedAndMeasured | None = None
     predicted_fit: PredictedFit | None = None
     notes: tuple[str, ...] = ()
+    floor: Floor | None = None
 
     @property
     def first(self) -> Result:
@@ -81,6 +94,11 @@ class Row:
     @property
     def spec(self) -> Spec:
         return self.first.spec
+
+    @property
+    def runs(self) -> list[list[float]]:
+        """The timed steps of each repetition, in seconds."""
+        return [derive.step_seconds(result) for result in self.results]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +121,8 @@ class Group:
     """Rows that did the same work on the same device, fastest first; ``unlike`` says how they
     differ from the first group, and so why they are not ranked with it.
 
-    Rows of a simulated world are ordered by their peak: memory is all that they tell.
+    Rows of a simulated world are ordered by their peak: memory is all that they tell, and the
+    noise of their times (``floor``) is not asked for.
     """
 
     rows: list[Row]
@@ -111,6 +130,7 @@ class Group:
     meter: str
     device: str
     unlike: str = ""
+    floor: Floor | None = None
 
     @property
     def world(self) -> int:

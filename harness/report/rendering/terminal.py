@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from harness.report import stories
-from harness.report.data import units
+from harness.report.data import speed, units
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.compare import Comparison
 from harness.report.data.grid import Grid
@@ -71,6 +71,8 @@ def _group(group: Group, console: Console) -> None:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
     look = "yellow" if group.meter != "cuda" else "dim"
     console.print(f"[{look}]{escape(sentences.stamp(group))}[/{look}]")
+    if speed.noise_floor(group):
+        console.print(escape(speed.noise_floor(group).replace(speed.NONE_SEEN, speed.ALIKE)))
     draw(tables.short_ranking(group), console)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
@@ -81,7 +83,7 @@ def _group(group: Group, console: Console) -> None:
         console.print(Padding(escape(errors), (0, 0, 0, 1), expand=False), highlight=False)
     for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
-        console.print(f" {fit.sizes} GiB: {name}", highlight=False)
+        console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
     for text in sentences.warnings(group):
         console.print(f"[red]{escape(text)}[/red]" if "DIFFERS" in text else escape(text))
 
