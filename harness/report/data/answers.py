@@ -101,7 +101,7 @@ def answers(group: Group) -> list[Answer]:
 def _fastest(rows: list[Row]) -> Answer:
     best, text = rows[0], _speed(rows[0])
     close = _alike(best, rows[1:])
-    word = "within the spread of its steps" if best.floor is None else "no difference seen to"
+    word = "within the spread of its steps:" if best.floor is None else "no difference seen to"
     return Answer(
         question="Fastest", row=best, text=f"{text}; {word} {_names(close)}" if close else text
     )

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from harness.report.data import derive
 
-__all__ = ["Floor", "Runs", "Spread", "borrowed", "floor_of", "margin", "student"]
+__all__ = ["Floor", "Runs", "Spread", "borrowed", "floor_of", "joined", "margin", "student"]
 
 Runs = Sequence[Sequence[float]]
 """The timed steps of one row in seconds, run by run."""
@@ -83,6 +83,20 @@ def borrowed(floor: Floor, source: str, rows: Mapping[str, Runs], reference: str
     steps = _middle(rows.values()) or floor.steps
     made = dataclasses.replace(floor, steps=steps, source=source)
     return _like(made, rows[reference])
+
+
+def joined(old: Floor | None, new: Floor | None) -> Floor | None:
+    """The noise of two result sets together, to compare a row of one with one of the other; that
+    of one set where the other knows none."""
+    if old is None or new is None:
+        return old or new
+    steps = [floor.steps for floor in (old, new) if floor.steps]
+    return Floor(
+        runs=_together([old.runs, new.runs]),
+        steps=_together(steps) if steps else None,
+        again={},
+        fraction=max(old.fraction, new.fraction),
+    )
 
 
 def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
@@ -154,6 +168,12 @@ def _margin_of_steps(usual: Spread | None, rows: Sequence[Runs]) -> float:
 
 def _margin(usual: Spread, sides: Sequence[Side]) -> float:
     return student(usual.freedom) * math.sqrt(sum(s**2 / count for s, count in sides))
+
+
+def _together(spreads: Sequence[Spread]) -> Spread:
+    freedom = sum(spread.freedom for spread in spreads)
+    squares = sum(spread.deviation**2 * spread.freedom for spread in spreads)
+    return Spread(math.sqrt(squares / freedom), freedom)
 
 
 def _logarithms(values: Iterable[float]) -> list[float]:

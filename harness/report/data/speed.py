@@ -8,7 +8,16 @@ from harness.report.data import units
 from harness.report.data.floor import Floor, margin
 from harness.report.data.rows import Group, Row
 
-__all__ = ["ALIKE", "NONE_SEEN", "differ", "margin_fraction", "noise_floor", "ratio", "times"]
+__all__ = [
+    "ALIKE",
+    "NONE_SEEN",
+    "differ",
+    "margin_fraction",
+    "noise_floor",
+    "ratio",
+    "rests_on",
+    "times",
+]
 
 NONE_SEEN = "none seen"
 """In place of a ratio of speeds that the noise explains."""
@@ -65,7 +74,7 @@ def noise_floor(group: Group) -> str:
 
 
 def _stated(floor: Floor) -> str:
-    size, rests = f"{units.one('percent', floor.fraction)} %", _rests_on(floor)
+    size, rests = f"{units.one('percent', floor.fraction)} %", rests_on(floor)
     if floor.source:
         return (
             f"Noise floor {size}, borrowed: no row of this group was measured twice, but of "
@@ -77,7 +86,7 @@ def _stated(floor: Floor) -> str:
     )
 
 
-def _rests_on(floor: Floor) -> str:
+def rests_on(floor: Floor) -> str:
     """The row that was measured more than once, what came of it, and how many others were."""
     (label, medians), *others = floor.again.items()
     found = (

@@ -17,6 +17,7 @@ __all__ = [
     "EFFECTS",
     "HOST_SPLIT",
     "MEMORY",
+    "NARROW",
     "PARITY",
     "PHASES",
     "PREDICTED",
@@ -139,6 +140,7 @@ SIMULATED = (
     Column("Notes", lambda r: "simulated"),
 )
 SHORT = (RANK, RECIPE, SPEED, SHORT_SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
+NARROW = tuple(column for column in SHORT if column is not STEP)
 PHASES = (
     RECIPE,
     *(
