@@ -8,6 +8,7 @@ import io
 import json
 import math
 import random
+import re
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.floor import floor_of, margin, student
 from harness.report.data.rows import Group, SuiteHead
-from harness.report.rendering import export, html, markdown
+from harness.report.rendering import charts, export, html, markdown
 from harness.report.rendering.tables import ranking
 from harness.result import Result
 from tests.made.results import FULL, done
@@ -200,6 +201,18 @@ def test_every_format_says_none_seen():
     assert data["noise_floor"]["text"] == said
     assert data["noise_floor"]["again"]["ddp"] == pytest.approx(list(QUIET))
     assert data["rows"][1]["versus_reference"]["speed_differs"] is False
+
+
+def test_the_band_of_the_noise_holds_the_rows_that_are_not_told_apart():
+    group = group_of(suite(QUIET))
+    page = charts.steps(group)
+    left, wide = (
+        float(re.search(rf'{k}="([\d.]+)"[^>]*class="noise"', page)[1]) for k in ["x", "width"]
+    )
+    ticks = [float(x) for x in re.findall(r'x1="([\d.]+)"[^>]*class="median"', page)]
+    assert [left <= tick <= left + wide for tick in ticks] == [True, True, False]
+    once = [r for r in suite(QUIET) if not r.spec.repeat]
+    assert 'class="noise"' not in charts.steps(group_of(once))
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -36,7 +36,8 @@ NOTES = {
     "not).",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
-    "effects": "Two rows that differ in one part only: what adding this part did.",
+    "effects": "Two rows that differ in one part only: what adding this part did. None seen: a "
+    "difference of speed that the noise explains.",
 }
 """Key of a table -> the note below it."""
 GLOSSARY = (

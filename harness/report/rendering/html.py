@@ -194,7 +194,10 @@ def _curves(group: Group) -> str:
 
 def _time(group: Group, grids: dict[str, Grid]) -> str:
     left = _figure(
-        "Step times", "dots: every timed step; bar: p10 to p90; tick: median", charts.steps(group)
+        "Step times",
+        "dots: every timed step; bar: p10 to p90; tick: median"
+        + ("; band: noise floor about the reference" if group.floor else ""),
+        charts.steps(group),
     )
     effects = grids["effects"]
     right = ""
