@@ -113,6 +113,10 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "unknown command": (lambda p: ["rnu"], "invalid choice: 'rnu'"),
     "timeout": (lambda p: ["--recipes", "ddp", "--timeout", "-1"], "above 0"),
     "repeat": (lambda p: ["--recipes", "ddp", "--repeat", "0"], "--repeat at least 1"),
+    "noise floor": (
+        lambda p: ["--recipes", "ddp", "--noise-floor", "0"],
+        "noise_floor is 0; give --noise-floor at least 1",
+    ),
     "report of nothing": (lambda p: ["report", str(p / "none")], "no such folder"),
     "report of an empty folder": (lambda p: ["report", str(p)], "no results in it"),
     "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),

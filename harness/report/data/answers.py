@@ -199,7 +199,7 @@ def fastest_that_fits(group: Group) -> list[FastestThatFits]:
             limit_bytes=limit, upto_bytes=limit, **_of_those_that_fit(rows, limit)
         )
         last = fastest[-1] if fastest else None
-        if last and last.row is fits.row and last.alike == fits.alike:
+        if last and last.row is fits.row:
             fastest[-1] = dataclasses.replace(last, upto_bytes=limit)
         else:
             fastest.append(fits)
