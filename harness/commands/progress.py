@@ -17,6 +17,7 @@ from rich.text import Text
 
 from harness.phases import RUN_PHASES
 from harness.report.data import derive
+from harness.report.data.rows import label
 from harness.result import Result, Status
 
 __all__ = ["Progress", "clock", "summary"]
@@ -44,9 +45,9 @@ class Progress:
     # ---- events, in the order of a suite ----
 
     def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
-        """A suite of these rows begins; the others are finished or cannot run here."""
+        """A suite of these runs begins; the others are finished or cannot run here."""
         self.recipes, self.to_run = recipes, to_run
-        rows = f"{len(recipes)} row{'s' * (len(recipes) != 1)}, {sum(to_run)} to run"
+        rows = f"{len(recipes)} run{'s' * (len(recipes) != 1)}, {sum(to_run)} to do"
         self.console.print(Text.assemble("suite ", (name, "bold"), f": {rows}"))
 
     def begin_run(self, recipe: str, timeout: float | None) -> None:
@@ -85,6 +86,12 @@ class Progress:
         not_run = result.status in (Status.REFUSED, Status.UNSUPPORTED)
         self._finished(result, "" if not_run else "  (from an earlier run)")
 
+    def leave_out(self, recipe: str, status: Status) -> None:
+        """A repetition that is not run, since the row itself ended as ``status``."""
+        self.done += 1
+        words = f" {recipe}: not run, for the row itself ended as {status.value}"
+        self._say(Text.assemble((self._head(), "dim"), words))
+
     def end_suite(self) -> None:
         """No more rows; also after an interruption."""
         self._stop()
@@ -106,11 +113,11 @@ class Progress:
         status, reason = derive.effective_status(result)
         words = status.value.replace("_", " ")
         numbers = summary(result) if status is Status.OK else (reason or "")
-        head = f"[{self.done:>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
+        head = self._head()
         width = max(10, *(min(len(r), 30) for r in self.recipes)) if self.recipes else 10
         text = Text.assemble(
             (head, "dim"),
-            f" {result.spec.recipe:<{width}} ",
+            f" {label(result.spec):<{width}} ",
             (f"{words:<11}", STYLES.get(status, "yellow")),
             f"  {numbers}",
             (after, "dim"),
@@ -118,6 +125,9 @@ class Progress:
         self._say(text)
         if status is not Status.OK and result.way_out:
             self._say(Text(f"{' ' * len(head)} -> {result.way_out}", style="dim"))
+
+    def _head(self) -> str:
+        return f"[{self.done:>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
 
     def _say(self, text: Text) -> None:
         # soft_wrap: a long reason is wrapped by the terminal, never cut in a log file.

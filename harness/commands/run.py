@@ -24,10 +24,12 @@ from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
 from harness.report.data.predicted import FILE
 from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.data.rows import label
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
+from harness.suite.again import with_reference_again
 from harness.suite.file import Suite
 from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
@@ -50,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "recipes instead, with the settings of the suite default; the first is the reference"
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
+    told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
+    add("--noise-floor", type=int, metavar="N", help=told)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
     add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
@@ -96,13 +100,13 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(
-            f"interrupted after {ended(results)} of {len(planned)} rows; the same command resumes"
+            f"interrupted after {ended(results)} of {len(planned)} runs; the same command resumes"
         )
     return exit_code(results) if code is None else code
 
 
 def ended(results: Sequence[Result]) -> int:
-    """Rows that were not cut short."""
+    """Runs that were not cut short."""
     return sum(result.status is not Status.INTERRUPTED for result in results)
 
 
@@ -130,6 +134,9 @@ class AskedRows:
             gpus=len(machine.gpus),
             gpu_bytes=machine.smallest_gpu_bytes,
         )
+        often = self.options.noise_floor
+        often = suite.noise_floor if often is None else often
+        specs = with_reference_again(specs, suite.reference, often)
         return suite, plan([self._resolved(spec) for spec in specs], out, machine)
 
     def _resolved(self, spec: Spec) -> Resolved:
@@ -170,7 +177,7 @@ def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str
     for change in changes:
         print(f"# {change}")
     for index, row in enumerate(planned, 1):
-        print(f"# {index}/{len(planned)} {row.resolved.recipe}" + _why_not(row))
+        print(f"# {index}/{len(planned)} {label(row.resolved.spec)}" + _why_not(row))
         prefix = "# " if row.status else ""
         print(prefix + launch.display(row.resolved, row.folder))
     return OK
@@ -195,7 +202,9 @@ def predict_measured(
     """
     done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     of_spec = {row.spec: row for row in rows}
-    missing = [of_spec[r.spec] for r in done if not load_prediction(_prediction_file(r.spec, out))]
+    once = {dataclasses.replace(r.spec, repeat=0): r.spec for r in reversed(done)}.values()
+    wanted = [r.spec for r in done if r.spec in once]  # repetitions share a prediction
+    missing = [of_spec[s] for s in wanted if not load_prediction(_prediction_file(s, out))]
     if not missing:
         return
     # The rows ran on one machine, so any environment that names its attention will do; a row that

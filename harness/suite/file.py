@@ -28,6 +28,8 @@ __all__ = [
 
 FOLDER = Path(__file__).resolve().parent / "catalog"
 TIMEOUT_SECONDS = 1800.0
+NOISE_FLOOR = 3
+"""How often the reference is measured: two of the same tell next to nothing of a spread."""
 ALL = "all"
 
 FIELDS = {f.name: type(f.default) for f in dataclasses.fields(Spec) if f.name != "recipe"}
@@ -40,6 +42,7 @@ TOP = {
     "story": str,
     "reference": str,
     "timeout_seconds": float,
+    "noise_floor": int,
     "cpu": dict,
     "gpu": dict,
     "recipes": list,
@@ -76,6 +79,7 @@ class Suite:
     """What is compared on one device. ``settings`` may hold ``processes: all`` and
     ``per_process_batch`` (a number or ``fit``), which ``specs`` turns into numbers. ``story``
     names what the rows tell together; which stories there are is the report's to say.
+    ``noise_floor`` is how often its reference row is measured; 1: once, and no floor is known.
     ``path`` is the file that it was read from."""
 
     path: Path
@@ -87,6 +91,7 @@ class Suite:
     settings: Mapping[str, Any]
     rows: tuple[SuiteRow, ...]
     story: str = ""
+    noise_floor: int = NOISE_FLOOR
 
 
 def known_suites() -> dict[str, Path]:
@@ -116,6 +121,9 @@ def load_suite(name: str, device: str) -> Suite:
         raise SuiteError(f"{path}: no block {block!r} for device {device}; add one")
     settings = _settings(path, block, data[block], BLOCK)
     rows = _rows(path, data, settings, block)
+    often = data.get("noise_floor", NOISE_FLOOR)
+    if often < 1:
+        raise SuiteError(f"{path}: noise_floor is {often}; write at least 1 (1: no floor)")
     reference = _canonical(path, "reference", data.get("reference", rows[0].recipe), settings)
     if reference not in {row.recipe for row in rows}:
         raise SuiteError(
@@ -131,6 +139,7 @@ def load_suite(name: str, device: str) -> Suite:
         device=device,
         settings=settings,
         rows=rows,
+        noise_floor=often,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import fcntl
 import shutil
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from harness.launch import launch
+from harness.report.data.rows import label
 from harness.resolve import Resolved, run_name
 from harness.result import BadResult, Result, Status, load, write_json
+from harness.spec import Spec
 from harness.suite.file import Suite
 from harness.suite.identity import identity
 from harness.system.machine import Machine
@@ -76,13 +79,18 @@ class Listener(Protocol):
     def skip(self, result: Result) -> None:
         """A row that is not run: finished earlier, refused, or unsupported."""
 
+    def leave_out(self, recipe: str, status: Status) -> None:
+        """A repetition that is not run, since the row itself ended as ``status``."""
+
     def end_suite(self) -> None:
         """No more rows; also after an interruption."""
 
 
 def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]:
-    """What stands against each row on ``machine``, before any process starts."""
-    return [_planned(row, out, machine) for row in rows]
+    """What stands against each row on ``machine``, before any process starts; without the
+    repetitions of rows that cannot run."""
+    planned = [_planned(row, out, machine) for row in rows]
+    return [row for row in planned if row.status is None or not row.resolved.spec.repeat]
 
 
 def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
@@ -106,7 +114,8 @@ def run_suite(
     fresh: bool = False,
     timeout: float | None = None,
 ) -> list[Result]:
-    """Run what is not finished yet; one result a row, in order, each written as it ends.
+    """Run what is not finished yet; one result a row, in order, each written as it ends. A row
+    that did not end well is not repeated.
 
     Args:
         fresh: repeat finished runs too.
@@ -121,19 +130,27 @@ def run_suite(
     with _alone(out):
         _write_head(suite, out)
         to_run = [_to_run(row, machine, fresh) for row in planned]
-        progress.begin_suite(suite.name, [str(row.resolved.recipe) for row in planned], to_run)
+        progress.begin_suite(suite.name, [label(row.resolved.spec) for row in planned], to_run)
         try:
             for row in planned:
+                if lost := _lost(row.resolved.spec, results):
+                    progress.leave_out(label(row.resolved.spec), lost)
+                    continue
                 results.append(
                     _run_row(row, machine, progress, fresh, timeout or suite.timeout_seconds)
                 )
         except KeyboardInterrupt:
-            raise SuiteInterrupted(
-                [*results, *_interrupted_row(planned[len(results)], machine)]
-            ) from None
+            raise SuiteInterrupted([*results, *_interrupted_row(row, machine)]) from None
         finally:
             progress.end_suite()
     return results
+
+
+def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
+    """How the row ended that ``spec`` repeats, if not well; None where it may be repeated."""
+    first = dataclasses.replace(spec, repeat=0)
+    ends = (r.status for r in results if spec.repeat and r.spec == first)
+    return next((status for status in ends if status is not Status.OK), None)
 
 
 def _run_row(
@@ -149,7 +166,7 @@ def _run_row(
         result = _not_run(row, machine)
         progress.skip(result)
     else:
-        progress.begin_run(str(row.resolved.recipe), timeout)
+        progress.begin_run(label(row.resolved.spec), timeout)
         result = launch.run(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
         # A worker that died has not recorded its machine.

@@ -113,6 +113,10 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "unknown command": (lambda p: ["rnu"], "invalid choice: 'rnu'"),
     "timeout": (lambda p: ["--recipes", "ddp", "--timeout", "-1"], "above 0"),
     "repeat": (lambda p: ["--recipes", "ddp", "--repeat", "0"], "--repeat at least 1"),
+    "noise floor": (
+        lambda p: ["--recipes", "ddp", "--noise-floor", "0"],
+        "noise_floor is 0; give --noise-floor at least 1",
+    ),
     "report of nothing": (lambda p: ["report", str(p / "none")], "no such folder"),
     "report of an empty folder": (lambda p: ["report", str(p)], "no results in it"),
     "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),
@@ -278,7 +282,7 @@ def test_dry_run_prints_commands_and_starts_nothing(
     lines = [x for x in capsys.readouterr().out.splitlines() if "accelerate" in x]
     assert "--config_file launch_configs/ddp.cpu.yaml" in lines[0]
     assert not lines[0].startswith("#")
-    assert lines[1].startswith("# ")
+    assert [x.startswith("# ") for x in lines] == [False, False, True, False], "ddp again, twice"
     assert nothing_starts == []
     assert not (tmp_path / "r").exists()
 
@@ -336,7 +340,7 @@ def test_run_report_and_compare(tmp_path: Path, capsys, monkeypatch) -> None:
     words = ["run", "--recipes", "ddp", "zero2", "--data", "synthetic", "--out", str(tmp_path)]
     assert call(words) == 0
     text = capsys.readouterr().out
-    assert "suite recipes: 2 rows, 2 to run" in text
+    assert "suite recipes: 4 runs, 4 to do" in text
     for name in ("report.md", "report.csv", "report.json", "report.html"):
         assert (tmp_path / name).exists()
         assert name in text
@@ -345,7 +349,7 @@ def test_run_report_and_compare(tmp_path: Path, capsys, monkeypatch) -> None:
     assert len(list(tmp_path.glob("runs/*/prediction.json"))) == 2
     assert "### Predicted and measured" in (tmp_path / "report.md").read_text()
     assert call(words) == 0
-    assert "2 rows, 0 to run" in capsys.readouterr().out
+    assert "4 runs, 0 to do" in capsys.readouterr().out
     assert call(["report", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "zero2" in text and "Predicted without running" in text
@@ -360,7 +364,7 @@ def test_an_interruption_still_reports(tmp_path: Path, capsys, monkeypatch) -> N
     fake(monkeypatch, end)
     recipes = ["--recipes", "ddp", "zero2", "zero3"]
     assert call([*recipes, "--data", "synthetic", "--out", str(tmp_path)]) == 130
-    assert "interrupted after 1 of 3 rows" in capsys.readouterr().out
+    assert "interrupted after 1 of 5 runs" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists()
 
 

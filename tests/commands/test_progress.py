@@ -40,7 +40,7 @@ def test_a_log_gets_a_line_an_event() -> None:
     progress.begin_run("zero2", None)
     progress.end_suite()
     lines = out.getvalue().splitlines()
-    assert lines[0] == "suite mine: 3 rows, 2 to run"
+    assert lines[0] == "suite mine: 3 runs, 2 to do"
     assert lines[1] == "[1/3] ddp: begins, at most 1 min 30 s"
     assert lines[2] == "[1/3] ddp: measuring 2/6  1 min 00 s"
     assert lines[4].split() == [

@@ -254,8 +254,11 @@ def cpu_set() -> dict[str, Result]:
     void.audit.append(Check(name="micro batch", asked=[8], found=[4], ok=False))
     return {
         "ddp": done("ddp", 0.402, FULL, shift=0.0),
+        "ddp-r1": done("ddp", 0.398, FULL, shift=0.0, repeat=1),
+        "ddp-r2": done("ddp", 0.409, FULL, shift=0.0, repeat=2),
         "ddp-bf16": done("ddp+bf16", 0.661, (126, 126, 252, 126, 50, 62), **design(4.1e-3)),
         "ddp-checkpoint": done("ddp+checkpoint", 0.497, (126, 126, 252, 126, 22, 41)),
+        "ddp-ema": done("ddp+ema:place=cpu", 0.411, FULL),
         "single": done("single", 0.733, (126, 126, 252, 126, 182, 36), processes=1, shift=2e-7),
         "zero1": void,
         "zero2-r0": done("zero2", 0.431, (126, 63, 126, 126, 96, 58), stage=2, shift=3e-7),

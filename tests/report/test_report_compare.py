@@ -23,13 +23,18 @@ def recorded() -> list[Result]:
     return load_all(GOLDEN / "cpu")[0]
 
 
-def after(edit, recipe: str = "zero3"):
+def once() -> list[Result]:
+    """The recorded set without its repetitions."""
+    return [result for result in recorded() if not result.spec.repeat]
+
+
+def after(edit, recipe: str = "zero3", results_of=recorded):
     """The comparison of the recorded set with one in which ``recipe`` is edited; its change."""
-    results = recorded()
+    results = results_of()
     for result in results:
         if result.spec.recipe == recipe:
             edit(result)
-    found = compare_reports(build(recorded(), []), build(results, []))
+    found = compare_reports(build(results_of(), []), build(results, []))
     return next(c for c in found.changes if c.label == recipe), found
 
 
@@ -76,7 +81,7 @@ def test_a_set_compared_with_itself_is_unchanged():
     found = compare(GOLDEN / "cpu", GOLDEN / "cpu")
     assert found.changed == []
     assert found.environment == []
-    assert len(found.changes) == 13
+    assert len(found.changes) == 14
     assert "0 changed beyond noise" in markdown(found)
 
 
@@ -85,7 +90,7 @@ def test_a_set_compared_with_itself_is_unchanged():
     [
         (slow(1.3), "SLOWER"),
         (slow(0.7), "faster"),
-        (slow(1.04), ""),
+        (slow(1.01), ""),
         (grow(100 * MIB), "MORE MEMORY"),
         (grow(-100 * MIB), "less memory"),
         (grow(MIB), ""),
@@ -95,6 +100,75 @@ def test_what_counts_as_a_change(edit, words):
     change, found = after(edit)
     assert change.words == words
     assert len(found.changed) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("results_of", "factor", "words"),
+    [(recorded, 1.04, "SLOWER"), (once, 1.04, ""), (once, 1.3, "SLOWER")],
+)
+def test_repetitions_show_what_the_spread_of_steps_would_hide(results_of, factor, words):
+    change, found = after(slow(factor), results_of=results_of)
+    assert change.words == words
+    assert (change.step_limit_fraction is None) == (results_of is once)
+    text = markdown(found)
+    if results_of is once:
+        assert "Steps are judged by their own spread: neither set measured a row twice." in text
+        assert "Limit %" not in text.partition("| Recipe")[2].partition("\n")[0]
+    else:
+        assert "by run-to-run variance (old: ddp was measured 3 times (412.5, 410.1, 415.8" in text
+        assert f"| {100 * change.step_limit_fraction:.1f} |" in text
+
+
+def test_repetitions_far_apart_hide_what_steps_alone_would_show():
+    """All of one run's steps are slow: no interval within a run knows of it."""
+
+    def unsteady() -> list[Result]:
+        results = recorded()
+        for result in results:
+            for rank in result.ranks:
+                rank.step_seconds = [s * (1 + 0.2 * result.spec.repeat) for s in rank.step_seconds]
+        return results
+
+    change, _ = after(slow(1.3), results_of=unsteady)
+    assert not change.intervals_overlap and change.words == ""
+    assert after(slow(5.0), results_of=unsteady)[0].words == "SLOWER"
+
+
+def test_one_set_with_repetitions_will_do():
+    found = compare_reports(build(once(), []), build(recorded(), []))
+    assert found.changed == []
+    assert all(change.step_limit_fraction for change in found.changes if change.step_ratio)
+    assert found.basis.startswith("Steps are judged by run-to-run variance (new: ddp was measured")
+
+
+def shift_norms(share: float):
+    def edit(result: Result) -> None:
+        result.grad_norms = [norm * (1 + share) for norm in result.grad_norms]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("share", "recipe", "words"),
+    [
+        (4e-5, "zero3", "GRADIENTS MOVED"),  # as gradients rounded to bfloat16 are
+        (4e-6, "zero3", ""),
+        (4e-5, "ddp+bf16", ""),
+        (4e-3, "ddp+bf16", "GRADIENTS MOVED"),
+    ],
+)
+def test_moved_gradients(share, recipe, words):
+    """By what the old row computed in, though no loss moved."""
+    change, found = after(shift_norms(share), recipe)
+    assert change.words == words
+    assert change.grad_norm_distance == pytest.approx(share, rel=0.01)
+    assert change.loss_distance == 0
+    assert f"| {share:.1e} |" in markdown(found)
+
+
+def test_without_gradient_norms_none_have_moved():
+    change, _ = after(lambda result: setattr(result, "grad_norms", []))
+    assert change.words == "" and change.grad_norm_distance is None
 
 
 def test_ratio_is_new_over_old():
@@ -147,11 +221,12 @@ def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
     found = compare(GOLDEN / "cpu", tmp_path)
     assert len(found.skipped) == 1
     stream = io.StringIO()
-    print_comparison(found, Console(file=stream, width=100))
+    print_comparison(found, Console(file=stream, width=80))
     text = stream.getvalue()
     assert "only in the old set: zero3" in text
     assert "skipped" in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
+    assert "GRADIENTS" not in text and "run-to-run variance" in text
 
 
 def test_empty_sets(tmp_path):

@@ -1,17 +1,22 @@
 """What a reader decides by: the fastest row, the smallest, the best trade, and what fits.
 
 Only rows that may be believed are named: a row whose loss DIFFERS though it should not is left
-out, and ``sentences.warnings`` says so.
+out, and ``sentences.warnings`` says so. Of rows that the noise does not tell apart the fastest as
+measured is named first and the others with it: to call the one with least memory the fastest
+would let a row that was measured badly win.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.report.data import derive, units
 from harness.report.data.rows import Group, Row
+from harness.report.data.speed import differ
 
 __all__ = ["Answer", "FastestThatFits", "answers", "fastest_that_fits"]
 
@@ -21,7 +26,7 @@ ROUND = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 """Where no GPU gives the sizes: these, times a power of ten."""
 MOST_LIMITS = 5
 MOST_CLOSE = 3
-"""Rows within the noise of the fastest that are named; more are counted."""
+"""Rows not told from the fastest that are named; more are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,7 @@ class Answer:
 @dataclass(frozen=True, kw_only=True)
 class FastestThatFits:
     """The fastest row that fits in ``limit_bytes``; None: no row that was measured does.
+    ``alike`` fit too, and the noise does not tell them from it.
 
     It is the answer up to ``upto_bytes`` as well, the next larger size asked about; None: for
     every larger size.
@@ -44,6 +50,12 @@ class FastestThatFits:
     limit_bytes: float
     upto_bytes: float | None
     row: Row | None
+    alike: tuple[Row, ...] = ()
+
+    @property
+    def others(self) -> str:
+        """The rows that are as fast as can be told, for a sentence; empty where there are none."""
+        return f"; no difference seen to {_names(self.alike)}" if self.alike else ""
 
     @property
     def sizes(self) -> str:
@@ -86,12 +98,24 @@ def answers(group: Group) -> list[Answer]:
 
 def _fastest(rows: list[Row]) -> Answer:
     best, text = rows[0], _speed(rows[0])
-    interval = _interval(best)
-    close = [row.label for row in rows[1:] if derive.overlap(interval, _interval(row))]
-    if close:
-        text += f"; within its noise: {', '.join(close[:MOST_CLOSE])}"
-        text += f" and {len(close) - MOST_CLOSE} more" if len(close) > MOST_CLOSE else ""
-    return Answer(question="Fastest", row=best, text=text)
+    close = _alike(best, rows[1:])
+    word = "within the spread of its steps:" if best.floor is None else "no difference seen to"
+    return Answer(
+        question="Fastest", row=best, text=f"{text}; {word} {_names(close)}" if close else text
+    )
+
+
+def _alike(best: Row, others: Sequence[Row]) -> tuple[Row, ...]:
+    """Those that the noise does not tell from ``best``; where none is known, those whose steps
+    spread over its steps."""
+    if best.floor is None:
+        return tuple(row for row in others if derive.overlap(_interval(best), _interval(row)))
+    return tuple(row for row in others if differ(best, row) is False)
+
+
+def _names(rows: Sequence[Row]) -> str:
+    more = f" and {len(rows) - MOST_CLOSE} more" if len(rows) > MOST_CLOSE else ""
+    return ", ".join(row.label for row in rows[:MOST_CLOSE]) + more
 
 
 def _interval(row: Row) -> tuple[float, float]:
@@ -110,19 +134,26 @@ def _speed(row: Row) -> str:
     numbers = row.numbers
     text = f"{units.one('rate', numbers.samples_per_second)} samples/s"
     if not row.versus.is_reference:
-        text += f" (x{row.versus.speed_ratio:.2f})"
+        alike = row.versus.speed_differs is False
+        text += " (~1)" if alike else f" (x{row.versus.speed_ratio:.2f})"
     return f"{text}, peak {units.gib(numbers.peak_bytes)} a device{_design(row)}"
 
 
 def _memory(row: Row, fastest: Row) -> str:
-    share = row.numbers.samples_per_second / fastest.numbers.samples_per_second
     text = f"peak {units.gib(row.numbers.peak_bytes)} a device"
     change = row.versus.peak_change_fraction
     if not row.versus.is_reference and change is not None:
         text += f" ({units.one('change', change)} %)"
     if row is not fastest:
-        text += f", at {units.one('percent', share)} % of the fastest row's samples/s"
+        text += f", {_share(row, fastest)} the fastest row's samples/s"
     return text + _design(row)
+
+
+def _share(row: Row, fastest: Row) -> str:
+    if differ(row, fastest) is False:
+        return "no difference seen to"
+    share = row.numbers.samples_per_second / fastest.numbers.samples_per_second
+    return f"at {units.one('percent', share)} % of"
 
 
 def _design(row: Row) -> str:
@@ -143,9 +174,11 @@ def _best_trade(rows: list[Row]) -> Answer:
     row, top = front[best], max(front, key=lambda r: r.numbers.samples_per_second)
     slower = 1 - row.numbers.samples_per_second / top.numbers.samples_per_second
     saved = 1 - row.numbers.peak_bytes / top.numbers.peak_bytes
+    price = f"{units.one('percent', slower)} % of its speed"
+    price = "no difference seen in speed" if differ(row, top) is False else price
     text = (
-        f"saves {units.one('percent', saved)} % of the fastest row's memory for "
-        f"{units.one('percent', slower)} % of its speed, the largest margin on the front"
+        f"saves {units.one('percent', saved)} % of the fastest row's memory for {price}, "
+        "the largest margin on the front"
     )
     return Answer(question=question, row=row, text=text + _design(row))
 
@@ -160,14 +193,25 @@ def fastest_that_fits(group: Group) -> list[FastestThatFits]:
         return []
     fastest: list[FastestThatFits] = []
     for limit in limits(group):
-        row = next((row for row in rows if row.numbers.need_bytes <= limit), None)
-        if fastest and fastest[-1].row is row:
-            fastest[-1] = dataclasses.replace(fastest[-1], upto_bytes=limit)
+        fits = FastestThatFits(
+            limit_bytes=limit, upto_bytes=limit, **_of_those_that_fit(rows, limit)
+        )
+        last = fastest[-1] if fastest else None
+        if last and last.row is fits.row:
+            fastest[-1] = dataclasses.replace(last, upto_bytes=limit)
         else:
-            fastest.append(FastestThatFits(limit_bytes=limit, upto_bytes=limit, row=row))
+            fastest.append(fits)
     if fastest and fastest[-1].row is not None:
         fastest[-1] = dataclasses.replace(fastest[-1], upto_bytes=None)
     return fastest
+
+
+def _of_those_that_fit(rows: list[Row], limit: float) -> dict[str, Any]:
+    able = [row for row in rows if row.numbers.need_bytes <= limit]
+    if not able:
+        return {"row": None}
+    known = able[0].floor is not None
+    return {"row": able[0], "alike": _alike(able[0], able[1:]) if known else ()}
 
 
 def limits(group: Group) -> list[float]:

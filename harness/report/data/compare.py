@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import result
-from harness.report.data import derive, environment_facts, units
+from harness.report.data import derive, environment_facts, floor, parity, speed, units
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
+from harness.result import Result
 from harness.spec import Spec
 
 __all__ = ["Change", "Comparison", "compare", "compare_reports"]
 
 STEP_LIMIT = 0.05
-"""Share by which medians must differ, beside intervals that do not overlap."""
+"""Share by which medians must differ, beside intervals that do not overlap, where no row of
+either set was measured twice."""
 PEAK_LIMIT = 0.02
 PEAK_LIMIT_BYTES = 16 * units.MIB
 """A peak has changed beyond either of the two."""
@@ -24,7 +27,13 @@ PEAK_LIMIT_BYTES = 16 * units.MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One spec that is in both sets. Ratios are new over old; None where a side has no number."""
+    """One spec that is in both sets. Ratios are new over old; None where a side has no number.
+
+    ``step_limit_fraction``: the share up to which run-to-run variance explains another median;
+    None where no row was measured twice, and the steps' own intervals decide. ``loss_share``,
+    ``grad_norm_share`` and ``weights_share`` (of what the optimizer did): distances as shares of
+    what rounding explains, above 1 moved.
+    """
 
     label: str
     old_status: str
@@ -32,10 +41,15 @@ class Change:
     old_step_seconds: float | None = None
     new_step_seconds: float | None = None
     step_ratio: float | None = None
+    step_limit_fraction: float | None = None
     intervals_overlap: bool | None = None
     old_peak_bytes: int | None = None
     new_peak_bytes: int | None = None
     loss_distance: float | None = None
+    grad_norm_distance: float | None = None
+    loss_share: float | None = None
+    grad_norm_share: float | None = None
+    weights_share: float | None = None
 
     @property
     def status_changed(self) -> bool:
@@ -43,10 +57,13 @@ class Change:
 
     @property
     def step_changed(self) -> bool:
-        """Beyond the noise band and beyond 5 %."""
-        return self.step_ratio is not None and is_step_change(
-            self.step_ratio, bool(self.intervals_overlap)
-        )
+        """Beyond the run-to-run variance; where none is known, beyond the steps' interval and
+        beyond 5 %."""
+        if self.step_ratio is None:
+            return False
+        if self.step_limit_fraction is None:
+            return is_step_change(self.step_ratio, bool(self.intervals_overlap))
+        return abs(math.log(self.step_ratio)) > math.log1p(self.step_limit_fraction)
 
     @property
     def peak_changed(self) -> bool:
@@ -55,8 +72,13 @@ class Change:
 
     @property
     def loss_changed(self) -> bool:
-        """Beyond the tolerance for the same computation."""
-        return (self.loss_distance or 0.0) > derive.PARITY_LIMIT
+        """Beyond what rounding explains in the same computation."""
+        return (self.loss_share or 0.0) > 1.0
+
+    @property
+    def grad_norm_changed(self) -> bool:
+        """The same of the gradient norms."""
+        return (self.grad_norm_share or 0.0) > 1.0
 
     @property
     def peak_change_fraction(self) -> float | None:
@@ -76,19 +98,23 @@ class Change:
             "faster" if faster else "SLOWER": self.step_changed,
             "less memory" if less else "MORE MEMORY": self.peak_changed,
             "LOSS MOVED": self.loss_changed,
+            "GRADIENTS MOVED": self.grad_norm_changed,
+            "WEIGHTS MOVED": (self.weights_share or 0.0) > 1.0,
         }
         return ", ".join(word for word, holds in changes.items() if holds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sets: what differs around the runs, then row by row."""
+    """Two sets: what differs around the runs, then row by row. ``basis``: by what it is decided
+    whether a step time changed, in a sentence."""
 
     environment: list[tuple[str, str, str]]
     changes: list[Change]
     only_old: list[str]
     only_new: list[str]
     skipped: list[str] = field(default_factory=list)
+    basis: str = ""
 
     @property
     def changed(self) -> list[Change]:
@@ -128,7 +154,20 @@ def compare_reports(old: Report, new: Report) -> Comparison:
         only_old=[_name(spec) for spec in before if spec not in after],
         only_new=[_name(spec) for spec in after if spec not in before],
         skipped=[*old.skipped, *new.skipped],
+        basis=basis(old, new),
     )
+
+
+def basis(old: Report, new: Report) -> str:
+    """By what it is decided whether a step time changed."""
+    known = [
+        f"{side}: {speed.rests_on(found)}"
+        for side, report in (("old", old), ("new", new))
+        if (found := next((g.floor for g in report.groups if g.floor), None))
+    ]
+    if known:
+        return f"Steps are judged by run-to-run variance ({'; '.join(known)})."
+    return "Steps are judged by their own spread: neither set measured a row twice."
 
 
 def _entries(report: Report) -> dict[Spec, Row | Unfinished]:
@@ -153,10 +192,32 @@ def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
         ends = [(n.step_seconds_p10, n.step_seconds_p90) for n in (a, b)]
         facts |= {
             "step_ratio": b.step_seconds_median / a.step_seconds_median,
+            "step_limit_fraction": step_limit(old, new),
             "intervals_overlap": derive.overlap(*ends),
-            "loss_distance": derive.curve_distance(new.first.losses, old.first.losses),
+            **_computation(old.first, new.first),
         }
     return Change(**facts)
+
+
+def step_limit(old: Row, new: Row) -> float | None:
+    """The share by which the medians of one row may differ between two sets with nothing changed,
+    by the run-to-run variance within the sets."""
+    noise = floor.joined(old.floor, new.floor)
+    return None if noise is None else math.exp(floor.margin(noise, old.runs, new.runs)) - 1
+
+
+def _computation(old: Result, new: Result) -> dict[str, float | None]:
+    """How far two runs of one recipe are apart, held to what the old one computed in."""
+    far = parity.distances(new, old)
+    shares = parity.shares(new, old, parity.limits([old]))
+    did = [shares[measure] for measure in parity.OF_PARAMETERS if measure in shares]
+    return {
+        "loss_distance": far.get("loss"),
+        "grad_norm_distance": far.get("norm"),
+        "loss_share": shares.get("loss"),
+        "grad_norm_share": shares.get("norm"),
+        "weights_share": max(did, default=None),
+    }
 
 
 def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:

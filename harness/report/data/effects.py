@@ -18,11 +18,6 @@ class Effect:
     row: Row
 
     @property
-    def speed_ratio(self) -> float:
-        """Samples a second as a multiple of the base's."""
-        return self.row.numbers.samples_per_second / self.base.numbers.samples_per_second
-
-    @property
     def peak_change_fraction(self) -> float | None:
         """Of the base's peak; None where one of the two has none."""
         peaks = (self.row.numbers.peak_bytes, self.base.numbers.peak_bytes)
@@ -38,4 +33,4 @@ def effects(group: Group) -> list[Effect]:
         for row, more in parts
         if less < more and len(more - less) == 1 and base.spec.processes == row.spec.processes
     ]
-    return sorted(pairs, key=lambda effect: (effect.part, effect.base.versus.rank))
+    return sorted(pairs, key=lambda effect: (effect.part, effect.base.versus.place))

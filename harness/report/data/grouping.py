@@ -13,9 +13,11 @@ from typing import Any
 
 from harness.predict.prediction import Prediction
 from harness.report.data import derive, parity
+from harness.report.data.floor import Floor
 from harness.report.data.numbers import numbers
 from harness.report.data.predicted import predicted_and_measured
 from harness.report.data.predicted_fit import OUT_OF_MEMORY, predicted_fit
+from harness.report.data.ranking import lent_floor, own_floor, ranked
 from harness.report.data.rows import (
     Group,
     Report,
@@ -27,6 +29,8 @@ from harness.report.data.rows import (
     label,
     same_work,
 )
+from harness.report.data.siblings import beside, siblings_of
+from harness.report.data.speed import differ, margin_fraction
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -134,10 +138,16 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     # Of several groups with a row of that name, the one with most rows: order of files is chance.
     ordered = sorted(
         members.items(),
-        key=lambda item: (item[1][0].spec.world, _place(item[1], wanted), -len(item[1])),
+        key=lambda item: (
+            item[1][0].spec.world,
+            _place(item[1], wanted),
+            -len(item[1]),
+            -max(len(row.results) for row in item[1]),
+        ),
     )
     first = ordered[0][0] if ordered else ()
-    return [_group(same, wanted, _unlike(work, first)) for work, same in ordered]
+    drafts = [_draft(same, wanted, _unlike(work, first)) for work, same in ordered]
+    return [_group(draft, lent_floor(draft, drafts)) for draft in drafts]
 
 
 def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
@@ -167,18 +177,32 @@ def _reference(rows: list[Row], wanted: str) -> Row:
     return named or min(exact or rows, key=lambda row: row.spec.recipe.count("+"))
 
 
-def _group(members: list[Row], wanted: str, unlike: str) -> Group:
-    members = _labelled(members)
-    reference = _reference(members, wanted)
-    best_first = sorted(members, key=_peak if reference.spec.world else _slowness)
-    siblings = _siblings(members)
-    against = [_against(row, reference, n, siblings) for n, row in enumerate(best_first, 1)]
-    rows = _with_front(against)
-    reference = next(row for row in rows if row.versus.is_reference)
+def _draft(members: list[Row], wanted: str, unlike: str) -> Group:
+    """A group whose rows are not yet set against each other."""
+    rows = _labelled(members)
+    reference = _reference(rows, wanted)
     first = reference.first
     return Group(
-        rows=rows, reference=reference, meter=first.meter, device=device_of(first), unlike=unlike
+        rows=rows,
+        reference=reference,
+        meter=first.meter,
+        device=device_of(first),
+        unlike=unlike,
+        floor=own_floor(rows, reference),
     )
+
+
+def _group(draft: Group, floor: Floor | None) -> Group:
+    """Its rows with the noise floor that it has, against the reference and in order."""
+    place = draft.rows.index(draft.reference)
+    members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
+    reference = members[place]
+    best_first = sorted(members, key=_peak if draft.world else _slowness)
+    siblings = siblings_of(members)
+    compared = [_against(row, reference, n, siblings) for n, row in enumerate(best_first, 1)]
+    rows = _with_front(ranked(compared))
+    reference = next(row for row in rows if row.versus.is_reference)
+    return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
 
 
 def _slowness(row: Row) -> float:
@@ -204,16 +228,19 @@ def _labelled(rows: list[Row]) -> list[Row]:
 # ---- a row against its reference ----
 
 
-def _against(row: Row, reference: Row, rank: int, siblings: Mapping[int, Row]) -> Row:
+def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) -> Row:
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     found = [parity.distances(result, first) for result in row.results]
     verdict = _verdict(row, reference)
     peaks = (ours.peak_bytes, theirs.peak_bytes)
     versus = Versus(
-        rank=rank,
+        place=place,
+        rank=place,
         front=False,
         is_reference=row is reference,
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
+        speed_differs=None if row is reference else differ(row, reference),
+        speed_margin_fraction=None if row is reference else margin_fraction(row, reference),
         peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
         loss_distance=_worst([distances.get("loss") for distances in found]),
         grad_norm_distance=_worst([distances.get("norm") for distances in found]),
@@ -223,7 +250,7 @@ def _against(row: Row, reference: Row, rank: int, siblings: Mapping[int, Row]) -
         parity="reference" if row is reference else verdict.word,
         differs_in=verdict.what,
     )
-    versus = _with_sibling(versus, row, siblings.get(id(row)))
+    versus = beside(versus, row, siblings.get(id(row)))
     return dataclasses.replace(row, versus=versus)
 
 
@@ -232,47 +259,6 @@ def _verdict(row: Row, reference: Row) -> parity.Verdict:
     allowed = parity.limits(reference.results)
     verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
     return next((verdict for verdict in verdicts if verdict.what), verdicts[0])
-
-
-def _siblings(rows: list[Row]) -> dict[int, Row]:
-    """id of a row that alters the computation by design -> the plainest other row that alters the
-    same: one of its own computation where there is one."""
-    alike: dict[str, list[Row]] = {}
-    for row in rows:
-        if parity.design(row.first):
-            alike.setdefault(parity.design(row.first), []).append(row)
-    pairs = [(row, _plain(row, same)) for same in alike.values() for row in same]
-    return {id(row): other for row, other in pairs if other is not None}
-
-
-def _plain(row: Row, rows: list[Row]) -> Row | None:
-    """The row with the fewest parts of those of this row's computation, or of any; None where it
-    is the plainest of all itself."""
-    kind = parity.computation(row.first)
-    own = [other for other in rows if parity.computation(other.first) == kind]
-    for among in (own, rows):
-        first = min(among, key=lambda other: (other.spec.recipe.count("+"), other.spec.recipe))
-        if first is not row:
-            return first
-    return None
-
-
-def _with_sibling(versus: Versus, row: Row, sibling: Row | None) -> Versus:
-    if sibling is None:
-        return versus
-    far = parity.distances(row.first, sibling.first)
-    fault = "" if versus.wrong else parity.against_sibling(row.first, sibling.first)
-    kind = parity.computation(sibling.first)
-    other = kind if kind != parity.computation(row.first) else ""
-    versus = dataclasses.replace(
-        versus,
-        sibling=sibling.label + (f" ({other})" if other else ""),
-        sibling_loss_distance=far.get("loss"),
-        sibling_norm_distance=far.get("norm"),
-    )
-    if not fault:
-        return versus
-    return dataclasses.replace(versus, parity="DIFFERS", differs_in=f"{sibling.label}: {fault}")
 
 
 def _worst(distances: list[float | None]) -> float | None:

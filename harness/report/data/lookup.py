@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from harness.report.data import speed
 from harness.report.data.categories import CATEGORIES, STATE
 from harness.report.data.rows import Report, Row
 from harness.result import Status
@@ -75,10 +76,10 @@ class Rows:
         """The share of ``base``'s peak that ``recipe`` saves; negative where it costs."""
         return 1 - self.step_bytes(recipe, **fields) / self.step_bytes(base, **fields)
 
-    def speed(self, recipe: str, base: str, **fields: Any) -> float:
-        """Samples a second as a multiple of ``base``'s."""
-        ours, theirs = (self.get(r, **fields).numbers.samples_per_second for r in (recipe, base))
-        return ours / theirs
+    def times(self, recipe: str, base: str, **fields: Any) -> str:
+        """Samples a second as a multiple of ``base``'s, for a sentence: "x1.25", or that none is
+        seen beyond the noise."""
+        return speed.times(*(self.get(r, **fields) for r in (recipe, base)))
 
 
 def _holds(value: Any, wanted: Any) -> bool:

@@ -22,6 +22,7 @@ from strategies.recipe import Recipe
 __all__ = [
     "EARLY_STEPS",
     "MEASURES",
+    "OF_PARAMETERS",
     "WRONG",
     "Limits",
     "Verdict",
@@ -38,6 +39,7 @@ WRONG = ("DIFFERS", "beyond design")
 """Words of a row that computed something else than it promised: it is in no answer."""
 MEASURES = ("loss", "norm", "moment", "update", "average")
 """In the order in which a fault would show."""
+OF_PARAMETERS = MEASURES[2:]
 EARLY_STEPS = 16
 """Rounding grows from step to step, as training is chaotic: later ones are held to PARITY_LIMIT."""
 SLACK = 8.0
@@ -96,7 +98,7 @@ def _kinds(
     """The kinds of sums that both rows have."""
     if ours is None or theirs is None:
         return
-    for kind in MEASURES[2:]:
+    for kind in OF_PARAMETERS:
         pair = getattr(ours, kind), getattr(theirs, kind)
         if all(pair):
             yield kind, *pair

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.report.data import derive
+from harness.report.data.floor import Floor
 from harness.report.data.numbers import Numbers
 from harness.report.data.parity import WRONG
 from harness.report.data.predicted import PredictedAndMeasured
@@ -55,12 +57,20 @@ class Versus:
     ``parity`` is a word of ``harness.report.data.parity.Verdict``, and ``differs_in`` what stands
     behind a bad one. ``sibling``: for a row that alters the computation by design, the plainest
     other row that alters the same, and how far it is from that.
+
+    ``place`` counts the rows as they are listed. ``rank`` is the best place that the noise leaves
+    a row: one behind all that are faster beyond it. Rows that cannot be told from the fastest
+    share the first. ``speed_differs``: from the reference's, beyond the noise; None: not known,
+    and then ``rank`` is ``place``. ``speed_margin_fraction``: the share up to which it would not.
     """
 
+    place: int
     rank: int
     front: bool
     is_reference: bool
     speed_ratio: float
+    speed_differs: bool | None
+    speed_margin_fraction: float | None
     peak_change_fraction: float | None
     loss_distance: float | None
     grad_norm_distance: float | None
@@ -81,7 +91,8 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One spec that ran: its ok results, one a repetition, and what was derived from them."""
+    """One spec that ran: its ok results, one a repetition, and what was derived from them.
+    ``floor`` is its group's."""
 
     label: str
     results: tuple[Result, ...]
@@ -90,6 +101,7 @@ class Row:
     predicted: PredictedAndMeasured | None = None
     predicted_fit: PredictedFit | None = None
     notes: tuple[str, ...] = ()
+    floor: Floor | None = None
 
     @property
     def first(self) -> Result:
@@ -99,6 +111,11 @@ class Row:
     @property
     def spec(self) -> Spec:
         return self.first.spec
+
+    @property
+    def runs(self) -> list[list[float]]:
+        """The timed steps of each repetition, in seconds."""
+        return [derive.step_seconds(result) for result in self.results]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +138,8 @@ class Group:
     """Rows that did the same work on the same device, fastest first; ``unlike`` says how they
     differ from the first group, and so why they are not ranked with it.
 
-    Rows of a simulated world are ordered by their peak: memory is all that they tell.
+    Rows of a simulated world are ordered by their peak: memory is all that they tell, and the
+    noise of their times (``floor``) is not asked for.
     """
 
     rows: list[Row]
@@ -129,6 +147,7 @@ class Group:
     meter: str
     device: str
     unlike: str = ""
+    floor: Floor | None = None
 
     @property
     def world(self) -> int:

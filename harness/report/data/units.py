@@ -42,16 +42,17 @@ def digits(kind: str, values: Sequence[float]) -> int:
 
 
 def column(kind: str, values: Sequence[Any]) -> list[str]:
-    """The cells of one column; ``None`` is a dash.
+    """The cells of one column; ``None`` is a dash, and text stands for what no number says.
 
     Kinds: text, flag, count, gib and mib (from bytes), ms (from seconds), seconds, rate, ratio,
     loss, percent, change and error (from fractions), giga, tera, distance (scientific).
     """
     if kind in TEXT:
         return [NONE if v is None else str(v) for v in values]
-    scaled = [None if v is None else v * SCALE.get(kind, 1) for v in values]
-    places = digits(kind, [v for v in scaled if v is not None])
-    return [_number(kind, v, places) for v in scaled]
+    scale = SCALE.get(kind, 1)
+    scaled = [v if v is None or isinstance(v, str) else v * scale for v in values]
+    places = digits(kind, [v for v in scaled if v is not None and not isinstance(v, str)])
+    return [v if isinstance(v, str) else _number(kind, v, places) for v in scaled]
 
 
 def one(kind: str, value: Any) -> str:

@@ -166,7 +166,8 @@ def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[
 
 
 def steps(group: Group) -> str:
-    """Every timed step of each row as a dot, p10 to p90 as a bar, the median as a tick."""
+    """Every timed step of each row as a dot, p10 to p90 as a bar, the median as a tick; behind
+    them the noise floor about the reference's median."""
     rows = group.rows
     times = [[s * 1e3 for r in row.results for s in derive.step_seconds(r)] for row in rows]
     every = [t for line in times for t in line]
@@ -176,7 +177,8 @@ def steps(group: Group) -> str:
     low, high = (min(every) * 0.9, max(every) * 1.1) if wide else padded(every)
     x = Scale(low, high, left, WIDTH - 62, log=wide)
     marks = _log_ticks(low, high) if wide else x.ticks()
-    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in marks]
+    parts = _noise_band(group, x, (low, high), (top, bottom))
+    parts += [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in marks]
     parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in marks]
     medians = units.column("ms", [row.numbers.step_seconds_median for row in rows])
     for index, (row, line) in enumerate(zip(rows, times, strict=True)):
@@ -186,6 +188,19 @@ def steps(group: Group) -> str:
     name = "step time, ms (logarithmic)" if wide else "step time, ms"
     parts.append(text((left + WIDTH - 62) / 2, bottom + 31, name, class_="axis mid"))
     return drawing(WIDTH, bottom + 38, parts, "Step times of each row")
+
+
+def _noise_band(
+    group: Group, x: Scale, ends: tuple[float, float], sides: tuple[float, float]
+) -> list[str]:
+    """The medians (ms) that are not told from the reference's, as far as the axis reaches."""
+    if group.floor is None:
+        return []
+    middle, share = group.reference.numbers.step_seconds_median * 1e3, 1 + group.floor.fraction
+    left, right = (x(min(max(v, ends[0]), ends[1])) for v in (middle / share, middle * share))
+    box = {"x": left, "width": right - left, "y": sides[0], "height": sides[1] - sides[0]}
+    tip = element("title", f"noise floor {units.one('percent', group.floor.fraction)} %")
+    return [element("rect", tip, **box, class_="noise")]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

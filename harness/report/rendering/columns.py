@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, parity, units
+from harness.report.data import derive, parity, speed, units
 from harness.report.data.categories import CATEGORIES, title
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
@@ -17,6 +17,7 @@ __all__ = [
     "EFFECTS",
     "HOST_SPLIT",
     "MEMORY",
+    "NARROW",
     "PARITY",
     "PHASES",
     "PREDICTED",
@@ -51,6 +52,15 @@ def _number(name: str) -> Callable[[Row], Any]:
 
 def _versus(name: str) -> Callable[[Row], Any]:
     return lambda row: None if row.versus.is_reference else getattr(row.versus, name)
+
+
+def _speed_ratio(alike: str) -> Callable[[Row], Any]:
+    """The ratio to the reference's; ``alike`` where the noise explains it."""
+
+    def take(row: Row) -> Any:
+        return alike if row.versus.speed_differs is False else _versus("speed_ratio")(row)
+
+    return take
 
 
 def _host(category: str) -> Callable[[Row], Any]:
@@ -96,7 +106,8 @@ def p10_p90(row: Row) -> str:
 RANK = Column("#", lambda r: r.versus.rank, "count")
 RECIPE = Column("Recipe", lambda r: r.label)
 SPEED = Column("Samples/s", _number("samples_per_second"), "rate")
-SPEED_RATIO = Column("x ref", _versus("speed_ratio"), "ratio")
+SPEED_RATIO = Column("x ref", _speed_ratio(speed.NONE_SEEN), "ratio")
+SHORT_SPEED_RATIO = Column("x ref", _speed_ratio(speed.ALIKE), "ratio")
 STEP = Column("Step ms", _number("step_seconds_median"), "ms")
 PEAK = Column("Peak GiB", _number("peak_bytes"), "gib")
 PEAK_CHANGE = Column("vs ref %", _versus("peak_change_fraction"), "change")
@@ -130,7 +141,8 @@ SIMULATED = (
     Column("Step ms, no communication", _number("step_seconds_median"), "ms"),
     Column("Notes", lambda r: "simulated"),
 )
-SHORT = (RANK, RECIPE, SPEED, SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
+SHORT = (RANK, RECIPE, SPEED, SHORT_SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
+NARROW = tuple(column for column in SHORT if column is not STEP)
 PHASES = (
     RECIPE,
     *(
@@ -226,7 +238,7 @@ CATEGORY_ERRORS = (
 EFFECTS = (
     Column("Adding", lambda e: e.part),
     Column("to", lambda e: e.base.label),
-    Column("Samples/s x", lambda e: e.speed_ratio, "ratio"),
+    Column("Samples/s x", lambda e: speed.ratio(e.row, e.base), "ratio"),
     Column("Peak %", lambda e: e.peak_change_fraction, "change"),
 )
 SIBLINGS = (

@@ -9,9 +9,11 @@ from harness.report.rendering.markdown_parts import table_lines
 __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "summary"]
 
 NOTE = (
-    "Changed: the p10 to p90 intervals of the step times do not overlap and the medians differ by "
-    "more than 5 %; the peak moved by more than 2 % or 16 MiB; or the loss moved by "
-    "more than 1e-3 relative."
+    "Changed: the median step by more than Limit %, what equal rows may be apart from run to run "
+    "(what a machine does from one day to another is not in it), or, where that is not known, by "
+    "more than 5 % with p10 to p90 intervals that do not overlap; the peak by more than 2 % or "
+    "16 MiB; a loss, a gradient norm, or what the optimizer did to a parameter, by more than "
+    "rounding explains (docs/reading-a-report.md)."
 )
 
 
@@ -25,17 +27,23 @@ COLUMNS = (
     Column("Old ms", lambda c: c.old_step_seconds, "ms"),
     Column("New ms", lambda c: c.new_step_seconds, "ms"),
     Column("Step x", lambda c: c.step_ratio, "ratio"),
+    Column("Limit %", lambda c: c.step_limit_fraction, "percent"),
     Column("Old GiB", lambda c: c.old_peak_bytes, "gib"),
     Column("New GiB", lambda c: c.new_peak_bytes, "gib"),
     Column("Peak %", lambda c: c.peak_change_fraction, "change"),
     Column("Loss", lambda c: c.loss_distance, "distance"),
+    Column("Grad norm", lambda c: c.grad_norm_distance, "distance"),
     Column("Changed", _outcome, "flag"),
 )
 
 
+LEFT_OUT = ("Old GiB", "Loss", "Grad norm")
+"""Heads of columns that a terminal of 80 columns has no room for."""
+
+
 def markdown(comparison: Comparison) -> str:
     """The comparison as Markdown text."""
-    lines = ["# Headroom: old against new", "", summary(comparison), ""]
+    lines = ["# Headroom: old against new", "", summary(comparison), "", comparison.basis, ""]
     if comparison.environment:
         lines += [*table_lines(environment_grid(comparison)), ""]
     if comparison.changes:
@@ -52,10 +60,11 @@ def summary(comparison: Comparison) -> str:
     return f"{counts} beyond noise. Same environment."
 
 
-def changes_grid(comparison: Comparison) -> Grid:
+def changes_grid(comparison: Comparison, *, narrow: bool = False) -> Grid:
     """The rows that both sets have; those that changed are marked."""
+    columns = [column for column in COLUMNS if not (narrow and column.head in LEFT_OUT)]
     marks = [("alarm",) if change.words else () for change in comparison.changes]
-    return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
+    return tabulate("compare", "Rows", columns, comparison.changes, marks=marks)
 
 
 def environment_grid(comparison: Comparison) -> Grid:

@@ -27,7 +27,9 @@ def _limits() -> str:
 
 
 NOTES = {
-    "ranking": "Samples/s of the whole job: global batch over the median step. Peak: the fullest "
+    "ranking": "#: one more than the rows that are faster beyond the noise; rows that cannot be "
+    "told apart share it. None seen (~1 in a terminal): a speed closer to the reference's than the "
+    "noise floor. Samples/s of the whole job: global batch over the median step. Peak: the fullest "
     "rank's highest phase. Front: no other row has both a lower peak and more samples/s. Noisy: "
     "(p90 - p10) / median above 20 %, or repetitions' medians more than 10 % apart.",
     "simulated": "Peak: rank 0's highest phase; smallest first. A step's time is computation "
@@ -59,7 +61,8 @@ NOTES = {
     "not).",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
-    "effects": "Two rows that differ in one part only: what adding this part did.",
+    "effects": "Two rows that differ in one part only: what adding this part did. None seen: a "
+    "difference of speed that the noise explains.",
 }
 """Key of a table -> the note below it."""
 GLOSSARY = (
@@ -82,7 +85,11 @@ GLOSSARY = (
      "backward and the optimizer, communication buckets, kernel scratch. Untraced: what the "
      "measured peak has beyond the traced tensors."),
     ("Samples/s", "Global batch over the median step, of the whole job, not of one device."),
-    ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of the peak."),
+    ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of the peak. None "
+     "seen: closer to 1 than what equal rows may be apart."),
+    ("Noise floor, #", "By how much equal rows may be apart, from the medians of the rows that "
+     "were measured more than once (95 % of such differences lie within, by Student's t), and no "
+     "less than the steps' own spread explains. #: the best place that it leaves a row."),
     ("MFU", "The model's FLOPs a second on each device, over its dense peak at the type the row "
      "computes in. Recomputation does not count as work."),
     ("Loss vs ref", "Equal: no step's loss or gradient norm is further from the reference's than "

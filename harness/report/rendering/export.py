@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive
+from harness.report.data import derive, speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.numbers import Numbers
 from harness.report.data.predicted import PredictedAndMeasured
@@ -23,6 +23,7 @@ __all__ = ["csv_text", "json_text"]
 # Columns of the CSV: BEFORE, then a row against its reference, its numbers, predictions, AFTER.
 BEFORE = (
     "group",
+    "place",
     "rank",
     "recipe",
     "status",
@@ -31,7 +32,7 @@ BEFORE = (
     "processes",
     "global_batch",
 )
-VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name != "rank")
+VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name not in BEFORE)
 NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
 PREDICTED: dict[str, Callable[[PredictedAndMeasured], Any]] = {
     "predicted_by": lambda c: c.method,
@@ -145,6 +146,10 @@ def _group(group: Group) -> dict[str, Any]:
         "warnings": sentences.warnings(group),
         "unlike_first_group": group.unlike or None,
         "reference": group.reference.label,
+        "noise_floor": {
+            **(dataclasses.asdict(group.floor) if group.floor else {}),
+            "text": speed.noise_floor(group),
+        },
         "answers": [
             {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}
             for a in answers(group)
@@ -154,6 +159,7 @@ def _group(group: Group) -> dict[str, Any]:
                 "limit_bytes": f.limit_bytes,
                 "upto_bytes": f.upto_bytes,
                 "row": f.row.label if f.row else None,
+                "alike": [row.label for row in f.alike],
             }
             for f in fastest_that_fits(group)
         ],

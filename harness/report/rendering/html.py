@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from harness.report import stories
-from harness.report.data import parity, units
+from harness.report.data import parity, speed, units
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
@@ -92,7 +92,8 @@ def _group(group: Group, index: int, several: bool) -> str:
     grids = tables.group_grids(group)
     parts = [_head(group, index, several), _answers(group)]
     reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
-    parts.append(f"<h3>{reference}</h3>" + html_parts.table(grids["ranking"]))
+    floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
+    parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(grids['ranking'])}")
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
     for key in ("types", "parity", "siblings", "memory", "host", "predicted", "parts", "buckets"):
         if grids[key].lines:
@@ -147,7 +148,7 @@ def _fits(group: Group) -> str:
     rates = units.column("rate", [f.row and f.row.numbers.samples_per_second for f in fits])
     needs = units.column("gib", [f.row and f.row.numbers.need_bytes for f in fits])
     lines = [
-        [fit.sizes, fit.row.label if fit.row else "nothing measured", rate, need]
+        [fit.sizes, f"{fit.row.label}{fit.others}" if fit.row else "nothing measured", rate, need]
         for fit, rate, need in zip(fits, rates, needs, strict=True)
     ]
     kinds = {"With GiB a device": "count", "Fastest that fits": "text"}
@@ -173,7 +174,7 @@ def _two_charts(group: Group) -> str:
 
 def _scatter_note(group: Group) -> str:
     note = "filled: Pareto front; ring: reference; up and left is better"
-    return note + ("; a number is a rank" if len(group.rows) > CROWD else "")
+    return note + ("; a number is a line of the ranking" if len(group.rows) > CROWD else "")
 
 
 def _phases(grid: Grid) -> str:
@@ -193,7 +194,10 @@ def _curves(group: Group) -> str:
 
 def _time(group: Group, grids: dict[str, Grid]) -> str:
     left = _figure(
-        "Step times", "dots: every timed step; bar: p10 to p90; tick: median", charts.steps(group)
+        "Step times",
+        "dots: every timed step; bar: p10 to p90; tick: median"
+        + ("; band: noise floor about the reference" if group.floor else ""),
+        charts.steps(group),
     )
     effects = grids["effects"]
     right = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.report import stories
-from harness.report.data import environment_facts, units
+from harness.report.data import environment_facts, speed, units
 from harness.report.data.answers import Answer, answers, fastest_that_fits
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
@@ -45,6 +45,7 @@ def render_story(report: Report) -> str:
         lines += _table(grid)
     lines += [f"> {sentences.stamp(group)}" for group in report.groups[:1]]
     lines += ["", f"{sentences.setting(report.groups[0])}." if report.groups else "", ""]
+    lines += [text for group in report.groups[:1] for text in (speed.noise_floor(group), "")]
     return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
 
 
@@ -58,6 +59,7 @@ def _group(group: Group) -> list[str]:
     errors = sentences.prediction_errors(group)
     lines += [f"- {errors}"] if errors else []
     lines += ["", *_fits(group), f"Reference row: `{group.reference.label}`.", ""]
+    lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
     grids = tables.group_grids(group)
     lines += [*table_lines(grids["ranking"]), "", grids["ranking"].note, ""]
     for key in SHOWN:
@@ -80,7 +82,7 @@ def _fits(group: Group) -> list[str]:
     needs = units.column("gib", [f.row and f.row.numbers.need_bytes for f in fits])
     for fit, rate, need in zip(fits, rates, needs, strict=True):
         name = f"`{fit.row.label}`" if fit.row else "nothing measured fits"
-        lines.append(f"| {fit.sizes} | {name} | {rate} | {need} |")
+        lines.append(f"| {fit.sizes} | {name}{fit.others} | {rate} | {need} |")
     return [*lines, ""]
 
 

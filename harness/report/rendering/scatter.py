@@ -62,7 +62,7 @@ def _labelled_points(
         for s, n in zip(spots, names, strict=True)
         if s
     ]
-    ranks = [str(rows[i].versus.rank) for i in order]
+    ranks = [str(rows[i].versus.place) for i in order]
     bare = [k for k, spot in enumerate(spots) if spot is None]
     numbers = place_labels(
         [at[k] for k in bare], [ranks[k] for k in bare], frame, [*taken, *placed, *_dots(at)]

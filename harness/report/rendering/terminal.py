@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from harness.report import stories
-from harness.report.data import parity, units
+from harness.report.data import parity, speed, units
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.compare import Comparison
 from harness.report.data.grid import Grid
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "folded", "render", "render_comparison"]
 
-FOLD = 22
-"""Characters of a recipe on a line: what the numbers leave of 100 columns."""
+ROOMY = 100
+"""Columns of a terminal from which on every column of a short table has room."""
+FOLD, NARROW_FOLD = 22, 18
+"""Characters of a recipe on a line: what the numbers leave of 100 columns, and of 80."""
 FOLDED = ("Recipe", "What was added")
 """Heads of columns of recipes."""
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
@@ -56,10 +58,11 @@ def render(report: Report, console: Console) -> None:
 def render_comparison(compared: Comparison, console: Console) -> None:
     """Print what changed between two result sets."""
     console.print(comparison.summary(compared))
+    console.print(escape(compared.basis), highlight=False)
     if compared.environment:
         draw(comparison.environment_grid(compared), console)
     if compared.changes:
-        draw(comparison.changes_grid(compared), console)
+        draw(comparison.changes_grid(compared, narrow=console.width < ROOMY), console)
         console.print(comparison.NOTE, style="dim")
     for line in comparison.leftovers(compared):
         console.print(escape(line))
@@ -71,7 +74,9 @@ def _group(group: Group, console: Console) -> None:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
     look = "yellow" if group.meter != "cuda" else "dim"
     console.print(f"[{look}]{escape(sentences.stamp(group))}[/{look}]")
-    draw(tables.short_ranking(group), console)
+    if speed.noise_floor(group):
+        console.print(escape(speed.noise_floor(group).replace(speed.NONE_SEEN, speed.ALIKE)))
+    draw(tables.short_ranking(group, narrow=console.width < ROOMY), console)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
@@ -81,7 +86,7 @@ def _group(group: Group, console: Console) -> None:
         console.print(Padding(escape(errors), (0, 0, 0, 1), expand=False), highlight=False)
     for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
-        console.print(f" {fit.sizes} GiB: {name}", highlight=False)
+        console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
     for text in sentences.warnings(group):
         console.print(f"[red]{escape(text)}[/red]" if parity.alarming(text) else escape(text))
 
@@ -89,23 +94,25 @@ def _group(group: Group, console: Console) -> None:
 def draw(grid: Grid, console: Console) -> None:
     """A table; recipes fold rather than push the numbers off the screen."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    lines = [_folded(grid.heads, line) for line in grid.lines]
+    fold = FOLD if console.width >= ROOMY else NARROW_FOLD
+    lines = [_folded(grid.heads, line, fold) for line in grid.lines]
     tight = _width(grid, lines) > console.width
-    for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
+    for head, kind in zip(grid.heads, grid.kinds, strict=True):
         right = kind not in units.TEXT
         side = "right" if right else "left"
         # Where room is short heads break, and prose; numbers and recipes never do in a word.
         title = head.replace(" ", "\n") if tight and right else head
-        wide = _longest(line[index] for line in lines) if head in FOLDED else None
-        table.add_column(title, justify=side, no_wrap=right, overflow="fold", min_width=wide)
+        # A recipe is folded already: rich must not take it for what may give way, or it cuts off
+        # the last columns.
+        table.add_column(title, justify=side, no_wrap=right or head in FOLDED, overflow="fold")
     for line, marks in zip(lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), None)
         table.add_row(*map(escape, line), style=look)
     console.print(table)
 
 
-def _folded(heads: Sequence[str], line: Sequence[str]) -> list[str]:
-    return [folded(c) if h in FOLDED else c for h, c in zip(heads, line, strict=True)]
+def _folded(heads: Sequence[str], line: Sequence[str], width: int) -> list[str]:
+    return [folded(c, width) if h in FOLDED else c for h, c in zip(heads, line, strict=True)]
 
 
 def _longest(cells: Iterable[str]) -> int:

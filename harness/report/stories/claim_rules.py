@@ -61,7 +61,7 @@ def by_batch(rows: Rows, recipe: str, least: float, base: str = "single") -> Jud
     """Whether ``recipe`` saves at least ``least`` of the peak with a large and a small batch."""
     saved = {b: rows.saved(recipe, base, global_batch=b) for b in (LARGE, SMALL)}
     peaks = ", ".join(f"{change(-s, -least)} at batch {b}" for b, s in saved.items())
-    numbers = f"peak {peaks}; speed x{rows.speed(recipe, base, global_batch=LARGE):.2f}"
+    numbers = f"peak {peaks}; speed {rows.times(recipe, base, global_batch=LARGE)}"
     held = [b for b, s in saved.items() if s >= least]
     if len(held) == len(saved):
         return Judgement(Verdict.HOLDS, numbers)

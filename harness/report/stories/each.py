@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.report.data import units
+from harness.report.data import speed, units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows, beyond_state, state_bytes, step_bytes
 from harness.report.data.rows import Report, Row
@@ -46,7 +46,7 @@ def _against(row: Row, reference: Row) -> list[str]:
     rate = row.numbers.samples_per_second
     saved = ratio = units.NONE
     if row is not reference:
-        ratio = units.one("ratio", rate / reference.numbers.samples_per_second)
+        ratio = units.one("ratio", speed.ratio(row, reference))
         if peak is not None and reference_peak is not None:
             saved = units.one("change", peak / reference_peak - 1) + " %"
     cells = [units.one("gib", size) for size in sizes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.data import units
+from harness.report.data import speed, units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows, step_bytes
 from harness.report.data.rows import Report, Row
@@ -20,7 +20,8 @@ KINDS = {
 }
 NOTE = (
     "Each row keeps what the rows above it brought; a technique in place of another cannot "
-    "stand beside it. Peak of one step; speed against the row above."
+    "stand beside it. Peak of one step; speed against the row above, where the noise "
+    "does not explain it."
 )
 
 
@@ -39,14 +40,13 @@ def tables(report: Report) -> list[Grid]:
 
 def _rung(row: Row, above: Row | None, first: Row | None) -> list[str]:
     size = step_bytes(row)
-    rate = row.numbers.samples_per_second
-    speed = units.one("rate", rate)
+    pace = units.one("rate", row.numbers.samples_per_second)
     cells = [_added(row, above), units.one("gib", size)]
     if above is None or first is None:
-        return [*cells, units.NONE, units.NONE, speed, units.NONE, row.versus.parity]
+        return [*cells, units.NONE, units.NONE, pace, units.NONE, row.versus.parity]
     saved = [units.one("change", size / step_bytes(other) - 1) + " %" for other in (above, first)]
-    ratio = units.one("ratio", rate / above.numbers.samples_per_second)
-    return [*cells, *saved, speed, ratio, row.versus.parity]
+    ratio = units.one("ratio", speed.ratio(row, above))
+    return [*cells, *saved, pace, ratio, row.versus.parity]
 
 
 def _added(row: Row, above: Row | None) -> str:

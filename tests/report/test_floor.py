@@ -1,0 +1,304 @@
+"""The noise floor: against values worked out by hand, by simulation, and in every format of a
+report; each with a control that must be told apart, or must not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+import re
+
+import pytest
+from rich.console import Console
+
+from harness.report import build, print_report, stories
+from harness.report.data import speed
+from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.floor import floor_of, margin, student
+from harness.report.data.rows import Group, SuiteHead
+from harness.report.rendering import charts, export, html, markdown
+from harness.report.rendering.tables import ranking
+from harness.result import Result
+from tests.made.results import FULL, done
+
+QUIET, BUSY = (0.400, 0.404, 0.396), (0.400, 0.520, 0.450)
+"""Seconds a step of three runs of the reference, beside which 20 % shows, or does not."""
+SAME, SLOWER = "ddp+ema:place=cpu", "ddp+checkpoint"
+
+
+def timed(recipe: str, *seconds: float, repeat: int = 0, **more: object) -> Result:
+    """A run with just these steps, alike on its two ranks."""
+    result = done(recipe, 1.0, more.pop("parts", FULL), repeat=repeat, **more)
+    for rank in result.ranks:
+        rank.step_seconds = list(seconds)
+    return result
+
+
+def steady(recipe: str, seconds: float, repeat: int = 0, **more: object) -> Result:
+    """A run of five steps within 0.4 % of each other; their median is ``seconds``."""
+    steps = (seconds * (1 + 0.001 * i) for i in (-2, -1, 0, 1, 2))
+    return timed(recipe, *steps, repeat=repeat, **more)
+
+
+def references(medians: tuple[float, ...], recipe: str = "ddp", **more: object) -> list[Result]:
+    return [steady(recipe, seconds, repeat=i, **more) for i, seconds in enumerate(medians)]
+
+
+def suite(reference: tuple[float, ...], *more: Result) -> list[Result]:
+    """The reference measured so, a row that takes as long as its first run, one 20 % longer."""
+    others = [steady(SAME, reference[0] * 1.012), steady(SLOWER, reference[0] * 1.2)]
+    return [*references(reference), *others, *more]
+
+
+def group_of(results: list[Result], place: int = 0) -> Group:
+    return build(results, [], SuiteHead(reference="ddp")).groups[place]
+
+
+def cells(group: Group, head: str) -> dict[str, str]:
+    grid = ranking(group)
+    return {line[1]: line[grid.heads.index(head)] for line in grid.lines}
+
+
+# ---- the statistic ----
+
+
+def test_student():
+    assert [student(n) for n in (1, 2, 10)] == [12.706, 4.303, 2.228]
+    for freedom, exact in ((11, 2.201), (20, 2.086), (60, 2.000), (1000, 1.962)):
+        assert student(freedom) == pytest.approx(exact, rel=0.005)
+
+
+def test_between_runs_by_hand():
+    """Logarithms -d, 0, d have the deviation d; a row with one run against the three of them."""
+    d = 0.03
+    rows = {"ddp": [[math.exp(x)] for x in (-d, 0.0, d)], "zero2": [[1.0]]}
+    floor = floor_of(rows, "ddp")
+    expected = 4.303 * d * math.sqrt(1 + 1 / 3)
+    assert (floor.runs.deviation, floor.runs.freedom) == (pytest.approx(d), 2)
+    assert margin(floor, rows["zero2"], rows["ddp"]) == pytest.approx(expected)
+    assert floor.fraction == pytest.approx(math.exp(expected) - 1)
+    assert floor.again == {"ddp": tuple(math.exp(x) for x in (-d, 0.0, d))}
+
+
+def test_within_runs_by_hand():
+    """Runs whose medians are equal by luck leave the spread of the steps: six degrees, so 2.447."""
+    run = [math.exp(x) for x in (-0.1, 0.0, 0.1)]
+    rows = {"ddp": [run, run], "zero2": [run]}
+    floor = floor_of(rows, "ddp")
+    assert floor.runs.deviation == pytest.approx(0.0, abs=1e-12)
+    deviation = math.sqrt(0.02 / 2)
+    expected = 1.2533 * 2.447 * deviation * math.sqrt(1 / 3 + 1 / 6)
+    assert margin(floor, rows["zero2"], rows["ddp"]) == pytest.approx(expected)
+
+
+def test_one_uneasy_row_widens_its_own_margin_alone():
+    steady_run, uneasy = [0.99, 1.0, 1.01], [0.5, 1.0, 2.0]
+    rows = {"ddp": [steady_run] * 3, "zero2": [steady_run], "zero3": [uneasy]}
+    floor = floor_of(rows, "ddp")
+    assert margin(floor, rows["zero2"], rows["ddp"]) == pytest.approx(math.log1p(floor.fraction))
+    assert margin(floor, rows["zero3"], rows["ddp"]) > 10 * floor.fraction
+
+
+def test_of_rows_that_all_ran_twice_the_noise_is_pooled_and_t_smaller():
+    few = {"ddp": [[1.0], [1.02]], "zero2": [[1.5]]}
+    many = few | {f"zero{i}": [[1.5], [1.53]] for i in range(4)}
+    few_floor, many_floor = (floor_of(rows, "ddp") for rows in (few, many))
+    assert (few_floor.runs.freedom, many_floor.runs.freedom) == (1, 5)
+    assert few_floor.runs.deviation == pytest.approx(many_floor.runs.deviation)
+    assert few_floor.fraction > 4 * many_floor.fraction
+
+
+def test_nothing_measured_twice_nothing_known():
+    assert floor_of({"ddp": [[1.0, 1.1]], "zero2": [[1.0]]}, "ddp") is None
+
+
+def told_apart(dice: random.Random, ratio: float, runs: float, steps: float, times: int) -> bool:
+    """Whether a row that takes ``ratio`` as long is told from the reference, of made noise."""
+
+    def run(scale: float) -> list[float]:
+        here = scale * math.exp(dice.gauss(0, runs))
+        return [here * math.exp(dice.gauss(0, steps)) for _ in range(5)]
+
+    rows = {"ddp": [run(1.0) for _ in range(times)], "row": [run(ratio)]}
+    floor = floor_of(rows, "ddp")
+    pooled = [sorted(s for r in row for s in r) for row in rows.values()]
+    ours, theirs = (row[len(row) // 2] for row in pooled)
+    return abs(math.log(ours / theirs)) > margin(floor, rows["row"], rows["ddp"])
+
+
+@pytest.mark.parametrize("times", [2, 3, 4])
+@pytest.mark.parametrize(("runs", "steps"), [(0.03, 0.03), (0.05, 0.01), (0.0, 0.05)])
+def test_equal_rows_are_told_apart_as_seldom_as_is_said(runs, steps, times):
+    dice = random.Random(f"{runs} {steps} {times}")
+    wrong = sum(told_apart(dice, 1.0, runs, steps, times) for _ in range(600)) / 600
+    assert wrong < 0.075, "5 % and three times its own error in 600 trials"
+
+
+@pytest.mark.parametrize(("runs", "steps", "least"), [(0.01, 0.02, 0.95), (0.02, 0.02, 0.75)])
+def test_a_difference_of_a_fifth_is_found(runs, steps, least):
+    dice = random.Random(7)
+    assert sum(told_apart(dice, 1.2, runs, steps, 3) for _ in range(300)) / 300 > least
+
+
+# ---- a report ----
+
+
+def test_equal_rows_read_none_seen_and_a_true_fifth_is_said():
+    group = group_of(suite(QUIET))
+    assert cells(group, "x ref") == {"ddp": "-", SAME: "none seen", SLOWER: "0.83"}
+    assert cells(group, "#") == {"ddp": "1", SAME: "1", SLOWER: "3"}
+    assert [row.versus.speed_differs for row in group.rows] == [None, False, True]
+
+
+def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
+    group = group_of(suite(BUSY))
+    assert set(cells(group, "x ref").values()) == {"-", "none seen"}
+    assert set(cells(group, "#").values()) == {"1"}
+    assert "higher --noise-floor make it smaller" in speed.noise_floor(group)
+
+
+def test_what_is_measured_twice_is_not_another_row():
+    group = group_of(suite(QUIET))
+    assert [row.numbers.repeats for row in group.rows] == [3, 1, 1]
+    said = speed.noise_floor(group)
+    assert "ddp was measured 3 times (400.0, 404.0, 396.0 ms)" in said
+    assert said.startswith(f"Noise floor {100 * group.floor.fraction:.1f} %: ")
+    margins = [row.versus.speed_margin_fraction for row in group.rows]
+    assert margins == [None, pytest.approx(group.floor.fraction), pytest.approx(margins[1])]
+
+
+def test_without_repetitions_ratios_stand_as_measured_and_the_report_says_so():
+    group = group_of([r for r in suite(QUIET) if not r.spec.repeat])
+    assert cells(group, "x ref") == {"ddp": "-", SAME: "0.99", SLOWER: "0.83"}
+    assert cells(group, "#") == {"ddp": "1", SAME: "2", SLOWER: "3"}
+    assert speed.noise_floor(group).startswith("Noise floor unknown: no row was measured twice")
+
+
+def test_a_rank_is_behind_all_that_are_faster_beyond_the_noise():
+    """Of four rows each 4 % apart and a floor between 4 % and 8 %, neighbours cannot be told."""
+    noise = (0.400, 0.404, 0.396)
+    paces = {"zero1": 0.416, "zero2": 0.4326, "zero3": 0.45}
+    group = group_of([*references(noise), *(steady(r, s) for r, s in paces.items())])
+    assert 0.04 < group.floor.fraction < 0.08
+    assert [(r.label, r.versus.place, r.versus.rank) for r in group.rows] == [
+        ("ddp", 1, 1), ("zero1", 2, 1), ("zero2", 3, 2), ("zero3", 4, 3),
+    ]  # fmt: skip
+
+
+def test_every_format_says_none_seen():
+    report = build(suite(QUIET), [], SuiteHead(reference="ddp"))
+    said = speed.noise_floor(report.groups[0])
+    page, text = html.render(report), markdown.render(report)
+    assert page.count("none seen</td>") == text.count("| none seen |") == 2, "ranking, effects"
+    assert said in text and said.replace("'", "&#x27;") in page
+    lines = {line["recipe"]: line for line in csv.DictReader(io.StringIO(export.csv_text(report)))}
+    assert [lines[SAME][k] for k in ("place", "rank", "speed_differs")] == ["2", "1", "False"]
+    assert float(lines[SAME]["speed_ratio"]) == pytest.approx(1 / 1.012), "as measured"
+    assert lines[SLOWER]["speed_differs"] == "True"
+    data = json.loads(export.json_text(report))["groups"][0]
+    assert data["noise_floor"]["text"] == said
+    assert data["noise_floor"]["again"]["ddp"] == pytest.approx(list(QUIET))
+    assert data["rows"][1]["versus_reference"]["speed_differs"] is False
+
+
+def test_the_band_of_the_noise_holds_the_rows_that_are_not_told_apart():
+    group = group_of(suite(QUIET))
+    page = charts.steps(group)
+    left, wide = (
+        float(re.search(rf'{k}="([\d.]+)"[^>]*class="noise"', page)[1]) for k in ["x", "width"]
+    )
+    ticks = [float(x) for x in re.findall(r'x1="([\d.]+)"[^>]*class="median"', page)]
+    assert [left <= tick <= left + wide for tick in ticks] == [True, True, False]
+    once = [r for r in suite(QUIET) if not r.spec.repeat]
+    assert 'class="noise"' not in charts.steps(group_of(once))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_terminal_has_room_for_it(width):
+    out = io.StringIO()
+    suite_head = SuiteHead(reference="ddp")
+    print_report(suite(QUIET), [], Console(file=out, width=width), suite=suite_head)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    row = next(line.split() for line in lines if SAME in line)
+    assert row[:2] == ["1", SAME] and row[3] == "~1"
+    assert "Noise floor" in out.getvalue() and "'~1'" in out.getvalue()
+
+
+# ---- groups without repetitions ----
+
+
+def smaller(*seconds: float) -> list[Result]:
+    """Rows of another batch, of which none ran twice."""
+    return [steady(r, s, global_batch=2) for r, s in zip(("ddp", "zero2"), seconds, strict=True)]
+
+
+def test_a_group_borrows_the_noise_of_the_first_and_says_so():
+    group = group_of(suite(QUIET, *smaller(0.1, 0.101)), 1)
+    assert group.unlike and group.floor.source == "DiT-S/4 at batch 16"
+    assert cells(group, "x ref")["zero2"] == "none seen"
+    said = speed.noise_floor(group)
+    assert "borrowed: no row of this group was measured twice" in said
+    assert "of DiT-S/4 at batch 16 ddp was measured 3 times" in said
+    control = group_of(suite(QUIET, *smaller(0.1, 0.13)), 1)
+    assert cells(control, "x ref")["zero2"] == "0.77"
+
+
+def test_nothing_is_borrowed_from_another_device():
+    others = [steady(r, s, device="cuda") for r, s in (("ddp", 0.1), ("zero2", 0.101))]
+    groups = build([*suite(QUIET), *others], [], SuiteHead(reference="ddp")).groups
+    assert [group.floor is None for group in groups] == [False, True]
+
+
+def test_a_simulated_world_has_no_noise_to_speak_of():
+    results = references(QUIET, processes=1, world=4)
+    results.append(steady("zero2", 0.4, processes=1, world=4))
+    group = group_of(results)
+    assert group.world == 4 and group.floor is None and speed.noise_floor(group) == ""
+
+
+def test_a_single_row_is_compared_with_nothing():
+    assert speed.noise_floor(group_of(references(QUIET))) == ""
+
+
+# ---- answers ----
+
+
+def test_the_fastest_is_named_with_those_that_are_as_fast():
+    slim = (126, 63, 126, 126, 96, 58)
+    results = suite(QUIET, steady("zero2", 0.41, parts=slim))
+    group = group_of(results)
+    found = {answer.question: answer.text for answer in answers(group)}
+    assert found["Fastest"].endswith(f"; no difference seen to {SAME}, zero2")
+    assert "for no difference seen in speed" in found["Best trade"]
+    assert "no difference seen to the fastest row's samples/s" in found["Least memory"]
+    last = fastest_that_fits(group)[-1]
+    assert (last.row.label, last.others) == ("ddp", f"; no difference seen to {SAME}, zero2")
+    for text in (markdown.render, html.render):
+        assert f"ddp; no difference seen to {SAME}, zero2" in text(
+            build(results, [], SuiteHead(reference="ddp"))
+        ).replace("`", "").replace("<wbr>", "")
+
+
+def test_a_fastest_that_is_told_apart_stands_alone():
+    slim = (126, 63, 126, 126, 96, 58)
+    group = group_of([*references(QUIET), steady("zero2", 0.48, parts=slim)])
+    found = {answer.question: answer.text for answer in answers(group)}
+    assert "no difference seen" not in " ".join(found.values())
+    assert "16.7 % of its speed" in found["Best trade"]
+    assert all(fit.others == "" for fit in fastest_that_fits(group))
+
+
+# ---- stories ----
+
+
+@pytest.mark.parametrize("story", ["ladder", "each"])
+def test_a_story_compares_speeds_by_the_floor(story):
+    order = ("ddp", SAME, SLOWER)
+    head = SuiteHead(reference="ddp", story=story, order=order)
+    (grid,) = stories.tables(build(suite(QUIET), [], head))
+    place = grid.heads.index("Speed x")
+    ratios = [line[place] for line in grid.lines]
+    assert ratios == ["-", "none seen", "0.84" if story == "ladder" else "0.83"]

@@ -1,0 +1,139 @@
+"""The reference measured again: where in a suite, how often, and what is left of it when it ends
+otherwise than well. A fake launcher stands in."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from rich.console import Console
+
+from harness.commands.progress import Progress
+from harness.resolve import resolve, run_name
+from harness.result import Result, Status
+from harness.spec import Spec
+from harness.suite import run as suite_run
+from harness.suite.again import with_reference_again
+from harness.suite.file import SuiteError, load_suite
+from harness.suite.matrix import ad_hoc, specs
+from tests.made.machines import SUITE, machine
+
+
+def planned(recipes: list[str], times: int, **given: object) -> list[Spec]:
+    suite = ad_hoc(recipes, "cpu")
+    return with_reference_again(specs(suite, given), suite.reference, times)
+
+
+def named(rows: list[Spec]) -> str:
+    return " ".join(f"{s.recipe}{s.repeat or ''}" for s in rows)
+
+
+@pytest.mark.parametrize(
+    ("others", "times", "order"),
+    [
+        ("", 3, "ddp"),
+        ("zero2 zero3", 1, "ddp zero2 zero3"),
+        ("zero2 zero3", 2, "ddp zero2 zero3 ddp1"),
+        ("zero2 zero3", 3, "ddp zero2 ddp1 zero3 ddp2"),
+        ("zero1 zero2 zero3 single", 3, "ddp zero1 zero2 ddp1 zero3 single ddp2"),
+        ("zero1 zero2 zero3 single", 4, "ddp zero1 ddp1 zero2 zero3 ddp2 single ddp3"),
+    ],
+)
+def test_the_reference_is_measured_first_last_and_between(others, times, order):
+    assert named(planned(["ddp", *others.split()], times)) == order
+
+
+def test_repetitions_of_all_rows_count():
+    assert named(planned(["ddp", "zero2"], 3, repeat=2)) == "ddp zero2 ddp1 zero21 ddp2"
+    assert named(planned(["ddp", "zero2"], 3, repeat=3)) == "ddp zero2 ddp1 zero21 ddp2 zero22"
+
+
+def test_a_repetition_is_a_run_of_its_own_that_differs_in_nothing_else():
+    runs = [run for run in planned(["ddp", "zero2"], 3, steps=9) if run.recipe == "ddp"]
+    assert len({run_name(run) for run in runs}) == len({run.key for run in runs}) == 3
+    assert {dataclasses.replace(run, repeat=0) for run in runs} == {runs[0]}
+
+
+def test_of_several_rows_of_the_reference_the_most_compared_one(tmp_path: Path):
+    file = tmp_path / "several.yaml"
+    file.write_text(
+        SUITE.replace("[zero2, ddp,", "[{recipe: ddp, global_batch: 2}, zero2, ddp,", 1)
+    )
+    suite = load_suite(str(file), "cpu")
+    found = with_reference_again(specs(suite, {}), suite.reference, suite.noise_floor)
+    assert [(s.recipe, s.global_batch) for s in found if s.repeat] == [("ddp", 8)] * 2
+
+
+@pytest.mark.parametrize("given", [{"world": 4}, {"profile": True}])
+def test_what_is_not_ranked_by_its_times_is_not_measured_again(given):
+    assert not any(s.repeat for s in planned(["ddp", "zero2"], 3, **given))
+
+
+def test_a_suite_says_how_often(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    for words, often in (("", 3), ("noise_floor: 5\n", 5), ("noise_floor: 1\n", 1)):
+        file.write_text(words + SUITE)
+        assert load_suite(str(file), "cpu").noise_floor == often
+    file.write_text("noise_floor: 0\n" + SUITE)
+    with pytest.raises(SuiteError, match="noise_floor is 0; write at least 1"):
+        load_suite(str(file), "cpu")
+    with pytest.raises(SuiteError, match="noise_floor is 0; give --noise-floor at least 1"):
+        planned(["ddp", "zero2"], 0)
+
+
+# ---- running ----
+
+
+class Launcher:
+    """Ends each run as ``ends`` says of its recipe and repetition; notes what was started."""
+
+    def __init__(self, **ends: Status) -> None:
+        self.ends, self.started = ends, []
+
+    def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
+        name = named([resolved.spec])
+        self.started.append(name)
+        result = Result(status=self.ends.get(name, Status.OK), spec=resolved.spec)
+        result.write(folder / "result.json")
+        return result
+
+
+def go(out: Path, launcher: Launcher, recipes: list[str], *, console=None) -> list[Result]:
+    rows = [resolve(spec) for spec in planned(recipes, 3, data="synthetic")]
+    here, progress = machine(out), Progress(console or Console(quiet=True))
+    with mock.patch.object(suite_run.launch, "run", launcher):
+        plan = suite_run.plan(rows, out, here)
+        return suite_run.run_suite(
+            ad_hoc(recipes, "cpu"), plan, out, machine=here, progress=progress
+        )
+
+
+def test_a_suite_that_was_cut_short_goes_on_with_the_repetition_it_lacks(tmp_path: Path):
+    launcher = Launcher()
+    found = go(tmp_path, launcher, ["ddp", "zero2", "zero3"])
+    assert launcher.started == ["ddp", "zero2", "ddp1", "zero3", "ddp2"]
+    assert [r.spec.repeat for r in found] == [0, 0, 1, 0, 2]
+    (last,) = tmp_path.glob("runs/ddp-r2-*/result.json")
+    last.unlink()
+    again = Launcher()
+    assert len(go(tmp_path, again, ["ddp", "zero2", "zero3"])) == 5
+    assert again.started == ["ddp2"]
+
+
+def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path: Path, capsys):
+    launcher = Launcher(ddp=Status.GPU_OOM)
+    found = go(tmp_path, launcher, ["ddp", "zero2", "zero3"], console=Console(width=100))
+    assert launcher.started == ["ddp", "zero2", "zero3"]
+    assert [r.spec.recipe for r in found] == ["ddp", "zero2", "zero3"]
+    text = capsys.readouterr().out
+    assert "[3/5] ddp (repeat 1): not run, for the row itself ended as gpu_oom" in text
+    assert "[5/5] ddp (repeat 2): not run" in text
+
+
+def test_a_reference_that_cannot_run_is_planned_once(tmp_path: Path):
+    launcher = Launcher()
+    found = go(tmp_path, launcher, ["ddp+bf16_master", "zero2", "zero3"])
+    assert launcher.started == ["zero2", "zero3"]
+    assert [r.status for r in found] == [Status.REFUSED, Status.OK, Status.OK]
