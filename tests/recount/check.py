@@ -11,9 +11,10 @@ from typing import Any
 from tests.recount import answers, stories
 from tests.recount import versus as v
 from tests.recount.cells import Number, fault
+from tests.recount.columns import TABLES, UNFINISHED
+from tests.recount.lines import LINES
 from tests.recount.pages import Table, Text, items
 from tests.recount.raw import Group, ResultSet, Row
-from tests.recount.tables import LINES, TABLES, UNFINISHED
 
 __all__ = ["group_of", "page_faults", "report_faults", "table_faults"]
 

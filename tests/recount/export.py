@@ -14,8 +14,8 @@ from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount.cells import GIB
+from tests.recount.columns import NUMBERS, UNFINISHED, VERSUS
 from tests.recount.raw import Group, ResultSet, Row, Run
-from tests.recount.tables import UNFINISHED
 
 __all__ = ["csv_faults", "json_faults"]
 
@@ -59,7 +59,7 @@ PREDICTED: dict[str, Take] = {
     "predicted_least_bytes": lambda row: p.run_predicted(row) * row.spec["processes"],
     "available_bytes": host_memory,
 }
-COLUMNS = WHERE | v.VERSUS | m.NUMBERS | {name: _predicted(t) for name, t in PREDICTED.items()}
+COLUMNS = WHERE | VERSUS | NUMBERS | {name: _predicted(t) for name, t in PREDICTED.items()}
 UNCOUNTED = ("group",)
 """Which group of the report a row is in: its place among the tables, which are checked there."""
 ENDED: dict[str, Callable[[Run], Any]] = {
@@ -157,9 +157,9 @@ NOTED = ("notes",)
 def _entry(entry: dict[str, Any], row: Row) -> Iterator[str]:
     for name, value in entry.items():
         if name == "numbers":
-            yield from _values(value, {**COLUMNS, **m.NUMBERS}, row, ())
+            yield from _values(value, {**COLUMNS, **NUMBERS}, row, ())
         elif name == "versus_reference":
-            yield from _values(value, {**COLUMNS, **v.VERSUS}, row, ())
+            yield from _values(value, {**COLUMNS, **VERSUS}, row, ())
         elif name == "predicted":
             told = {k: v for k, v in value.items() if k != "parts"}
             yield from _values(told, COLUMNS, row, ())

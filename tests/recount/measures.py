@@ -1,7 +1,6 @@
 """The definition of every number of a row, from raw results: bytes, seconds, plain fractions.
 
-As docs/reading-a-report.md and the notes below the tables state them. A function here has the name
-of the number's column in report.csv.
+As docs/reading-a-report.md and the notes below the tables state them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from tests.recount.raw import Row
 
-__all__ = ["CATEGORIES", "NUMBERS", "PHASES"]
+__all__ = ["CATEGORIES", "PHASES"]
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
 PHASES = ("load", "prepare", "first_step", "forward", "backward", "optimizer", "steady")
@@ -183,40 +182,3 @@ def untraced_raw_bytes(row: Row) -> int | None:
 def untraced_bytes(row: Row) -> int | None:
     raw = untraced_raw_bytes(row)
     return raw if raw is None else max(raw, 0)
-
-
-NUMBERS: dict[str, Callable[[Row], Any]] = {
-    "repeats": lambda row: len(row.runs),
-    "timed_steps": lambda row: len(steps(row)),
-    "step_seconds_median": step_seconds_median,
-    "step_seconds_p10": lambda row: tenth(steps(row), 1),
-    "step_seconds_p90": lambda row: tenth(steps(row), 9),
-    "noise_fraction": noise_fraction,
-    "repeat_spread_fraction": repeat_spread_fraction,
-    "noisy": noisy,
-    "samples_per_second": samples_per_second,
-    "flops_per_second": flops_per_second,
-    "flops_per_second_device": flops_per_second_device,
-    "precision": precision,
-    "mfu_fraction": mfu_fraction,
-    "peak_bytes": peak_bytes,
-    "peak_phase": peak_phase,
-    "need_bytes": need_bytes,
-    "reserved_peak_bytes": highest("reserved"),
-    "active_peak_bytes": highest("active"),
-    "process_peak_bytes": highest("process"),
-    "baseline_bytes": highest_of_ranks("baseline_bytes"),
-    "imbalance_ratio": imbalance_ratio,
-    "host_peak_bytes": highest_of_ranks("host_peak_bytes"),
-    "host_total_bytes": host_total_bytes,
-    "pinned_bytes": highest_of_ranks("pinned_bytes"),
-    "nvme_bytes": nvme_bytes,
-    **{f"{phase}_peak_bytes": phase_peak(phase) for phase in PHASES},
-    **{f"{name}_bytes": category(name) for name in (*CATEGORIES, "beyond_state")},
-    "untraced_bytes": untraced_bytes,
-    "untraced_raw_bytes": untraced_raw_bytes,
-    "setup_seconds": setup_seconds,
-    "warmup_seconds": warmup_seconds,
-    "wall_seconds": wall_seconds,
-}
-"""Column of report.csv -> its value, of a row alone."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tests.recount import measures as m
 from tests.recount.raw import Group, Row
 
-__all__ = ["VERSUS", "curve_distance", "front", "parity", "ranked"]
+__all__ = ["curve_distance", "front", "parity", "ranked"]
 
 
 def curve_distance(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
@@ -87,16 +86,3 @@ def ranked(group: Group) -> list[Row]:
     if group.world:
         return sorted(group.rows, key=lambda row: m.peak_bytes(row) or math.inf)
     return sorted(group.rows, key=m.samples_per_second, reverse=True)
-
-
-VERSUS: dict[str, Callable[[Row], Any]] = {
-    "rank": lambda row: 1 + ranked(row.group).index(row),
-    "front": front,
-    "is_reference": lambda row: row.is_reference,
-    "speed_ratio": speed_ratio,
-    "peak_change_fraction": peak_change_fraction,
-    "loss_distance": loss_distance,
-    "grad_norm_distance": grad_norm_distance,
-    "parity": parity,
-}
-"""Column of report.csv -> its value, against the reference row."""
