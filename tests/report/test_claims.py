@@ -9,7 +9,7 @@ import pytest
 from harness.report import build
 from harness.report.data import units
 from harness.report.data.rows import SuiteHead
-from harness.report.rendering import markdown
+from harness.report.rendering import markdown, story_charts
 from harness.report.stories import claims
 from harness.report.stories.claim_rules import DEEP, DEPTHS, TOKENS
 from harness.report.stories.claim_sweeps import BATCHES, LARGE
@@ -267,10 +267,25 @@ def test_the_power_of_tokens(fused, wanted):
     assert f", {fused:.2f} +- " in found.numbers
 
 
+def test_from_how_many_tokens_much_is_saved():
+    """120 MiB of state; plain against square: 128 against 1024 MiB beyond it at most."""
+    found = finding("linear in the number of tokens", *token_rows(2.0, 1.0))
+    # 120 + 18 against 120 + 20.25 at 144, 120 + 32 against 120 + 64 at 256, 192 against 444 at 576.
+    assert "25% of the peak saved from between 256 and 576 tokens on" in found.numbers
+    same = finding("linear in the number of tokens", *token_rows(1.0, 1.0))
+    assert "25% of the peak saved nowhere up to 1024 tokens" in same.numbers
+
+
 def test_the_tables_show_every_point_and_the_spread():
     rows = over_batches("single+checkpoint", lambda b: plain(b) / 6) + token_rows(2.0, 1.0)[1:]
     report = build(rows, [], SuiteHead(reference="single", story="claims"))
     judged, sweeps, growths = claims.tables(report)
+    assert story_charts.sweep_lines(report)["single+checkpoint"][0] == (
+        1,
+        pytest.approx(83.3, 0.01),
+    )
+    ((_, _, picture),) = story_charts.pictures(report)
+    assert ">32</text>" in picture and story_charts.keys(report)[0][0] == "single+checkpoint"
     assert judged.title == "Claims, measured on DiT-S/4"
     lines = {tuple(line[:2]): line[2:] for line in sweeps.lines}
     assert lines["single", "activations in it"][0] == "20.0 %"

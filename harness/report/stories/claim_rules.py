@@ -12,7 +12,15 @@ from harness.report.data import fits
 from harness.report.data.lookup import Missing, Rows
 from harness.report.data.units import gib
 from harness.report.stories.claim_sweeps import LARGE
-from harness.report.stories.claim_verdicts import Judgement, Verdict, change, number, spread_words
+from harness.report.stories.claim_verdicts import (
+    MUCH,
+    Judgement,
+    Verdict,
+    change,
+    number,
+    share,
+    spread_words,
+)
 from harness.result import Status
 
 __all__ = ["DEEP", "DEPTHS", "GROWTHS", "TOKENS", "Growth", "linear_in_tokens", "paged",
@@ -84,6 +92,7 @@ def root_of_depth(rows: Rows) -> Judgement:
     numbers = (
         f"from {DEPTHS[0]} to {deepest} blocks memory beyond the state grows with depth to the "
         f"power {power_words(plain)} plain, {power_words(root, MOST_ROOT)} with sqrt; "
+        f"{much_from(rows, GROWTHS[1], GROWTHS[0])}; "
         f"{number(forwards, MOST_FORWARDS)} forwards a block"
     )
     if forwards > MOST_FORWARDS:
@@ -99,7 +108,8 @@ def linear_in_tokens(rows: Rows) -> Judgement:
     numbers = (
         f"memory beyond the state grows with tokens to the power {power_words(naive)} with the "
         f"full score matrix, {power_words(fused, LINEAR)} with torch's fused kernel; "
-        f"{change(-saved)} at {most} tokens, all at batch "
+        f"{change(-saved)} at {most} tokens, {much_from(rows, GROWTHS[3], GROWTHS[2])}, all at "
+        f"batch "
         f"{rows.get('single', **largest).spec.global_batch}"
     )
     return at_most(fused, LINEAR, numbers)
@@ -117,6 +127,26 @@ def at_most(power: fits.Power, most: float, numbers: str) -> Judgement:
         ends = f"between the last two points its power is {number(power.last, most)}"
         return Judgement(Verdict.NEAR, numbers, f"{ends}, above {most:g}")
     return Judgement(Verdict.HOLDS, numbers)
+
+
+def much_from(rows: Rows, ours: Growth, base: Growth) -> str:
+    """Between which measured points a step's peak begins to be less by ``MUCH``. No point between
+    them is named: a peak is not linear in depth or tokens, as it is in the batch."""
+    pairs = []
+    for x, fields in ours.fields.items():
+        try:
+            sizes = [rows.step_bytes(growth.recipe, **fields) for growth in (ours, base)]
+        except Missing:
+            continue
+        pairs.append(fits.Pair(at=x, ours=sizes[0], base=sizes[1]))
+    held = [pair.at for pair in pairs if pair.saved >= MUCH]
+    missed = [pair.at for pair in pairs if pair.saved < MUCH]
+    text = f"{share(MUCH)} of the peak saved"
+    if not held:
+        return f"{text} nowhere up to {max(missed)} {ours.of}"
+    below = [x for x in missed if x < min(held)]
+    since = f"between {max(below)} and {min(held)}" if below else f"{min(held)}"
+    return f"{text} from {since} {ours.of} on"
 
 
 def power_words(power: fits.Power, *limits: float) -> str:

@@ -15,7 +15,7 @@ from harness.report.stories.claim_sweeps import (
 )
 from harness.report.stories.claim_verdicts import points, spread_words
 
-__all__ = ["tables"]
+__all__ = ["sweeps", "tables"]
 
 AGAINST_PLAIN = (
     *("checkpoint", "bf16", "bf16_pure", "accumulate:steps=4", "lora", "prune"),
@@ -43,11 +43,15 @@ def tables(rows: Rows) -> list[Grid]:
     return [grid for grid in (_sweeps(rows), _growths(rows)) if grid.lines]
 
 
+def sweeps(rows: Rows) -> dict[tuple[str, str], Sweep]:
+    """(recipe, what it is compared with) -> its sweep, where there is one."""
+    return {pair: sweep for pair in AGAINST.items() if (sweep := _or_none(rows, *pair))}
+
+
 def _sweeps(rows: Rows) -> Grid:
-    sweeps = {pair: sweep for pair in AGAINST.items() if (sweep := _or_none(rows, *pair))}
     plain = _or_none(rows, PLAIN, PLAIN)
     lines = _plain_lines(plain) if plain else []
-    lines += [_line(recipe, base, sweep) for (recipe, base), sweep in sweeps.items()]
+    lines += [_line(recipe, base, sweep) for (recipe, base), sweep in sweeps(rows).items()]
     batches = {f"batch {batch}": "percent" for batch in BATCHES}
     kinds = {"Recipe": "text", "to": "text", **batches, "Limit": "percent"}
     return text_grid("sweeps", "The peak over batches", kinds, lines, SWEEPS_NOTE)
