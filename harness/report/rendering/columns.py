@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, parity, speed, units
+from harness.report.data import derive, effect_reasons, parity, speed, units
 from harness.report.data.categories import CATEGORIES, title
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
@@ -236,10 +236,11 @@ CATEGORY_ERRORS = (
     Column("Error %", lambda pair: pair[1].error, "error"),
 )
 EFFECTS = (
-    Column("Adding", lambda e: e.part),
+    Column("Adding", lambda e: e.words),
     Column("to", lambda e: e.base.label),
     Column("Samples/s x", lambda e: speed.ratio(e.row, e.base), "ratio"),
     Column("Peak %", lambda e: e.peak_change_fraction, "change"),
+    Column("Why", effect_reasons.why),
 )
 SIBLINGS = (
     RECIPE,
