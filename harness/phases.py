@@ -16,6 +16,8 @@ RUN_PHASES = {
     "load": "building the model",
     "prepare": "preparing",
     "warmup": "warm-up",
+    "memory": "reading memory",
+    "settle": "settling",
     "measure": "measuring",
     "profile": "profile",
     "anatomy": "tracing memory",
@@ -23,9 +25,12 @@ RUN_PHASES = {
     "save": "save",
     "done": "ending",
 }
-"""Phase, in the order in which a run goes through them -> what progress calls it."""
+"""Phase, in the order in which a run goes through them -> what progress calls it. Memory is read in
+steps of its own and time in others: between them a process on CPUs gets another heap, and the
+steps of ``settle`` fill it (``harness.worker.passes``)."""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
 """Before the first step."""
 PEAK_PHASES = ("load", "prepare", "first_step", "warmup", *STEP_PHASES, "steady")
-"""Phases with a peak of their own. The warm-up after its first step and ``steady`` (the timed
-steps) are whole steps; those of ``STEP_PHASES`` are of one more step that is not timed."""
+"""Phases with a peak of their own. The warm-up after its first step and ``steady`` (the step after
+it, which is like the timed ones) are whole steps; those of ``STEP_PHASES`` are of one more step.
+None of them is timed."""

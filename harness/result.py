@@ -30,6 +30,7 @@ __all__ = [
     "Rank",
     "Result",
     "Status",
+    "StepUsage",
     "build",
     "load",
     "load_all",
@@ -119,12 +120,31 @@ class Categories:
 
 
 @dataclass(kw_only=True)
+class StepUsage:
+    """What the kernel counted in each timed step, an entry a step.
+
+    Of one process with all its threads (getrusage): CPU seconds (user and system), switches to
+    another task that it asked for (it waited) and that were forced on it (another wanted its core),
+    pages faulted in. ``busy_seconds`` are core-seconds in which the ``cores`` that it may use ran
+    anybody's work (/proc/stat), in ticks of some 10 ms; 0 where the kernel does not tell.
+    """
+
+    cpu_seconds: list[float]
+    voluntary_switches: list[int]
+    forced_switches: list[int]
+    minor_faults: list[int]
+    busy_seconds: list[float]
+    cores: int
+
+
+@dataclass(kw_only=True)
 class Rank:
     """What one process measured.
 
     ``phases`` are peaks by ``harness.phases.PEAK_PHASES``, ``phase_seconds`` the seconds of those
     of ``RUN_PHASES`` that had ended by then. ``host_peak_bytes`` is the process's resident
-    high-water mark; ``nvme_bytes`` what it had swapped to files at the end.
+    high-water mark; ``nvme_bytes`` what it had swapped to files at the end. ``step_usage`` has an
+    entry for each of ``step_seconds``; results older than that count have none.
     """
 
     rank: int
@@ -139,6 +159,7 @@ class Rank:
     step_seconds: list[float]
     phase_seconds: dict[str, float]
     host_categories: Categories | None = None
+    step_usage: StepUsage | None = None
 
 
 @dataclass(kw_only=True)
@@ -175,9 +196,10 @@ class Result:
     """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
     the rest is raw.
 
-    ``losses`` and ``grad_norms`` have one global mean a step, warm-up first; ``projections`` are of
-    the same steps, None where they were not taken (a training, a trial). ``evidence`` maps a
-    strategy's name to the facts read back. ``configs`` holds the launch file and, under
+    ``losses`` and ``grad_norms`` have one global mean for each step that the run took, in order:
+    warm-up, memory, settling, timed, traced (``harness.phases``); ``projections`` are of all
+    steps up to the last timed one, None where they were not taken (a training, a trial).
+    ``evidence`` maps a strategy's name to the facts read back. ``configs`` holds the launch file and, under
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
     "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
     run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a

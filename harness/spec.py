@@ -40,7 +40,7 @@ class Spec:
     init: str = _option("awake", "awake, or adaln_zero as the reference trains")
     global_batch: int = _option(16, "samples an optimizer step, over all processes")
     steps: int = _option(8, "timed optimizer steps")
-    warmup: int = _option(2, "optimizer steps before them, not timed")
+    warmup: int = _option(2, "first optimizer steps, before memory is read and time is taken")
     seed: int = _option(0, "weights, data order, noise")
     processes: int = _option(1, "data-parallel processes")
     world: int = _option(0, "run rank 0 of so many on one process (0: no): real memory, no losses")

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "init": "awake",
     "global_batch": 16,
     "steps": 5000,
-    "warmup": 1,
+    "warmup": 2,
     "learning_rate": 2e-3,
     "beta2": 0.99,
     "ema": 0.998,

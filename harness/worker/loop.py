@@ -11,6 +11,7 @@ import torch
 
 from harness.data.feed import Batch, Feed
 from harness.subjects.objectives import Objective
+from harness.worker import usage
 from harness.worker.meter import Meter
 from harness.worker.projections import Inputs
 from strategies.engine import Trained
@@ -33,8 +34,10 @@ class Log:
     """What the loop writes down, step by step, without waiting for the device.
 
     ``earlier`` and ``earlier_norms`` are of the training that this one resumes. ``clipped`` is the
-    gradient norm before and after the first clipping; None where nothing of ours clips. ``inputs``
-    is shown the batches of the first step, where somebody asks for them.
+    gradient norm before and after the first clipping; None where nothing of ours clips.
+    ``seconds`` and ``used`` are of the steps that a clock ran in, ``timed_from`` is the place
+    among them of the first that counts. ``inputs`` is shown the
+    batches of the first step, where somebody asks for them.
     """
 
     earlier: list[float] = field(default_factory=list)
@@ -43,6 +46,8 @@ class Log:
     norms: list[Any] = field(default_factory=list)
     positions: list[list[np.ndarray]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    used: list[usage.Counts] = field(default_factory=list)
+    timed_from: int = 0
     clipped: tuple[float, float] | None = None
     inputs: Inputs | None = None
 
@@ -101,14 +106,17 @@ def gradient_norm(run: Run, log: Log) -> Any:
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:
-    """An optimizer step with the device idle at both ends, its seconds logged.
+    """An optimizer step with the device idle at both ends, its seconds logged, and what the kernel
+    counted for this process meanwhile.
 
     All ranks start together: else what one of them does between two steps (writing a status file)
     would count as the others' time, who wait for it in the first collective.
     """
     meter.synchronize()
     run.trained.accelerator.wait_for_everyone()
+    before = usage.now()
     start = time.perf_counter()
     optimizer_step(run, step, log)
     meter.synchronize()
     log.seconds.append(time.perf_counter() - start)
+    log.used.append(usage.now() - before)

@@ -1,13 +1,10 @@
-"""A measured run of one rank: prepare, warm up, time, dissect, prove, audit, and write it down."""
+"""A measured run of one rank: prepare, take its steps, dissect, prove, audit, and write it down."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from harness.memory import dissect
 from harness.memory.tracer import trace_step
@@ -15,54 +12,19 @@ from harness.resolve import Resolved
 from harness.result import Check, Projections, Rank, Result, Status
 from harness.worker import environment, record, setup
 from harness.worker.audit import audit, collect_evidence, gather
-from harness.worker.loop import Log, Run, optimizer_step, timed_step
+from harness.worker.bench import Bench
+from harness.worker.loop import Log, Run
 from harness.worker.memory_limit import hold
 from harness.worker.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.passes import measured_steps, training_steps, trial_steps
 from harness.worker.projections import Watch
 from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
+from harness.worker.usage import as_usage
 from strategies.evidence import frozen
 
 __all__ = ["measure"]
-
-
-@dataclass(kw_only=True)
-class Bench:
-    """One rank's run, and what measures and records it."""
-
-    resolved: Resolved
-    folder: Path
-    reporter: Reporter
-    meter: Meter
-    run: Run
-    log: Log
-
-    @property
-    def accelerator(self) -> Any:
-        """accelerate's, which the run was prepared with."""
-        return self.run.trained.accelerator
-
-    @property
-    def baseline(self) -> tuple[Any, ...]:
-        """Tensors that the meter's baseline holds already. On a CPU the data, which is opened
-        before the baseline is taken; on a GPU none, for its allocator counts the data."""
-        on_gpu = self.accelerator.device.type == "cuda"
-        return () if on_gpu else tuple(vars(self.run.feed.dataset).values())
-
-    def step(self) -> None:
-        """One optimizer step more, which no phase counts."""
-        optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
-
-    def infer(self) -> None:
-        """One micro batch through the model."""
-        batch = next(iter(self.run.feed.micro_batches(self.run.trained.optimizer_steps)))
-        trained = self.run.trained
-        trained.subject.predict(trained.model, batch.x, batch.t, batch.conditions)
-
-    def look(self) -> dissect.Look:
-        """What a portrait needs of this rank."""
-        return dissect.Look(self.step, self.infer, self.meter.synchronize, self.baseline)
 
 
 def measure(
@@ -84,7 +46,7 @@ def measure(
         training.begin(bench.run, resolved, bench.log)
     touched = [sabotage(bench.run, control)] if control else []
     watch = _watch(bench) if training is None and memory_limit is None else None
-    train_steps(bench, training)
+    train_steps(bench, training, trial=memory_limit is not None)
     did = watch.end(gather) if watch else None
     averages = _record(bench)
     reporter.enter("anatomy")
@@ -135,26 +97,14 @@ def _watch(bench: Bench) -> Watch | None:
     return watch
 
 
-def train_steps(bench: Bench, training: Training | None) -> None:
-    """Warm-up, then the timed steps: one loop, cut into phases."""
-    spec, run, log = bench.resolved.spec, bench.run, bench.log
-    meter, reporter = bench.meter, bench.reporter
-    warmup, first = spec.warmup, run.trained.optimizer_steps
-    total = max(warmup + 1, warmup + spec.steps - first)
-    # A warm-up of one step has no second one: the later entry, "steady", replaces "warmup".
-    peak_phases = {0: "first_step", 1: "warmup"} | {warmup: "steady"}
-    for index in range(total):
-        if index in (0, warmup):
-            timed = index == warmup
-            reporter.enter("measure" if timed else "warmup", total - warmup if timed else warmup)
-        if index in peak_phases:
-            meter.enter(peak_phases[index])
-        timed_step(run, first + index, log, meter)
-        more = {} if training is None else {"loss": float(log.losses[-1])}
-        reporter.at(index + 1 - (warmup if index >= warmup else 0), **more)
-        if training is not None:
-            training.after_step(run, bench.resolved, log, last=index + 1 == total)
-    meter.close()
+def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
+    """All steps up to the last timed one, by what the run is for."""
+    if training is not None:
+        training_steps(bench, training)
+    elif trial:
+        trial_steps(bench)
+    else:
+        measured_steps(bench)
 
 
 def _record(bench: Bench) -> list[dict[str, Any]]:
@@ -167,14 +117,9 @@ def _record(bench: Bench) -> list[dict[str, Any]]:
 
 
 def traced_steps(bench: Bench) -> dict[str, Any]:
-    """Two or three more steps, untimed: the peak of each phase of a step, and what lived at the
-    peak."""
+    """One or two more steps, untimed: the tensors that lived at the peak."""
     meter, trained = bench.meter, bench.run.trained
     device_type = bench.accelerator.device.type
-    with trained.engine.marks(trained, meter.enter):
-        bench.step()
-        meter.synchronize()
-    meter.close()
     categories = {}
     if "compiled" in trained.launch.traits:
         # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
@@ -206,7 +151,7 @@ def _prove(
 def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:
     """What this rank measured."""
     meter, here = bench.meter, bench.accelerator
-    warmup, timed = np.split(np.array(bench.log.seconds), [bench.resolved.spec.warmup])
+    log, warmup = bench.log, bench.resolved.spec.warmup
     return Rank(
         rank=here.process_index,
         device=setup.to_device_note(here.device),
@@ -217,8 +162,9 @@ def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:
         host_peak_bytes=_host_peak(meter),
         pinned_bytes=pinned_bytes(),
         nvme_bytes=bench.run.trained.engine.told(bench.run.trained).swapped_bytes,
-        warmup_seconds=warmup.tolist(),
-        step_seconds=timed.tolist(),
+        warmup_seconds=log.seconds[:warmup],
+        step_seconds=log.seconds[log.timed_from :],
+        step_usage=as_usage(log.used[log.timed_from :]),
         phase_seconds=dict(bench.reporter.phase_seconds),
     )
 

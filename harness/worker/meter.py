@@ -38,7 +38,7 @@ class Meter(Protocol):
         """Close the phase that runs."""
 
     def peak_bytes(self) -> int:
-        """The highest ``allocated`` so far, the running phase included."""
+        """The highest ``allocated`` of all phases so far, the running one included."""
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked of it."""
@@ -66,6 +66,8 @@ class _Phases:
 
     def peak_bytes(self) -> int:
         peaks = [p.allocated for p in self.phases.values()]
+        if self._running is None and peaks:  # between phases the mark may be of what was freed
+            return max(peaks)
         return max([*peaks, self._read().allocated])
 
     def _reset(self) -> None:
@@ -112,8 +114,9 @@ class CudaMeter(_Phases):
 class ResidentMeter(_Phases):
     """The process's resident high-water mark (VmHWM) above a baseline.
 
-    Follows live tensors only if freed memory goes back to the kernel at once: see
-    ``launch.command.ALLOCATOR``, which must be in the environment when the process starts.
+    Follows live tensors only while freed memory goes back to the kernel at once: see
+    ``launch.command.ALLOCATOR``, which must be in the environment when the process starts, and
+    ``harness.worker.heap``, which ends it before the timed steps.
     """
 
     kind = "resident"

@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         "holds a training already (step-00000007); give --resume",
     ),
     "train no further": (
-        lambda p: [*saved(p, 7), "--steps", "6", "--resume"],
+        lambda p: [*saved(p, 7), "--steps", "5", "--resume"],
         "has taken 7 steps already; ask for more with --steps",
     ),
     "processes of a single process": (

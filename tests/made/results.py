@@ -25,6 +25,7 @@ from harness.result import (
     Rank,
     Result,
     Status,
+    StepUsage,
     load_all,
     write_json,
 )
@@ -104,8 +105,10 @@ def peaks(parts: tuple[float, ...], gpu: bool, skew: float) -> dict[str, Peak]:
     return found
 
 
-def rank(index: int, step: float, parts: tuple[float, ...], spread: float, gpu: bool) -> Rank:
-    """One rank of a run; the second is a little slower and a little fuller than the first."""
+def rank(
+    index: int, step: float, parts: tuple[float, ...], spread: float, gpu: bool, of: int
+) -> Rank:
+    """One rank ``of`` so many; the second is a little slower and a little fuller than the first."""
     dice = random.Random(f"{index} {step} {parts}")
     seconds = [round(step * (1 + spread * dice.uniform(-1, 1)), 6) for _ in range(8)]
     return Rank(
@@ -127,6 +130,21 @@ def rank(index: int, step: float, parts: tuple[float, ...], spread: float, gpu: 
             "measure": step * 8,
             "anatomy": step * 4,
         },
+        step_usage=None if gpu else usage(step, seconds, of),
+    )
+
+
+def usage(step: float, seconds: list[float], ranks: int) -> StepUsage:
+    """What the kernel counted for one of so many ``ranks`` on two cores that nobody else uses: the
+    same work in each step, however long it took."""
+    count = len(seconds)
+    return StepUsage(
+        cpu_seconds=[round(0.9 * step, 6)] * count,
+        voluntary_switches=[40] * count,
+        forced_switches=[20] * count,
+        minor_faults=[30] * count,
+        busy_seconds=[round(0.9 * ranks * step, 2)] * count,
+        cores=2,
     )
 
 
@@ -204,7 +222,10 @@ def done(
         micro_batch=spec.global_batch // spec.processes,
         losses=losses,
         grad_norms=norms,
-        ranks=[rank(i, step * (1 + 0.01 * i), parts, spread, gpu) for i in range(spec.processes)],
+        ranks=[
+            rank(i, step * (1 + 0.01 * i), parts, spread, gpu, spec.processes)
+            for i in range(spec.processes)
+        ],
         audit=audit(spec),
         evidence={
             sharding: {"distributed_type": engine, "stage": stage},

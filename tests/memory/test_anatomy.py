@@ -23,7 +23,7 @@ from harness.report.anatomy import charts, files, laws, page
 from harness.resolve import resolve
 from harness.result import BadResult
 from harness.subjects.dit import presets
-from harness.worker.measure import Bench
+from harness.worker.bench import Bench
 from harness.worker.meter import make_meter
 from harness.worker.status import Reporter
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from harness import ROOT
 from harness.launch import outcome
 from harness.phases import PEAK_PHASES, RUN_PHASES
 from harness.report.data import derive
-from harness.worker import measure
+from harness.worker import passes
 from strategies.engine import STEP_PHASES
 
 
@@ -45,23 +48,93 @@ def test_every_phase_that_an_engine_enters_is_one_of_the_step(tmp_path):
     assert set(entered(wrong)) == {"sideways", "forward"}
 
 
+@dataclasses.dataclass
+class Steps:
+    """Stands in for a bench: which phases were entered when, by the number of steps taken."""
+
+    warmup: int
+    steps: int = 2
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.peaks, self.phases, self.calls = [], [], []
+        self.resolved = SimpleNamespace(spec=self)
+        marks = contextlib.contextmanager(self.marks)
+        engine = SimpleNamespace(marks=lambda trained, enter: marks(enter))
+        self.run = SimpleNamespace(trained=SimpleNamespace(optimizer_steps=0, engine=engine))
+        self.log = SimpleNamespace(losses=[torch.zeros(())], seconds=[], timed_from=0)
+        self.meter = SimpleNamespace(
+            enter=lambda phase: self.peaks.append((phase, self.taken)),
+            close=lambda: self.peaks.append(("closed", self.taken)),
+            synchronize=lambda: None,
+        )
+        self.reporter = SimpleNamespace(
+            enter=lambda phase, of: self.phases.append((phase, of, self.taken)),
+            at=lambda step, **more: None,
+        )
+
+    def marks(self, enter):
+        for phase in STEP_PHASES:
+            enter(phase)
+        yield
+
+    def step(self, *_) -> None:
+        self.taken += 1
+
+    def timed(self, *_) -> None:
+        self.step()
+        self.log.seconds.append(0.0)
+
+    def keep(self) -> bool:
+        self.calls.append(("other heap", self.taken))
+        return True
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    def made(warmup: int) -> Steps:
+        steps = Steps(warmup)
+        monkeypatch.setattr(passes, "timed_step", steps.timed)
+        monkeypatch.setattr(passes.heap, "keep_freed", steps.keep)
+        return steps
+
+    return made
+
+
 @pytest.mark.parametrize("warmup", [1, 2, 3])
-def test_steps_have_their_peaks_in_the_phases_of_the_list(warmup, monkeypatch):
-    peaks, phases, steps = [], [], []
-    log = SimpleNamespace(losses=[])
-    bench = SimpleNamespace(
-        resolved=SimpleNamespace(spec=SimpleNamespace(warmup=warmup, steps=2)),
-        run=SimpleNamespace(trained=SimpleNamespace(optimizer_steps=0)),
-        log=log,
-        meter=SimpleNamespace(enter=lambda p: peaks.append((p, len(steps))), close=lambda: None),
-        reporter=SimpleNamespace(enter=lambda p, of: phases.append(p), at=lambda step: None),
-    )
-    monkeypatch.setattr(measure, "timed_step", lambda run, step, log, meter: steps.append(step))
-    measure.train_steps(bench, None)
+def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, bench):
+    here = bench(warmup)
+    passes.measured_steps(here)
     between = [("warmup", 1)] if warmup > 1 else []
-    assert peaks == [("first_step", 0), *between, ("steady", warmup)]
-    assert {name for name, _ in peaks} <= set(PEAK_PHASES)
-    assert phases == ["warmup", "measure"]
+    cut = [(phase, warmup + 1) for phase in STEP_PHASES]
+    watched = [("first_step", 0), *between, ("steady", warmup), *cut, ("closed", warmup + 2)]
+    assert here.peaks == watched, "and no phase is open in a timed step"
+    assert {name for name, _ in watched} - {"closed"} <= set(PEAK_PHASES)
+    assert here.calls == [("other heap", warmup + 2)]
+    timed = warmup + 2 + passes.SETTLING
+    assert here.phases == [
+        ("warmup", warmup, 0), ("memory", 2, warmup), ("settle", passes.SETTLING, warmup + 2),
+        ("measure", 2, timed),
+    ]  # fmt: skip
+    assert here.taken == timed + 2 and len(here.log.seconds[here.log.timed_from :]) == 2
+
+
+@pytest.mark.parametrize("switched", [True, False])
+def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, bench, monkeypatch):
+    here = bench(2)
+    monkeypatch.setattr(passes.heap, "keep_freed", lambda: switched)
+    training = SimpleNamespace(after_step=lambda *_, last: here.calls.append(last))
+    passes.training_steps(here, training)
+    assert here.taken == 4 and here.calls == [False, False, False, True]
+    watched = [("first_step", 0), ("steady", 1), ("closed", 2)]
+    # On a GPU, whose heap did not change, reading goes on: it costs no step anything.
+    assert here.peaks == [*watched, *([] if switched else [("steady", 2)]), ("closed", 4)]
+
+
+def test_a_trial_is_watched_to_its_end(bench):
+    here = bench(1)
+    passes.trial_steps(here)
+    assert here.peaks == [("first_step", 0), ("steady", 1), ("closed", 3)] and here.calls == []
 
 
 def test_what_reads_phases_knows_all_of_them():

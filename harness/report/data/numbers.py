@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.phases import SETUP_PHASES
-from harness.report.data import derive
+from harness.report.data import derive, disturbed
 from harness.report.data.categories import CATEGORIES
 from harness.result import Rank, Result
 
@@ -30,6 +30,9 @@ class Numbers:
     noise_fraction: float | None
     repeat_spread_fraction: float | None
     noisy: bool
+    step_cpu_seconds_median: float | None
+    step_minor_faults_median: float | None
+    disturbed_steps: int | None
     samples_per_second: float
     flops_per_second: float | None
     flops_per_second_device: float | None
@@ -92,12 +95,25 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
         "noise_fraction": step_noise,
         "repeat_spread_fraction": spread,
         "noisy": derive.is_noisy(step_noise, spread),
+        **_usage(results),
         "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
         "flops_per_second": flops,
         "flops_per_second_device": flops_device,
         "precision": kind,
         **_mfu(first, flops_device, kind),
         **_seconds_around(first),
+    }
+
+
+def _usage(results: list[Result]) -> dict[str, Any]:
+    """What the kernel counted; None where a repetition is older than these counts."""
+    marked = [disturbed.disturbed(result) for result in results]
+    cpu = [seconds for result in results for seconds in disturbed.cpu_seconds(result)]
+    faults = [pages for result in results for pages in disturbed.minor_faults(result)]
+    return {
+        "step_cpu_seconds_median": derive.quantile(cpu, 0.5) if cpu else None,
+        "step_minor_faults_median": derive.quantile(faults, 0.5) if faults else None,
+        "disturbed_steps": None if None in marked else sum(map(sum, marked)),
     }
 
 

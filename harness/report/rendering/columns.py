@@ -82,9 +82,16 @@ def flags(row: Row) -> str:
     """What a reader must know about a row before its numbers."""
     words = ["front"] if row.versus.front else []
     words += ["noisy"] if row.numbers.noisy else []
+    words += [f"{disturbed_steps(row)} steps disturbed"] if row.numbers.disturbed_steps else []
     words += [row.versus.parity] if row.versus.wrong else []
     words += [kind] if (kind := parity.computation(row.first)) else []
     return ", ".join([*words, *row.notes])
+
+
+def disturbed_steps(row: Row) -> str | None:
+    """In how many timed steps the machine was elsewhere; None where that was not counted."""
+    marked = row.numbers.disturbed_steps
+    return None if marked is None else f"{marked} of {row.numbers.timed_steps}"
 
 
 def loss_cell(row: Row) -> str:
@@ -180,6 +187,8 @@ TIME = (
     Column("p90 ms", _number("step_seconds_p90"), "ms"),
     Column("Spread %", _number("noise_fraction"), "percent"),
     Column("Steps", _number("timed_steps"), "count"),
+    Column("Disturbed", disturbed_steps),
+    Column("CPU s a step", _number("step_cpu_seconds_median"), "seconds"),
     Column("Repeats", _number("repeats"), "count"),
     Column("Between repeats %", _number("repeat_spread_fraction"), "percent"),
     Column("TFLOP/s a device", _number("flops_per_second_device"), "tera"),

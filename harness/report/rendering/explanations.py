@@ -34,16 +34,21 @@ NOTES = {
     "(p90 - p10) / median above 20 %, or repetitions' medians more than 10 % apart.",
     "simulated": "Peak: rank 0's highest phase; smallest first. A step's time is computation "
     "alone.",
-    "phases": "Highest of all ranks in each phase. Forward, backward and optimizer are from one "
-    "untimed step; steady covers the timed steps. Colour: the share of the table's highest value.",
+    "phases": "Highest of all ranks in each phase, before the timed steps. Steady is the step "
+    "after the warm-up; forward, backward and optimizer are from the one after that. Colour: the "
+    "share of the table's highest value.",
     "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
     "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
     "buckets, kernel scratch. Untraced: the measured peak beyond the traced tensors.",
     "host": "Tensors in host memory at the traced peak of one step, on the fullest rank: offloaded "
     "state is here.",
-    "time": "Each step counts as its slowest rank's. Set-up: import to prepared; warm-up and "
-    "compilation are not timed steps. Compile: torch.compile's own, within the warm-up, from an "
-    "empty cache.",
+    "time": "Each step counts as its slowest rank's. On CPUs the timed steps run under glibc's "
+    "default heap, those whose memory is read under one that gives all back at once. Disturbed: "
+    "other work held 10 % of the cores or more while less than 25 % were idle; or the step took "
+    "10 % longer than the row's fastest with a smaller share of the cores, or with forced switches "
+    "far above. CPU s: of all ranks together, the median step. Set-up: import to prepared; warm-up "
+    "and compilation are not timed steps. Compile: torch.compile's own, within the warm-up, from "
+    "an empty cache.",
     "parity": "Distance: the largest step's |a - b| / |b| to the reference row; of moment, update "
     "and average, the parameter's that is furthest away: a few signed sums of the optimizer's "
     "first moment, of what the steps changed, and of the way of the averaged weights. A row that "
@@ -87,6 +92,9 @@ GLOSSARY = (
      "backward and the optimizer, communication buckets, kernel scratch. Untraced: what the "
      "measured peak has beyond the traced tensors."),
     ("Samples/s", "Global batch over the median step, of the whole job, not of one device."),
+    ("Disturbed", "Timed steps that had not the machine to themselves, by the kernel's counts: "
+     "other work held the cores, or the step was longer than the row's fastest without working "
+     "more. They stay in the median: measure again on a quieter machine."),
     ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of the peak. None "
      "seen: closer to 1 than what equal rows may be apart."),
     ("Noise floor, #", "By how much equal rows may be apart, from the medians of the rows that "

@@ -96,6 +96,7 @@ def warnings(group: Group) -> list[str]:
         )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
+    texts += _disturbed(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
@@ -108,6 +109,20 @@ def warnings(group: Group) -> list[str]:
 def _what(row: Row) -> str:
     """The verdict of a row that is wrong, and what stands behind it."""
     return ": ".join(filter(None, (row.versus.parity, row.versus.differs_in)))
+
+
+def _disturbed(group: Group) -> list[str]:
+    """Which rows had not the machine to themselves, and in how many steps."""
+    counted = ((row.label, row.numbers) for row in group.rows)
+    marked = [
+        f"{name} {n.disturbed_steps} of {n.timed_steps}" for name, n in counted if n.disturbed_steps
+    ]
+    if not marked:
+        return []
+    return [
+        "Disturbed steps, in which the machine was elsewhere: "
+        f"{', '.join(marked)}. Their times are too long: measure again on a quieter machine."
+    ]
 
 
 def _missing_flops(group: Group) -> list[str]:
