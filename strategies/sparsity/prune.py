@@ -81,6 +81,7 @@ class Prune(Strategy):
     slot: ClassVar[Slot] = Slot.SPARSIFY
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     source: ClassVar[str] = "Han et al. 2015, Weights and Connections (arXiv:1506.02626)"
+    reads_weights: ClassVar[bool] = True
 
     fraction: float = 0.5
 

@@ -36,6 +36,7 @@ class Sparse24(Strategy):
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     source: ClassVar[str] = "Mishra et al. 2021 (arXiv:2104.08378); torchao.sparsity.training"
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
+    reads_weights: ClassVar[bool] = True
 
     def traits(self) -> frozenset[str]:
         return frozenset({"other_products", "replaced_layers"})
