@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import STRIP, TINY, launched
@@ -19,6 +20,7 @@ from harness.worker import setup
 from harness.worker.audit import weights_digest
 from harness.worker.building import Building
 from strategies import initial
+from strategies.evidence.frozen import checksum
 from strategies.sparsity.prune import Prune
 from strategies.strategy import Strategy
 
@@ -197,6 +199,23 @@ def test_shared_parameters_stay_shared_and_buffers_are_computed():
     assert module.one.weight is module.two.weight and module.one.weight.marked
     assert not module.two.bias.requires_grad and module.one.bias.requires_grad
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+
+
+# -- what watches frozen weights --------------------------------------------------------------
+
+
+def test_a_checksum_is_taken_in_pieces_and_sees_every_bit():
+    weight = torch.randn(2**21, generator=torch.Generator().manual_seed(0))
+    tracer = Tracer({"cpu": "device"})
+    tracer.enter("load")
+    with tracer:
+        found = checksum(weight)
+    assert phase_peaks(tracer.record, "device")["load"] < 2.5 * weight.nbytes
+    data = weight.numpy().view(np.uint8).astype(np.int64)
+    assert found == int((data * (np.arange(1, 1 + len(data)) % 65521)).sum())
+    assert checksum(weight[:3].bfloat16()) != checksum(weight[1:4].bfloat16())
+    weight[-1] = weight[-1].nextafter(torch.tensor(9.0))
+    assert checksum(weight) != found
 
 
 # -- two processes ----------------------------------------------------------------------------
