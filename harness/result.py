@@ -197,9 +197,9 @@ class Result:
     the rest is raw.
 
     ``losses`` and ``grad_norms`` have one global mean for each step that the run took, in order:
-    warm-up, memory, settling, timed, traced (``harness.phases``); ``projections`` are of all
-    steps up to the last timed one, None where they were not taken (a training, a trial).
-    ``evidence`` maps a strategy's name to the facts read back. ``configs`` holds the launch file and, under
+    warm-up, memory, settling, timed, traced (``harness.phases``); ``projections`` are of all steps
+    up to the last timed one, None where they were not taken (a training, a trial). ``evidence``
+    maps a strategy's name to the facts read back. ``configs`` holds the launch file and, under
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
     "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
     run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a

@@ -8,11 +8,12 @@ otherwise, and must override ``evidence``. Strategies ask its traits (``strategi
 never its name.
 
 In the order of a run: ``of`` and the facts of the launch file (the launching process, without
-torch); ``accelerator_kwargs``, ``configure``, ``sixteen_bits``, ``prepare``, ``ready`` (each rank,
-``harness.worker.setup``); ``micro_steps``, ``norm``, ``clip``, ``mean`` (``harness.worker.loop``);
-``marks``, ``held``, ``makers`` (a traced step, ``harness.memory.tracer``); ``told`` and
-``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the same set-up and
-step with ``imitation`` in place of what needs real ranks or devices (``harness.predict``).
+torch); ``accelerator_kwargs``, ``configure``, ``fill``, ``sixteen_bits``, ``prepare``, ``ready``
+(each rank, ``harness.worker.setup``); ``micro_steps``, ``norm``, ``clip``, ``mean``
+(``harness.worker.loop``); ``marks``, ``held``, ``makers`` (a traced step,
+``harness.memory.tracer``); ``told`` and ``evidence`` (after the last step,
+``harness.worker.audit``). A prediction runs the same set-up and step with ``imitation`` in place of
+what needs real ranks or devices (``harness.predict``).
 
 ``Launch`` and ``Trained`` stand here because an engine is part of both and is given both.
 """
@@ -34,6 +35,8 @@ from strategies.subject import Subject
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from strategies.initial import Draw
 
 __all__ = [
     "STEP_PHASES",
@@ -306,15 +309,24 @@ class Engine:
         the engine has the trait "host_optimizer", and must be given there."""
         raise NotImplementedError
 
+    def fill(self, accelerator: Any, module: Any, draw: Draw) -> None:
+        """Give the edited model its first weights where they will live, one parameter after the
+        other (``strategies.initial``). Called after ``configure``; where the model was built whole
+        nothing waits, and there is nothing to do. By default on the accelerator's device."""
+        from strategies import initial
+
+        initial.fill(module, draw, accelerator.device)
+
     def prepare(
         self, accelerator: Any, module: Any, make_optimizer: Callable[[list[Any]], Any]
     ) -> tuple[Any, Any]:
         """The model and the optimizer as they are trained (``Trained.model`` and ``optimizer``).
 
-        ``module`` is the edited model, in host memory and train mode. ``make_optimizer(params)``
-        makes the recipe's optimizer; call it once, with the trained parameters as the optimizer
-        will step them: before accelerate's own prepare here, but after the model is sharded where
-        sharding replaces its parameters. ``module`` must stay the bare model inside.
+        ``module`` is the edited model as ``fill`` left it, in train mode.
+        ``make_optimizer(params)`` makes the recipe's optimizer; call it once, with the trained
+        parameters as the optimizer will step them: before accelerate's own prepare here, but after
+        the model is sharded where sharding replaces its parameters. ``module`` must stay the bare
+        model inside.
         """
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return accelerator.prepare(module, optimizer)

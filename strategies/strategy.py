@@ -33,6 +33,9 @@ class Strategy:
     """Unit roundoff of the type that it rounds to, where it alters "rounding"."""
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
+    reads_weights: ClassVar[bool] = False
+    """Whether ``edit_model`` reads or writes values of weights: the whole model is then drawn, in
+    host memory, before it is called. Else it may be called when they are not there yet."""
 
     def traits(self) -> frozenset[str]:
         """What other parts may have to know of this one; the words are listed in TRAITS."""
@@ -58,7 +61,9 @@ class Strategy:
         """Settle what the engine's config left open, once every part has edited the model."""
 
     def edit_model(self, module: nn.Module, subject: Subject) -> None:
-        """Change the bare model of ``subject`` in place, before prepare."""
+        """Change the bare model of ``subject`` in place, before prepare. Unless ``reads_weights``
+        its parameters may still be on meta, waiting for their values (``strategies.initial``):
+        freeze them, give them a type, move them to other modules, but do not copy or read them."""
 
     def make_optimizer(
         self, params: list[nn.Parameter], settings: Settings, launch: Launch

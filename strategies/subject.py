@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from strategies.initial import Draw
+
 __all__ = ["PARTS", "DataFacts", "Dimensions", "Subject"]
 
 PARTS = {
@@ -126,13 +128,20 @@ class Subject:
         raise NotImplementedError
 
     def build(self, seed: int, init: str) -> nn.Module:
-        """The model on the CPU with float32 weights that depend on the arguments alone, so that all
-        ranks and all rows of a suite begin alike (the audit compares them). Each rank calls it.
+        """The whole model on the CPU with float32 weights that depend on the arguments alone, so
+        that all ranks and all rows of a suite begin alike (the audit compares them).
 
         ``init`` "awake": nothing that training starts at zero is zero (``wake``).
         """
         import torch
 
+        draw = self.draws(seed, init)
+        if draw is not None:
+            from strategies import initial
+
+            module = initial.skeleton(self.make, draw)
+            initial.fill(module, draw, "cpu")
+            return module
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.make()
@@ -140,8 +149,16 @@ class Subject:
                 self.wake(module)
         return module
 
+    def draws(self, seed: int, init: str) -> Draw | None:
+        """How each parameter (and buffer) of ``make`` gets its first value by its name alone, in
+        any order, without the rest of the model: then no rank ever holds the whole model in
+        float32, unless it trains it so (``strategies.initial``, whose ``keyed`` gives a generator
+        for a name). None, the default: the model is built whole in host memory (``build``)."""
+        return None
+
     def wake(self, module: nn.Module) -> None:
-        """Fill what is initialised with zeros, in place, by torch's generator. Where blocks begin
+        """Fill what is initialised with zeros, in place, by torch's generator; not asked where
+        there are ``draws``. Where blocks begin
         as the identity the first steps leave most weights without a gradient, and a comparison of
         them tests almost nothing. By default nothing is filled."""
 

@@ -25,11 +25,11 @@ def storageless() -> Iterator[None]:
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
-    from harness.worker import setup
+    from harness.worker import building
 
     return [
         # Weights without storage have no bytes to hash.
-        (setup, "weights_digest", lambda module: "not computed"),
+        (building, "tensor_digest", lambda tensor: "not computed"),
         (torch.nn.Module, "_apply", apply_in_place),
         (torch, "Generator", HostGenerator),
         # It would read from a tensor without values whether gradients overflowed.

@@ -15,6 +15,7 @@ import torch
 
 from harness import ROOT
 from harness.memory.tracer import Tracer
+from strategies import initial
 
 __all__ = ["StoragelessTracer"]
 
@@ -74,9 +75,9 @@ class StoragelessTracer(Tracer):
         self.witness(self.phase, func, args, out)
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
-        """As ``Tracer.see``; but while a model is loaded its modules are made on meta before they
-        get storage, and these tensors are not the predicted device's."""
-        if self.phase == "load" and tensor.device.type == "meta":
+        """As ``Tracer.see``; but a model is made on meta before its weights are there, and these
+        tensors are not the predicted device's."""
+        if tensor.device.type == "meta" and initial.is_valueless():
             self.leave_out([tensor])
         else:
             super().see(tensor, func, args)

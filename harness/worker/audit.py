@@ -16,6 +16,7 @@ import torch
 from harness.data.feed import sample_order
 from harness.resolve import Resolved
 from harness.result import Check, Projections
+from harness.worker.building import combined, tensor_digest
 from harness.worker.loop import Log
 from strategies.base import NotInForce
 from strategies.engine import Layout, Told, Trained
@@ -31,11 +32,7 @@ blocks, the third all."""
 
 def weights_digest(module: torch.nn.Module) -> str:
     """A short hash of every parameter's bytes: equal weights, equal digest."""
-    digest = hashlib.sha256()
-    for name, p in sorted(module.named_parameters()):
-        digest.update(name.encode())
-        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return combined({name: tensor_digest(p) for name, p in module.named_parameters()})
 
 
 def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, Any], list[Check]]:

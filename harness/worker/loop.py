@@ -21,12 +21,14 @@ __all__ = ["Log", "Run", "optimizer_step", "timed_step"]
 
 @dataclass(kw_only=True)
 class Run:
-    """What the loop needs; ``digest`` names the initial weights."""
+    """What the loop needs; ``digest`` names the initial weights, ``notes`` say how they were made
+    where a reader should know."""
 
     trained: Trained
     feed: Feed
     objective: Objective
     digest: str
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -82,6 +82,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
         meter.enter(phase)
 
     run = setup.prepare(resolved, feed, accelerator, folder / "nvme", enter)
+    meter.notes += run.notes
     return Bench(
         resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log()
     )

@@ -14,7 +14,7 @@ from harness.data.feed import Feed, open_data
 from harness.resolve import Resolved
 from harness.subjects.objectives import OBJECTIVES
 from harness.worker import world
-from harness.worker.audit import weights_digest
+from harness.worker.building import Building
 from harness.worker.loop import Run
 from strategies.base import Slot
 from strategies.engine import Trained, Workload
@@ -46,7 +46,8 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
 
 
 def build_model(resolved: Resolved) -> torch.nn.Module:
-    """The model with the spec's initial weights, float32, in host memory."""
+    """The whole model with the spec's initial weights, float32, in host memory; that of a run is
+    built piece by piece instead (``Building``)."""
     return resolved.subject.build(resolved.spec.seed, resolved.spec.init)
 
 
@@ -87,7 +88,7 @@ def prepare(
     scratch: Path,
     enter: Callable[[str], None],
 ) -> Run:
-    """Build, edit, prepare and attach, in slot order.
+    """Build, edit, fill, prepare and attach, in slot order.
 
     Args:
         feed: opened before the meter took its baseline: data and its libraries are not the model.
@@ -96,19 +97,18 @@ def prepare(
     """
     recipe, launch = resolved.recipe, resolved.launch
     enter("load")
-    module = build_model(resolved)
-    digest = weights_digest(module)
-    enter("prepare")
-    for part in recipe.strategies:
-        part.edit_model(module, resolved.subject)
+    building = Building(resolved)
+    building.edit()
     # Only now is it known what is trained: an engine's buffers are sized by that.
     work = Workload(
         micro_batch=resolved.micro_batch,
         clip=resolved.settings.grad_clip,
-        sizes=resolved.subject.sizes_of(module),
+        sizes=resolved.subject.sizes_of(building.module),
         scratch=scratch,
     )
     launch.engine.configure(accelerator, work)
+    module = building.finish(accelerator)
+    enter("prepare")
     for part in recipe.strategies:
         part.configure(accelerator, module, launch)
     module.train()
@@ -128,7 +128,13 @@ def prepare(
             trained.attached[part.name] = attachment
     launch.engine.ready(trained)
     objective = OBJECTIVES[resolved.spec.objective]
-    return Run(trained=trained, feed=feed, objective=objective, digest=digest)
+    return Run(
+        trained=trained,
+        feed=feed,
+        objective=objective,
+        digest=building.digest,
+        notes=building.notes,
+    )
 
 
 def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], Any]:

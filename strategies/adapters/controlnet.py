@@ -31,6 +31,7 @@ class ControlNet(Strategy):
     source: ClassVar[str] = (
         "Zhang et al. 2023 (arXiv:2302.05543); on a DiT: Chen et al. 2024 (arXiv:2401.05252)"
     )
+    reads_weights: ClassVar[bool] = True
 
     share: float = 0.5
 

@@ -12,6 +12,7 @@ import bitsandbytes
 import torch
 from torch import Tensor, nn
 
+from strategies import initial
 from strategies.base import demand
 
 __all__ = ["Packed", "packed_facts", "quantize"]
@@ -36,13 +37,25 @@ class Packed(bitsandbytes.nn.Linear4bit):
         nn.Linear._save_to_state_dict(self, destination, prefix, keep_vars)
 
 
+def packed(values: Tensor) -> bitsandbytes.nn.Params4bit:
+    """``values`` in 4 bits, where they are."""
+    whole = bitsandbytes.nn.Params4bit(values, requires_grad=False, quant_type="nf4")
+    return whole.to(values.device)  # the move is what packs
+
+
 def pack(linear: nn.Linear) -> Packed:
-    """``linear`` with its weight in 4 bits; its bias stays."""
-    layer = Packed(linear.in_features, linear.out_features, quant_type="nf4", device="meta")
-    weight = linear.weight.data
-    layer.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
-    layer.bias = nn.Parameter(linear.bias.data, requires_grad=False)
-    return layer.to(weight.device)  # the move is what packs the weight
+    """``linear`` with its weight in 4 bits, packed as it is drawn where it has no value yet; its
+    bias stays."""
+    with initial.valueless():
+        layer = Packed(linear.in_features, linear.out_features, quant_type="nf4")
+    if initial.pending(linear.weight) is None:
+        layer.weight = packed(linear.weight.data)
+    else:
+        shape = linear.weight.data
+        layer.weight = bitsandbytes.nn.Params4bit(shape, requires_grad=False, quant_type="nf4")
+        initial.hand_on(linear.weight, layer.weight, keep=packed)
+    layer.bias = linear.bias.requires_grad_(False)
+    return layer
 
 
 def quantize(module: nn.Module, names: Iterable[str]) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from strategies.base import Settings
     from strategies.engine import Launch, Trained
+    from strategies.initial import Draw
 
 __all__ = ["Zero"]
 
@@ -146,6 +147,11 @@ class Zero(Engine):
         sizes["aio.block_size"] = swap_block_bytes(work.sizes.tensor, accelerator.num_processes)
         for key, value in sizes.items():
             plugin.fill_match(key, must_match=False, **{key: value})
+
+    def fill(self, accelerator: Any, module: Any, draw: Draw) -> None:
+        from strategies.engines.zero_fill import fill
+
+        fill(accelerator, module, draw, split=self.stage == 3)
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config

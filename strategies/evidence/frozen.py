@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Frozen", "count", "split_facts", "train_only"]
 
+PERIOD = 65521
+PIECE = 8 * PERIOD
+"""Bytes of a weight that are summed at a time: of whole periods, so that places repeat."""
+
 
 def count(parameters: Iterable[Any], engine: Engine | None = None) -> int:
     """Elements of whole parameters, also where ``engine`` split them or two share a byte."""
@@ -38,13 +42,17 @@ def train_only(module: Any, wanted: set[str]) -> None:
 def checksum(tensor: torch.Tensor) -> int:
     """The sum of a tensor's bytes, each weighted by where it stands: another bit, another sum.
 
-    A hash would copy every weight to the host; this stays on the device.
+    A hash would copy every weight to the host; this stays on the device, and goes through a weight
+    in pieces, since its bytes as whole numbers take eight times as much.
     """
     import torch
 
     flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-    place = torch.arange(1, 1 + flat.numel(), device=flat.device) % 65521
-    return int((flat.to(torch.int64) * place).sum())
+    place = torch.arange(1, 1 + min(PIECE, flat.numel()), device=flat.device).remainder_(PERIOD)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for piece in flat.split(PIECE):
+        total += piece.to(torch.int64).mul_(place[: piece.numel()]).sum()
+    return int(total)
 
 
 class Frozen(Watcher):

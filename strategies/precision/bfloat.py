@@ -72,7 +72,9 @@ class Bf16Pure(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
-        module.to(torch.bfloat16)
+        from strategies import initial
+
+        initial.cast(module, torch.bfloat16)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         types = dtypes(trained)

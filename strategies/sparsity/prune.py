@@ -82,6 +82,7 @@ class Prune(Strategy):
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = "Han et al. 2015, Weights and Connections (arXiv:1506.02626)"
+    reads_weights: ClassVar[bool] = True
 
     fraction: float = 0.5
 

@@ -74,6 +74,7 @@ class PruneStructured(Strategy):
     source: ClassVar[str] = (
         "Michel et al. 2019 (arXiv:1905.10650), heads; Li et al. 2017 (arXiv:1608.08710), channels"
     )
+    reads_weights: ClassVar[bool] = True
 
     fraction: float = 0.5
 

@@ -37,6 +37,7 @@ class Sparse24(Strategy):
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = "Mishra et al. 2021 (arXiv:2104.08378); torchao.sparsity.training"
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
+    reads_weights: ClassVar[bool] = True
 
     def traits(self) -> frozenset[str]:
         return frozenset({"other_products", "replaced_layers"})

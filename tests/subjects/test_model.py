@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from harness.subjects.dit.layers import attend
-from harness.subjects.dit.model import AWAKE_STD, DiT, build, guide, run_blocks
+from harness.subjects.dit.model import DiT, build, guide, run_blocks
+from harness.subjects.dit.start import AWAKE_STD
 
 HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())

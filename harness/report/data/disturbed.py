@@ -84,7 +84,8 @@ def minor_faults(result: Result) -> list[int]:
 def _steps(result: Result) -> list[Step]:
     if not all(rank.step_usage for rank in result.ranks):
         return []
-    timed = min((len(rank.step_usage.cpu_seconds) for rank in result.ranks), default=0)
+    counts = [(len(rank.step_seconds), len(rank.step_usage.cpu_seconds)) for rank in result.ranks]
+    timed = min((min(pair) for pair in counts), default=0)
     return [_step(result, index) for index in range(timed)]
 
 

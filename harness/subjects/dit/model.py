@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,11 +25,11 @@ from harness.subjects.dit.layers import (
     TimestepEmbedder,
 )
 from harness.subjects.dit.presets import shape_of
+from harness.subjects.dit.start import draws, start
 from harness.subjects.guidance import guide
+from strategies import initial
 
 __all__ = ["DiT", "build", "make", "run_blocks"]
-
-AWAKE_STD = 0.02
 
 
 def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tensor:
@@ -119,55 +118,12 @@ class DiT(nn.Module):
         guided = guide(out[:, :channels], cfg_scale)
         return torch.cat([torch.cat([guided, guided]), out[:, channels:]], dim=1)
 
-    @torch.no_grad()
     def initialize_weights(self) -> None:
-        """The reference's initialisation; sets every parameter, so a model on storage from
-        ``to_empty`` needs no more than this call."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                _fill(module, nn.init.xavier_uniform_)
-        # A patch embedding is a linear layer in a convolution's clothes.
-        _fill(self.x_embedder.proj, lambda w: nn.init.xavier_uniform_(w.view(len(w), -1)))
-        table = sincos_table(self.pos_embed.shape[-1], self.grid)
-        self.pos_embed.copy_(torch.from_numpy(table))
-        nn.init.normal_(self.y_embedder.embedding_table.weight, std=0.02)
-        for index in (0, 2):
-            nn.init.normal_(self.t_embedder.mlp[index].weight, std=0.02)
-        for layer in self._zeroed():
-            _fill(layer, nn.init.zeros_)
-
-    @torch.no_grad()
-    def wake(self) -> None:
-        """Fill with N(0, 0.02) what adaLN-Zero starts at zero.
-
-        At zero every block is the identity and the output is constant, so the first optimizer
-        steps leave almost all weights without a gradient: two strategies would agree in loss
-        whatever they did to the blocks, and a comparison would test almost nothing.
-        """
-        for layer in self._zeroed():
-            nn.init.normal_(layer.weight, std=AWAKE_STD)
-            nn.init.normal_(layer.bias, std=AWAKE_STD)
-
-    def _zeroed(self) -> list[nn.Linear]:
-        ends = [block.adaLN_modulation[-1] for block in self.blocks]
-        return [*ends, self.final_layer.adaLN_modulation[-1], self.final_layer.linear]
-
-
-def _fill(layer: nn.Module, fill: Callable[[Tensor], object]) -> None:
-    fill(layer.weight)
-    nn.init.zeros_(layer.bias)
-
-
-def sincos_table(hidden_size: int, grid: int) -> np.ndarray:
-    """Position embedding float64 [grid * grid, D]: sines and cosines of the column, then the row.
-
-    Column first as in MAE (arXiv:2111.06377), whose table the reference took.
-    """
-    quarter = hidden_size // 4
-    omega = 10000.0 ** -(np.arange(quarter) / quarter)
-    rows, columns = np.divmod(np.arange(grid * grid), grid)
-    angles = [np.outer(place, omega) for place in (columns, rows)]
-    return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
+        """The reference's initialisation, by torch's generator; sets every parameter, so a model on
+        storage from ``to_empty`` needs no more than this call. A run draws each by its name
+        instead (``harness.subjects.dit.start``)."""
+        for name, p in self.named_parameters():
+            start(name, p)
 
 
 def make(
@@ -201,21 +157,13 @@ def build(preset: str, *, seed: int, init: str = "adaln_zero", **sizes: Any) -> 
     """A DiT on the CPU with float32 weights that depend on the arguments alone.
 
     Args:
-        init: "adaln_zero", the reference's, or "awake", which fills its zeros (see ``wake``).
+        init: "adaln_zero", the reference's, or "awake", which fills its zeros.
         sizes: as ``make`` takes them.
 
     Raises:
         ValueError: an unknown init, or as ``make``.
     """
-    if init not in ("adaln_zero", "awake"):
-        raise ValueError(f"unknown init {init!r}; one of adaln_zero, awake")
-    # On meta first: torch's own default initialisation would be drawn only to be overwritten.
-    with torch.device("meta"):
-        model = make(preset, **sizes)
-    model.to_empty(device="cpu")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.initialize_weights()
-        if init == "awake":
-            model.wake()
+    draw = draws(seed, init)
+    model = initial.skeleton(lambda: make(preset, **sizes), draw)
+    initial.fill(model, draw, "cpu")
     return model

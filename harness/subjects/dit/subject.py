@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from strategies.initial import Draw
+
 __all__ = ["Dit"]
 
 TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -81,10 +83,10 @@ class Dit(Subject):
 
         return model.make(self.model, **self._options())
 
-    def build(self, seed: int, init: str) -> nn.Module:
-        from harness.subjects.dit import model
+    def draws(self, seed: int, init: str) -> Draw:
+        from harness.subjects.dit import start
 
-        return model.build(self.model, seed=seed, init=init, **self._options())
+        return start.draws(seed, init)
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,85 @@
+"""The model of one rank, from nothing to its first weights: made without values where its subject
+can draw each weight by its name, else built whole; then edited, filled, and told by a hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.resolve import Resolved
+from strategies import initial
+from strategies.initial import Draw
+
+__all__ = ["Building", "combined", "tensor_digest"]
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """A hash of a tensor's bytes."""
+    plain = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy()).hexdigest()
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """A short hash of all parameters' hashes by name, whatever their order."""
+    text = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Hashed:
+    """A subject's draws, and the hash of each that was made: of the float32 values, before they are
+    cast, packed or split, so that it is one for all rows of a suite."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.digests: dict[str, str] = {}
+
+    def __call__(self, name: str, like: Tensor) -> Tensor:
+        values = self.draw(name, like)
+        self.digests[name] = tensor_digest(values)
+        return values
+
+
+class Building:
+    """One rank's bare model while it comes into being; ``module`` throughout.
+
+    In order: ``edit``, then ``finish`` once the engine is configured.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        subject, spec = resolved.subject, resolved.spec
+        self.resolved, self.notes = resolved, list[str]()
+        draw = subject.draws(spec.seed, spec.init)
+        if draw is None:
+            self.module = subject.build(spec.seed, spec.init)
+            named = self.module.named_parameters()
+            self.drawn, self.whole = None, {name: tensor_digest(p) for name, p in named}
+            self.notes.append(
+                f"load: {subject.name} is built whole in float32 in host memory by every rank, for "
+                "it does not say how each weight is drawn (Subject.draws)"
+            )
+        else:
+            self.drawn, self.whole = Hashed(draw), {}
+            self.module = initial.skeleton(subject.make, self.drawn)
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the first weights, as every row of a suite draws them."""
+        return combined(self.drawn.digests if self.drawn else self.whole)
+
+    def edit(self) -> None:
+        """Let every strategy edit the model, in slot order; before the first one that must see
+        weights they are drawn, in host memory."""
+        for part in self.resolved.recipe.strategies:
+            if part.reads_weights and self.drawn:
+                initial.fill(self.module, self.drawn, "cpu")
+            part.edit_model(self.module, self.resolved.subject)
+
+    def finish(self, accelerator: Any) -> nn.Module:
+        """The model with its weights, where the engine wants them."""
+        if self.drawn:
+            self.resolved.launch.engine.fill(accelerator, self.module, self.drawn)
+        return self.module

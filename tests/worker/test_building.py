@@ -1,0 +1,251 @@
+"""First weights: the same in every row, drawn by name, and never more of them than will live."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import STRIP, TINY, launched
+from torch import nn
+
+from harness.memory.record import phase_peaks
+from harness.memory.tracer import Tracer
+from harness.resolve import resolve
+from harness.subjects.dit.subject import Dit
+from harness.worker import setup
+from harness.worker.audit import weights_digest
+from harness.worker.building import Building
+from strategies import initial
+from strategies.evidence.frozen import checksum
+from strategies.sparsity.prune import Prune
+from strategies.strategy import Strategy
+
+SPEC = dataclasses.replace(TINY, model="DiT-T/4:depth=8")
+RESOLVED = resolve(SPEC)
+BUILT = setup.build_model(RESOLVED)
+WHOLE = sum(p.nbytes for p in BUILT.parameters())
+LARGEST = max(p.nbytes for p in BUILT.parameters())
+SLACK = 3 * LARGEST
+"""A draw, its cast and its packing; beside them nothing but what stays."""
+
+
+def drawn(draw: initial.Draw, names: list[str]) -> dict[str, torch.Tensor]:
+    like = dict(BUILT.named_parameters())
+    return {name: draw(name, like[name]) for name in names}
+
+
+def depends_on_order(draw_anew) -> list[str]:
+    """Parameters that another order of draws changes, or that come alone otherwise."""
+    names = [n for n, _ in BUILT.named_parameters()]
+    forward = drawn(draw_anew(), names)
+    backward = drawn(draw_anew(), names[::-1])
+    alone = {name: drawn(draw_anew(), [name])[name] for name in names[::9]}
+    return [
+        name
+        for name, value in forward.items()
+        if not (value.equal(backward[name]) and value.equal(alone.get(name, value)))
+    ]
+
+
+def test_a_first_weight_depends_on_seed_and_name_and_not_on_order():
+    assert WHOLE > 6 * LARGEST, "else nothing here could tell one parameter from the model"
+    assert depends_on_order(lambda: RESOLVED.subject.draws(0, "awake")) == []
+    first, other = (drawn(RESOLVED.subject.draws(s, "awake"), list(drawn_names())) for s in (0, 1))
+    assert not any(first[n].equal(other[n]) for n in first)
+    alike = [n for n in first if ".0.attn.qkv" in n or ".1.attn.qkv" in n]
+    assert not first[alike[0]].equal(first[alike[1]]), "another name, another draw"
+
+
+def drawn_names():
+    """Parameters that are random."""
+    return (n for n, p in BUILT.named_parameters() if p.requires_grad and p.any() and p.ndim > 1)
+
+
+def test_a_draw_that_ignores_its_key_is_noticed(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(initial, "keyed", lambda seed, name: generator)
+    changed = depends_on_order(lambda: RESOLVED.subject.draws(0, "awake"))
+    assert set(drawn_names()) <= set(changed)
+
+
+def test_the_digest_is_of_the_weights_that_were_drawn():
+    building = Building(RESOLVED)
+    building.edit()
+    initial.fill(building.module, building.drawn, "cpu")
+    assert building.digest == weights_digest(building.module) == weights_digest(BUILT)
+    with torch.no_grad():
+        building.module.blocks[3].mlp.fc1.bias[0] += 1e-7
+    assert weights_digest(building.module) != building.digest
+
+
+# -- one process ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded(train_here, monkeypatch):
+    """``loaded(recipe) -> (Run, bytes of tensors at the peak of load)``, before any step."""
+
+    def go(recipe: str, spec=SPEC):
+        tracer, prepare = Tracer({"cpu": "device"}), setup.prepare
+
+        def watched(resolved, feed, accelerator, scratch, enter):
+            with tracer:
+                return prepare(resolved, feed, accelerator, scratch, tracer.enter)
+
+        monkeypatch.setattr(setup, "prepare", watched)
+        run, _ = train_here(dataclasses.replace(spec, recipe=recipe), 0)
+        monkeypatch.setattr(setup, "prepare", prepare)
+        return run, phase_peaks(tracer.record, "device")["load"]
+
+    return go
+
+
+def plain(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The subject's own parameters by its names, those in 4 bits unpacked."""
+    import bitsandbytes
+
+    def value(p):
+        packed = getattr(p, "quant_state", None)
+        return p if packed is None else bitsandbytes.functional.dequantize_4bit(p.data, packed)
+
+    named = {n.replace(".base_layer", ""): p for n, p in module.named_parameters()}
+    return {n: value(p).detach() for n, p in named.items() if "lora_" not in n}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [
+        ("single", 1),
+        ("single+lora", 1),
+        ("single+bf16_pure", 0.5),
+        ("single+bf16_pure+lora", 0.5),
+        ("single+qlora", 0.48),
+        ("single+bf16_pure+qlora", 0.31),
+    ],
+)
+def test_loading_holds_what_will_live_and_one_parameter_more(recipe, share, loaded):
+    run, peak = loaded(recipe)
+    adapters = sum(p.nbytes for n, p in run.trained.module.named_parameters() if "lora_" in n)
+    assert share * WHOLE * 0.9 < peak < share * WHOLE + adapters + SLACK
+    assert run.digest == weights_digest(BUILT) and run.notes == []
+    for name, p in plain(run.trained.module).items():
+        wanted = dict(BUILT.named_parameters())[name]
+        if "qlora" in recipe and f"{name.removesuffix('.weight')}" in RESOLVED.subject.linears:
+            # The widest step of nf4 is 0.304 of a block's largest: half of it, and its rounding.
+            assert (p.float() - wanted).abs().max() < 0.16 * wanted.abs().max()
+            assert (p.float() - wanted).abs().mean() < 0.1 * wanted.abs().mean()
+        else:
+            assert p.equal(wanted.to(p.dtype)), name
+
+
+def test_a_model_built_whole_shows_in_the_peak_and_in_a_note(loaded, monkeypatch):
+    monkeypatch.setattr(Dit, "draws", lambda *given: None)
+    run, peak = loaded("single+bf16_pure+qlora")
+    assert peak > WHOLE and "built whole in float32" in run.notes[0]
+
+
+def test_a_subject_of_one_s_own_is_built_whole_and_says_so(loaded):
+    run, _ = loaded("single+bf16_pure", STRIP)
+    assert "Strip is built whole" in run.notes[0] and "Subject.draws" in run.notes[0]
+    built = setup.build_model(resolve(STRIP))
+    assert run.digest == weights_digest(built)
+    for p, wanted in zip(run.trained.module.parameters(), built.parameters(), strict=True):
+        assert p.equal(wanted.bfloat16())
+
+
+@pytest.mark.parametrize("recipe", ["single+prune", "single+dora", "single+controlnet"])
+def test_what_must_see_weights_sees_them(recipe, loaded):
+    run, _ = loaded(recipe)
+    assert run.digest == weights_digest(BUILT)
+    assert not initial.waits(run.trained.module)
+
+
+def test_what_writes_to_weights_that_are_not_there_is_told(loaded, monkeypatch):
+    monkeypatch.setattr(Prune, "reads_weights", Strategy.reads_weights)
+    monkeypatch.setattr(
+        Prune, "edit_model", lambda self, module, subject: nn.init.zeros_(module.pos_embed)
+    )
+    with pytest.raises(ValueError, match=r"pos_embed was written to .* reads_weights = True"):
+        loaded("single+prune")
+
+
+class Tied(nn.Module):
+    """One parameter in two places, and a buffer that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+        self.register_buffer("places", torch.arange(4.0))
+
+
+def test_shared_parameters_stay_shared_and_buffers_are_computed():
+    asked = []
+
+    def draw(name, like):
+        asked.append(name)
+        return torch.full(like.shape, 7.0)
+
+    module = initial.skeleton(Tied, draw)
+    assert asked == ["places"] and module.places.tolist() == [7.0] * 4
+    module.one.weight.marked, module.two.bias.requires_grad = True, False
+    initial.cast(module, torch.bfloat16)
+    initial.fill(module, draw, "cpu")
+    assert asked[1:] == ["one.weight", "one.bias", "two.bias"]
+    assert module.one.weight is module.two.weight and module.one.weight.marked
+    assert not module.two.bias.requires_grad and module.one.bias.requires_grad
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+
+
+# -- what watches frozen weights --------------------------------------------------------------
+
+
+def test_a_checksum_is_taken_in_pieces_and_sees_every_bit():
+    weight = torch.randn(2**21, generator=torch.Generator().manual_seed(0))
+    tracer = Tracer({"cpu": "device"})
+    tracer.enter("load")
+    with tracer:
+        found = checksum(weight)
+    assert phase_peaks(tracer.record, "device")["load"] < 2.5 * weight.nbytes
+    data = weight.numpy().view(np.uint8).astype(np.int64)
+    assert found == int((data * (np.arange(1, 1 + len(data)) % 65521)).sum())
+    assert checksum(weight[:3].bfloat16()) != checksum(weight[1:4].bfloat16())
+    weight[-1] = weight[-1].nextafter(torch.tensor(9.0))
+    assert checksum(weight) != found
+
+
+# -- two processes ----------------------------------------------------------------------------
+
+SHARDED = ["ddp", "zero2+bf16", "zero3", "zero3+bf16", "zero3+lora", "zero3_offload", "zero3 whole"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """What each of two ranks has of each recipe when it is set up."""
+    folder: Path = tmp_path_factory.mktemp("loaded")
+    spec = dataclasses.replace(SPEC, recipe="zero3", processes=2)
+    row = launched(spec, folder, "--several", *SHARDED, module="tests.children.loaded")
+    files = [folder / f"loaded-{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), row.log_tail
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("recipe", SHARDED[:-1])
+def test_every_engine_begins_with_the_same_weights(recipe, ranks):
+    for rank in ranks:
+        assert rank[recipe]["digest"] == weights_digest(BUILT)
+        assert rank[recipe]["odd"] == []
+
+
+@pytest.mark.parametrize("recipe", ["zero3", "zero3+bf16", "zero3+lora", "zero3_offload"])
+def test_under_zero3_no_rank_ever_holds_the_whole_model(recipe, ranks):
+    share = 0.25 if "bf16" in recipe else 0.5
+    for rank in ranks:
+        peak = rank[recipe]["peak"]
+        assert 0.9 * share * WHOLE < peak < share * WHOLE + SLACK < WHOLE
+        assert rank["zero3 whole"]["peak"] >= WHOLE
+        assert rank["ddp"]["peak"] >= WHOLE
