@@ -184,8 +184,9 @@ def test_the_plan_that_is_shown_agrees_with_itself():
 
 def test_the_limit_of_parity_is_the_report_s():
     limits = dataclasses.astuple(parity.FLOAT32)
-    tight = "{:.0e} of a loss, {:.0e} of a gradient norm, {:.0e} of a moment, {:.0e} of an update"
-    said = tight.format(*limits).replace("e-0", "e-")
+    what = ("a loss", "a gradient norm", "a moment", "an update", "an average")
+    pairs = (f"{limit:.0e} of {name}" for limit, name in zip(limits, what, strict=False))
+    said = ", ".join(pairs).replace("e-0", "e-")
     assert said in (DOCS / "reading-a-report.md").read_text()
     assert said in explanations.NOTES["parity"]
 

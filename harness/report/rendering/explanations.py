@@ -11,7 +11,8 @@ MEASURED = {
     "loss": "a loss",
     "norm": "a gradient norm",
     "moment": "a moment",
-    "update": "an update or an average",
+    "update": "an update",
+    "average": "an average",
 }
 
 
