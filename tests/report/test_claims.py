@@ -73,7 +73,7 @@ def test_a_saving_at_every_batch_holds_here():
 def test_a_saving_of_the_state_ends_where_activations_outweigh_it():
     """30 b + 24 of 30 b + 120: half is saved up to b = 2.4, and nothing in the limit."""
     found = finding("LoRA", *over_batches("single+lora", plain, state=0.2 * STATE))
-    where = "up to batch 2.4, between 2 (33% activations) and 4 (50% activations),"
+    where = "up to batch 2.4, between 2 (33% activations) and 4 (50% activations)"
     assert (found.verdict, found.condition) == (Verdict.ONLY, where)
     assert "limit for large batches unchanged (+-0.0); speed" in found.numbers
 
@@ -98,9 +98,12 @@ def test_little_to_medium_ends_where_a_half_begins():
         "gradient accumulation",
         *over_batches("single+accumulate:steps=4", lambda b: plain(b) / 4),
     )
-    where = "up to batch 6, between 4 (50% activations) and 8 (67% activations),"
+    where = "up to batch 6, between 4 (50% activations) and 8 (67% activations)"
     assert (found.verdict, found.condition) == (Verdict.ONLY, where)
     assert "limit for large batches -75% (+-0.0)" in found.numbers
+    more = over_batches("single+accumulate:steps=4", lambda b: 0.2 * plain(b), 0.2 * STATE)
+    found = finding("gradient accumulation", *more)
+    assert (found.verdict, found.condition) == (Verdict.NOT, "as it saves more")
     less = over_batches("single+accumulate:steps=4", lambda b: 18.0 * b)
     assert finding("gradient accumulation", *less).condition == "at every batch from 1 to 32"
 

@@ -90,8 +90,8 @@ def _phase(row: Row) -> str:
 
 
 def _of_the_step(effect: Effect, change: float) -> list[str]:
-    """The change of the step's tensors, where the memory that rows are compared by says another."""
-    shown = effect.peak_change_fraction
-    if shown is None or abs(shown - change) < SHOWN:
+    """The change of the step's tensors, where what a device must have says another."""
+    needs = [row.numbers.need_bytes for row in (effect.row, effect.base)]
+    if not all(needs) or abs(needs[0] / needs[1] - 1 - change) < SHOWN:
         return []
     return [f"the step's tensors alone: {one('change', change)} %"]

@@ -110,8 +110,7 @@ def step_bytes(row: Row) -> int:
 
 def step_meter(row: Row) -> str | None:
     """By which meter a row's ``step_bytes`` is: "allocator", "trace", or None without one."""
-    phases = {name for rank in row.first.ranks for name in rank.phases}
-    if row.first.meter == "cuda" and phases.intersection(STEP_PHASES):
+    if row.first.meter == "cuda" and row.numbers.peak_bytes:
         return "allocator"
     return None if row.numbers.parameters_bytes is None else "trace"
 

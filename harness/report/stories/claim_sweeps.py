@@ -104,10 +104,12 @@ def judged(sweep: Sweep, band: Band, numbers: str) -> Judgement:
     """Where in the sweep what is saved lies in ``band``."""
     held = fits.spans(sweep.peaks, band)
     if not held:
-        return Judgement(Verdict.NOT, numbers)
+        more = all(pair.saved > band.most for pair in sweep.peaks)
+        return Judgement(Verdict.NOT, numbers, "as it saves more" if more else "")
     if len(held) == 1 and held[0].started is None and held[0].ended is None:
         return Judgement(Verdict.HOLDS, numbers, f"at {_all_batches(sweep)}")
-    return Judgement(Verdict.ONLY, numbers, " and ".join(_words(span, sweep) for span in held))
+    where = " and ".join(_words(span, sweep) for span in held).rstrip(",")
+    return Judgement(Verdict.ONLY, numbers, where)
 
 
 def _all_batches(sweep: Sweep) -> str:
