@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from strategies.engine import STEP_PHASES
 
-__all__ = ["PEAK_PHASES", "RUN_PHASES", "SETUP_PHASES"]
+__all__ = ["PEAK_PHASES", "RUN_PHASES", "SETUP_PEAKS", "SETUP_PHASES"]
 
 RUN_PHASES = {
     "start": "starting",
@@ -26,6 +26,8 @@ RUN_PHASES = {
 """Phase, in the order in which a run goes through them -> what progress calls it."""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
 """Before the first step."""
-PEAK_PHASES = ("load", "prepare", "first_step", "warmup", *STEP_PHASES, "steady")
+SETUP_PEAKS = ("load", "prepare")
+"""Those of ``PEAK_PHASES`` before the first step."""
+PEAK_PHASES = (*SETUP_PEAKS, "first_step", "warmup", *STEP_PHASES, "steady")
 """Phases with a peak of their own. The warm-up after its first step and ``steady`` (the timed
 steps) are whole steps; those of ``STEP_PHASES`` are of one more step that is not timed."""

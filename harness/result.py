@@ -92,6 +92,11 @@ class Categories:
     which op the peak was. ``beyond_state`` is the most that activations and workspace held
     together at any instant of the step: a peak late in backward is of gradients, and hides what
     was kept earlier.
+
+    On a CPU these are the tensors that the engine keeps on the device, ``host`` those that it keeps
+    in host memory at their own fullest instant (None: none), and ``placed_by`` says how that was
+    known (``harness.memory.places``); empty in results that are older, where both are counted
+    together. ``everywhere``: the most that lived at once, wherever it is kept.
     """
 
     parameters: int
@@ -103,6 +108,9 @@ class Categories:
     phase: str
     where: str
     beyond_state: int | None = None
+    host: Categories | None = None
+    placed_by: str = ""
+    everywhere: int | None = None
 
     @property
     def total(self) -> int:

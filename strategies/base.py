@@ -141,6 +141,14 @@ class Attachment(Protocol):
     def tensors(self) -> Iterable[torch.Tensor]:
         """Every tensor held, so that the meter can name the bytes."""
 
+    def hosted(self) -> Iterable[torch.Tensor]:
+        """Those of ``tensors`` that were put into host memory, where a device may be host memory
+        itself and their device cannot tell."""
+
+    def makers(self) -> Iterable[Any]:
+        """Methods that allocate in another place than that of their operands
+        (``strategies.engine.Maker``)."""
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, saved beside the engine's checkpoint."""
 
@@ -156,6 +164,14 @@ class Watcher:
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """Nothing is held."""
+        return ()
+
+    def hosted(self) -> Iterable[torch.Tensor]:
+        """Nothing is in host memory."""
+        return ()
+
+    def makers(self) -> Iterable[Any]:
+        """What is made is where its operands are."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:

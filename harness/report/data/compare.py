@@ -10,6 +10,7 @@ from typing import Any
 from harness import result
 from harness.report.data import derive, environment_facts, units
 from harness.report.data.grouping import build
+from harness.report.data.numbers import Numbers
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
 from harness.spec import Spec
 
@@ -156,7 +157,15 @@ def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
             "intervals_overlap": derive.overlap(*ends),
             "loss_distance": derive.curve_distance(new.first.losses, old.first.losses),
         }
+        if _counted_otherwise(a, b):
+            facts |= {"old_peak_bytes": None, "new_peak_bytes": None}
     return Change(**facts)
+
+
+def _counted_otherwise(old: Numbers, new: Numbers) -> bool:
+    """Whether one of two peaks has what is kept in host memory in it, and the other has not."""
+    places = [n.placed_by == derive.UNTOLD for n in (old, new)]
+    return places[0] is not places[1] and any(n.hosted_bytes for n in (old, new))
 
 
 def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:

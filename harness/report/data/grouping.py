@@ -82,7 +82,7 @@ def _unfinished(
         label=label(result.spec),
         status=status,
         reason=reason,
-        peak_bytes=result.peak_so_far_bytes or derive.peak_of(result.ranks),
+        so_far_bytes=result.peak_so_far_bytes or derive.highest(result.ranks, "allocated"),
         result=result,
         predicted_fit=fit,
     )
@@ -170,7 +170,7 @@ def _reference(rows: list[Row], wanted: str) -> Row:
 def _group(members: list[Row], wanted: str, unlike: str) -> Group:
     members = _labelled(members)
     reference = _reference(members, wanted)
-    best_first = sorted(members, key=_peak if reference.spec.world else _slowness)
+    best_first = sorted(members, key=_need if reference.spec.world else _slowness)
     rows = _with_front([_against(row, reference, rank) for rank, row in enumerate(best_first, 1)])
     reference = next(row for row in rows if row.versus.is_reference)
     first = reference.first
@@ -183,8 +183,8 @@ def _slowness(row: Row) -> float:
     return -row.numbers.samples_per_second
 
 
-def _peak(row: Row) -> float:
-    return row.numbers.peak_bytes or math.inf
+def _need(row: Row) -> float:
+    return row.numbers.need_bytes or math.inf
 
 
 def _labelled(rows: list[Row]) -> list[Row]:
@@ -207,13 +207,13 @@ def _against(row: Row, reference: Row, rank: int) -> Row:
     loss = _worst([derive.curve_distance(r.losses, first.losses) for r in row.results])
     grad = _worst([derive.curve_distance(r.grad_norms, first.grad_norms) for r in row.results])
     parity = _parity(row, first)
-    peaks = (ours.peak_bytes, theirs.peak_bytes)
+    needs = (ours.need_bytes, theirs.need_bytes)
     versus = Versus(
         rank=rank,
         front=False,
         is_reference=row is reference,
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
-        peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
+        need_change_fraction=needs[0] / needs[1] - 1 if all(needs) else None,
         loss_distance=loss,
         grad_norm_distance=grad,
         parity="reference" if row is reference else parity,
@@ -237,9 +237,9 @@ def _with_front(rows: list[Row]) -> list[Row]:
     able = [
         r
         for r in rows
-        if r.versus.parity != "DIFFERS" and r.numbers.peak_bytes is not None and not r.spec.world
+        if r.versus.parity != "DIFFERS" and r.numbers.need_bytes is not None and not r.spec.world
     ]
-    points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in able]
+    points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in able]
     front = {id(able[i]) for i in derive.pareto_front(points)}
     return [
         dataclasses.replace(r, versus=dataclasses.replace(r.versus, front=id(r) in front))

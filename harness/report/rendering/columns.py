@@ -62,8 +62,11 @@ def _compiled(fact: str) -> Callable[[Row], Any]:
 
 
 def fullest_host(row: Row) -> Categories | None:
-    """What the fullest rank held in host memory at its traced peak; None without a GPU."""
-    traced = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
+    """What the fullest rank held in host memory at its traced peak: on a GPU by the tensors'
+    devices, without one by the engine's placement; None where it held nothing there."""
+    ranks = [rank for result in row.results for rank in result.ranks]
+    placed = [rank.categories and rank.categories.host for rank in ranks]
+    traced = [c for c in (*placed, *(rank.host_categories for rank in ranks)) if c]
     return max(traced, key=lambda categories: categories.total, default=None)
 
 
@@ -72,7 +75,25 @@ def flags(row: Row) -> str:
     words = ["front"] if row.versus.front else []
     words += ["noisy"] if row.numbers.noisy else []
     words += ["DIFFERS"] if row.versus.parity == "DIFFERS" else []
-    return ", ".join([*words, *row.notes])
+    return ", ".join([*words, *_of_the_peak(row), *row.notes])
+
+
+def _of_the_peak(row: Row) -> list[str]:
+    """Why a row has no peak, or one that has host memory in it."""
+    if row.first.meter == "cuda":
+        return []
+    if row.numbers.peak_bytes is None:
+        return ["not traced: see Resident"]
+    return ["places unknown"] if (row.numbers.placed_by or "").startswith("unknown") else []
+
+
+def _on_gpu(name: str) -> Callable[[Row], Any]:
+    """A number that is shown of a GPU's rows alone, where it has a meaning of its own."""
+    return lambda row: getattr(row.numbers, name) if row.first.meter == "cuda" else None
+
+
+def _without_gpu(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.numbers, name) if row.first.meter != "cuda" else None
 
 
 def loss_cell(row: Row) -> str:
@@ -89,6 +110,12 @@ def p10_p90(row: Row) -> str:
     return " to ".join(units.column("ms", ends))
 
 
+def traced_peak(row: Row) -> int | None:
+    """Bytes of all categories together; without a GPU that is the peak."""
+    sizes = [getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES]
+    return None if None in sizes else sum(sizes)
+
+
 # ---- the tables ----
 
 RANK = Column("#", lambda r: r.versus.rank, "count")
@@ -97,7 +124,10 @@ SPEED = Column("Samples/s", _number("samples_per_second"), "rate")
 SPEED_RATIO = Column("x ref", _versus("speed_ratio"), "ratio")
 STEP = Column("Step ms", _number("step_seconds_median"), "ms")
 PEAK = Column("Peak GiB", _number("peak_bytes"), "gib")
-PEAK_CHANGE = Column("vs ref %", _versus("peak_change_fraction"), "change")
+NEED = Column("Needs GiB", _on_gpu("need_bytes"), "gib")
+NEED_CHANGE = Column("vs ref %", _versus("need_change_fraction"), "change")
+HOSTED = Column("On host GiB", _number("hosted_bytes"), "gib")
+RESIDENT = Column("Resident GiB", _number("resident_peak_bytes"), "gib")
 HOST = Column("Host GiB", _number("host_total_bytes"), "gib")
 MFU = Column("MFU %", _number("mfu_fraction"), "percent")
 LOSS = Column("Loss vs ref", loss_cell)
@@ -111,8 +141,10 @@ RANKING = (
     STEP,
     Column("p10 to p90 ms", p10_p90),
     PEAK,
-    PEAK_CHANGE,
-    Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
+    NEED,
+    NEED_CHANGE,
+    HOSTED,
+    RESIDENT,
     HOST,
     MFU,
     LOSS,
@@ -122,17 +154,32 @@ SIMULATED = (
     RANK,
     RECIPE,
     PEAK,
-    PEAK_CHANGE,
+    NEED,
+    NEED_CHANGE,
+    HOSTED,
+    RESIDENT,
     Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
     HOST,
     Column("Step ms, no communication", _number("step_seconds_median"), "ms"),
     Column("Notes", lambda r: "simulated"),
 )
-SHORT = (RANK, RECIPE, SPEED, SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
+SHORT = (
+    RANK,
+    RECIPE,
+    SPEED,
+    SPEED_RATIO,
+    STEP,
+    # What rows are ranked by, under its name: without a GPU there is no more to need.
+    Column("Peak GiB", _without_gpu("peak_bytes"), "gib"),
+    NEED,
+    NEED_CHANGE,
+    LOSS,
+    FLAGS,
+)
 PHASES = (
     RECIPE,
     *(
-        Column(f"{title(phase)} GiB", _number(f"{phase}_peak_bytes"), "gib")
+        Column(f"{title(phase)} GiB", _number(f"{phase}_metered_bytes"), "gib")
         for phase in derive.PHASES
     ),
     Column("Peak in", lambda r: (r.numbers.peak_phase or "").replace("_", " ") or None),
@@ -140,6 +187,9 @@ PHASES = (
 MEMORY = (
     RECIPE,
     PEAK,
+    NEED,
+    HOSTED,
+    RESIDENT,
     Column("Active GiB", _number("active_peak_bytes"), "gib"),
     Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
     Column("Process GiB", _number("process_peak_bytes"), "gib"),
@@ -152,6 +202,7 @@ MEMORY = (
 )
 SPLIT = (
     RECIPE,
+    Column("Traced peak GiB", traced_peak, "gib"),
     *(Column(f"{title(name)} GiB", _number(f"{name}_bytes"), "gib") for name in CATEGORIES),
     Column("Untraced GiB", _number("untraced_bytes"), "gib"),
 )
@@ -225,7 +276,7 @@ EFFECTS = (
     Column("Adding", lambda e: e.part),
     Column("to", lambda e: e.base.label),
     Column("Samples/s x", lambda e: e.speed_ratio, "ratio"),
-    Column("Peak %", lambda e: e.peak_change_fraction, "change"),
+    Column("Memory %", lambda e: e.need_change_fraction, "change"),
 )
 PARITY = (
     RECIPE,
@@ -282,7 +333,7 @@ UNFINISHED = (
     Column("Recipe", lambda u: u.label),
     Column("Status", lambda u: u.status.value),
     Column("In", _phase),
-    Column("Peak so far GiB", lambda u: u.peak_bytes, "gib"),
+    Column("So far GiB", lambda u: u.so_far_bytes, "gib"),
     Column("Predicted need GiB", lambda u: u.predicted_fit and u.predicted_fit.need_bytes, "gib"),
     Column("Memory GiB", lambda u: u.predicted_fit and u.predicted_fit.have_bytes, "gib"),
     Column("Predicted to fit", _fit_words),

@@ -49,7 +49,7 @@ FIT: dict[str, Callable[[PredictedFit], Any]] = {
     "predicted_least_bytes": lambda fit: fit.need_bytes,
     "available_bytes": lambda fit: fit.have_bytes,
 }
-AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
+AFTER = ("phase", "so_far_bytes", "reason", "way_out", "command")
 
 
 def csv_text(report: Report) -> str:
@@ -108,7 +108,7 @@ def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
         "world": spec.world or None,
         "global_batch": spec.global_batch,
         "phase": unfinished.result.phase,
-        "peak_so_far_bytes": unfinished.peak_bytes,
+        "so_far_bytes": unfinished.so_far_bytes,
         "reason": unfinished.reason,
         "way_out": unfinished.result.way_out,
         "command": unfinished.result.command,
