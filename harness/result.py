@@ -68,13 +68,14 @@ class Check:
 
 @dataclass(kw_only=True)
 class Peak:
-    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank.
+    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank: the maximum of each count,
+    which need not be of one instant.
 
     ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
-    allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as
-    used at the end of the phase (cudaMemGetInfo: context and libraries too, and whatever other
-    processes hold), and without one the plain resident high-water mark of the process.
+    allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as used
+    (cudaMemGetInfo: context and libraries too, and whatever other processes hold), sampled while
+    the phase runs where its steps are not timed, and at its end; and without one the plain resident high-water mark of the process.
     """
 
     allocated: int

@@ -5,9 +5,11 @@ host memory if the engine or a strategy keeps it there (``Holdings.host``, ``Att
 a method made it there (``Maker.place``), or if it was computed from such tensors alone: an operation
 runs where its operands are. All else is on the device.
 
-On a GPU an operation of tensors in two places fails. So one in forward that takes both says that a
-place is wrong, or that a copy to the device was left out because the CPU needs none: the places of
-such a step are not believed, and everything counts as on the device.
+On a GPU an operation of tensors in two places fails, so a library copies to the device first; on a
+CPU that copy is left out (``Tensor.to`` returns what it was given). Where the engine's library or a
+collective takes both, the copies are counted on the device as long as the operation lasts. Where
+forward itself does, a place that was named is wrong: the places of such a step are not believed,
+and everything counts as on the device.
 """
 
 from __future__ import annotations
@@ -57,33 +59,39 @@ class Places:
 
     def of_operands(self, values: Any) -> str:
         """Where an operation's result is: in host memory if all its operands are."""
-        keys = _keys(values) if self.hosted else []
+        keys = [key for key, _ in _operands(values)] if self.hosted else []
         return HOST if keys and self.hosted.issuperset(keys) else DEVICE
 
-    def watch(self, func: Any, values: Any, phase: str) -> None:
-        """Note an operation of forward that a GPU would refuse."""
-        if phase != "forward" or not self.hosted or _may_join(func):
-            return
-        keys = _keys(values)
-        if not self.hosted.isdisjoint(keys) and not self.hosted.issuperset(keys):
-            self.joined[str(func)] += 1
+    def copied(self, func: Any, values: Any, phase: str, in_library: bool) -> int:
+        """Bytes that a GPU would copy to the device for this operation. What forward does outside
+        the engine's library is noted in ``joined``, for no GPU would."""
+        if not self.hosted or _name(func) in COPIES:
+            return 0
+        operands = _operands(values)
+        here = sum(size for key, size in operands if key in self.hosted)
+        if not here or self.hosted.issuperset(key for key, _ in operands):
+            return 0
+        if in_library or func.namespace in MOVING:
+            return here
+        self.joined[str(func)] += phase == "forward"
+        return 0
 
     @property
     def known_by(self) -> str:
         """How the places of a step were known; begins with "unknown" where they were not."""
-        if not self.joined:
+        if not self.joined.total():
             return BY_ENGINE
-        (name, _), calls = self.joined.most_common(1)[0], sum(self.joined.values())
+        (name, _), calls = self.joined.most_common(1)[0], self.joined.total()
         return f"unknown: {calls} operations of forward took operands in both places, as {name}"
 
 
-def _may_join(func: Any) -> bool:
-    name = func._schema.name.partition("::")[2]
-    return func.namespace in MOVING or name in COPIES
+def _name(func: Any) -> str:
+    return func._schema.name.partition("::")[2]
 
 
-def _keys(values: Any) -> list[int]:
-    """What identifies the storages of operands; a number as a tensor may be anywhere."""
+def _operands(values: Any) -> list[tuple[int, int]]:
+    """What identifies the storage of each operand, and the operand's bytes; a number as a tensor
+    may be anywhere."""
     leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    storages = (storage_of(plain) for leaf in leaves for plain in stored(leaf))
-    return [storage._cdata for storage in storages if storage is not None and storage.nbytes()]
+    plain = [(tensor, storage_of(tensor)) for leaf in leaves for tensor in stored(leaf)]
+    return [(storage._cdata, tensor.nbytes) for tensor, storage in plain if storage is not None]

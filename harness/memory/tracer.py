@@ -67,8 +67,7 @@ class Tracer(TorchDispatchMode):
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an op has made."""
         self.ops.add(str(func))
-        if self.places is not None:
-            self.places.watch(func, (args, kwargs), self.phase)
+        self._copy_operands(func, (args, kwargs))
         given = _storages_of((args, kwargs)) if self.hidden else frozenset()
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not (given and _storages_of(leaf) & given):
@@ -156,7 +155,7 @@ class Tracer(TorchDispatchMode):
 
     def disbelieve(self) -> None:
         """Count everything as on the device if forward showed that a place is wrong."""
-        if self.places is not None and self.places.joined:
+        if self.places is not None and self.places.joined.total():
             for storage in self.record.storages:
                 storage.pool = DEVICE
 
@@ -195,6 +194,14 @@ class Tracer(TorchDispatchMode):
             if maker.category and (not maker.phases or self.phase in maker.phases):
                 return maker.category
         return None
+
+    def _copy_operands(self, func: Any, values: Any) -> None:
+        """Count the copies of operands on the device that a CPU leaves out."""
+        if self.places is None:
+            return
+        copied = self.places.copied(func, values, self.phase, in_library=bool(self._makers))
+        if copied:
+            self.hold(DEVICE, copied, f"copies for {func}", self._made_as() or "temporaries")()
 
     def _place(self, args: Any) -> str | None:
         """The pool that the innermost maker names, or that of the operands; None where tensors'

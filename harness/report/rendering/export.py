@@ -40,8 +40,10 @@ PREDICTED: dict[str, Callable[[PredictedAndMeasured], Any]] = {
     "predicted_step_error_fraction": lambda c: c.step_error,
     "predicted_worst_category": lambda c: c.worst and c.worst.name,
     "predicted_worst_category_error_fraction": lambda c: c.worst and c.worst.error,
-    "predicted_peak_bytes": lambda c: c.peak_predicted,
-    "predicted_peak_error_fraction": lambda c: c.peak_error,
+    "predicted_hosted_bytes": lambda c: c.hosted_predicted,
+    "predicted_hosted_error_fraction": lambda c: c.hosted_error,
+    "predicted_run_bytes": lambda c: c.run_predicted,
+    "predicted_run_error_fraction": lambda c: c.run_error,
     "predicted_reserved_bytes": lambda c: c.reserved_predicted,
     "predicted_reserved_error_fraction": lambda c: c.reserved_error,
 }

@@ -145,11 +145,12 @@ def _missing_flops(group: Group) -> list[str]:
 def prediction_errors(group: Group) -> str:
     """The errors of a group's predictions; empty where nothing was predicted."""
     rows = [row.predicted for row in group.rows if row.predicted]
-    meter = "the allocator's peak" if group.meter == "cuda" else "the resident peak"
+    meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
         _spread("tensors of a step, against the run's own trace", [r.step_error for r in rows]),
         _category_errors(group),
-        _spread(f"whole run, against {meter}", [r.peak_error for r in rows]),
+        _spread("tensors kept in host memory", [r.hosted_error for r in rows]),
+        _spread(f"whole run, against {meter}", [r.run_error for r in rows]),
         _spread("reserved", [r.reserved_error for r in rows]),
     ]
     none = [row.label for row in group.rows if row.predicted and row.predicted.method == "none"]
