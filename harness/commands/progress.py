@@ -157,7 +157,9 @@ def summary(result: Result) -> str:
     seconds = derive.step_seconds(result)
     peak = derive.peak_of(result.ranks)
     parts = [f"{1000 * derive.quantile(seconds, 0.5):9.1f} ms a step"] if seconds else []
-    size, name = (derive.resident_bytes(result.ranks), "resident") if peak is None else (peak, "peak")
+    size, name = (
+        (derive.resident_bytes(result.ranks), "resident") if peak is None else (peak, "peak")
+    )
     return "  ".join([*parts, f"{size / 2**30:6.2f} GiB {name}"] if size is not None else parts)
 
 

@@ -110,6 +110,10 @@ def p10_p90(row: Row) -> str:
     return " to ".join(units.column("ms", ends))
 
 
+def _peak_phase(row: Row) -> str | None:
+    return (row.numbers.peak_phase or "").replace("_", " ") or None
+
+
 def traced_peak(row: Row) -> int | None:
     """Bytes of all categories together; without a GPU that is the peak."""
     sizes = [getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES]
@@ -182,7 +186,7 @@ PHASES = (
         Column(f"{title(phase)} GiB", _number(f"{phase}_metered_bytes"), "gib")
         for phase in derive.PHASES
     ),
-    Column("Peak in", lambda r: (r.numbers.peak_phase or "").replace("_", " ") or None),
+    Column("Peak in", lambda r: _peak_phase(r) if r.first.meter == "cuda" else None),
 )
 MEMORY = (
     RECIPE,
@@ -203,6 +207,7 @@ MEMORY = (
 SPLIT = (
     RECIPE,
     Column("Traced peak GiB", traced_peak, "gib"),
+    Column("Peak in", lambda r: None if r.first.meter == "cuda" else _peak_phase(r)),
     *(Column(f"{title(name)} GiB", _number(f"{name}_bytes"), "gib") for name in CATEGORIES),
     Column("Untraced GiB", _number("untraced_bytes"), "gib"),
 )

@@ -10,8 +10,8 @@ __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", 
 
 NOTE = (
     "Changed: the p10 to p90 intervals of the step times do not overlap and the medians differ by "
-    "more than 5 %; the peak moved by more than 2 % or 16 MiB; or the loss moved by "
-    "more than 1e-3 relative."
+    "more than 5 %; the memory that rows are ranked by moved by more than 2 % or 16 MiB; or the loss "
+    "moved by more than 1e-3 relative."
 )
 
 
@@ -25,9 +25,9 @@ COLUMNS = (
     Column("Old ms", lambda c: c.old_step_seconds, "ms"),
     Column("New ms", lambda c: c.new_step_seconds, "ms"),
     Column("Step x", lambda c: c.step_ratio, "ratio"),
-    Column("Old GiB", lambda c: c.old_peak_bytes, "gib"),
-    Column("New GiB", lambda c: c.new_peak_bytes, "gib"),
-    Column("Peak %", lambda c: c.peak_change_fraction, "change"),
+    Column("Old GiB", lambda c: c.old_need_bytes, "gib"),
+    Column("New GiB", lambda c: c.new_need_bytes, "gib"),
+    Column("Memory %", lambda c: c.need_change_fraction, "change"),
     Column("Loss", lambda c: c.loss_distance, "distance"),
     Column("Changed", _outcome, "flag"),
 )
