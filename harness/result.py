@@ -75,7 +75,8 @@ class Peak:
     resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
     allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as used
     (cudaMemGetInfo: context and libraries too, and whatever other processes hold), sampled while
-    the phase runs where its steps are not timed, and at its end; and without one the plain resident high-water mark of the process.
+    the phase runs where its steps are not timed, and at its end; and without one the plain resident
+    high-water mark of the process.
     """
 
     allocated: int

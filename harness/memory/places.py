@@ -1,15 +1,16 @@
 """Where a training's tensors are kept, where their devices cannot tell: a CPU as the device.
 
 There host memory is both the device and the host that an offload moves things to. A tensor is in
-host memory if the engine or a strategy keeps it there (``Holdings.host``, ``Attachment.hosted``), if
-a method made it there (``Maker.place``), or if it was computed from such tensors alone: an operation
-runs where its operands are. All else is on the device.
+host memory if the engine or a strategy keeps it there (``Holdings.host``, ``Attachment.hosted``),
+if a method made it there (``Maker.place``), or if it was computed from such tensors alone: an
+operation runs where its operands are. All else is on the device.
 
 On a GPU an operation of tensors in two places fails, so a library copies to the device first; on a
 CPU that copy is left out (``Tensor.to`` returns what it was given). Where the engine's library or a
 collective takes both, the copies are counted on the device as long as the operation lasts. Where
 forward itself does, a place that was named is wrong: the places of such a step are not believed,
-and everything counts as on the device.
+and everything counts as on the device. What stays unseen: a tensor that a library copies to the
+device and converts there by itself counts as in host memory, for the length of an operation.
 """
 
 from __future__ import annotations
@@ -73,13 +74,14 @@ class Places:
             return 0
         if in_library or func.namespace in MOVING:
             return here
-        self.joined[str(func)] += phase == "forward"
+        if phase == "forward":
+            self.joined[str(func)] += 1
         return 0
 
     @property
     def known_by(self) -> str:
         """How the places of a step were known; begins with "unknown" where they were not."""
-        if not self.joined.total():
+        if not self.joined:
             return BY_ENGINE
         (name, _), calls = self.joined.most_common(1)[0], self.joined.total()
         return f"unknown: {calls} operations of forward took operands in both places, as {name}"

@@ -155,7 +155,7 @@ class Tracer(TorchDispatchMode):
 
     def disbelieve(self) -> None:
         """Count everything as on the device if forward showed that a place is wrong."""
-        if self.places is not None and self.places.joined.total():
+        if self.places is not None and self.places.joined:
             for storage in self.record.storages:
                 storage.pool = DEVICE
 

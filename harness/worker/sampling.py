@@ -25,8 +25,8 @@ def is_sampled(phase: str) -> bool:
 
 
 class Highest:
-    """The highest of what ``read`` gave since ``reset``; a read that fails (a device that is lost, a
-    driver that is busy) is none, and ``failed`` counts it."""
+    """The highest of what ``read`` gave since ``reset``; a read that fails (a device that is lost,
+    a driver that is busy) is none, and ``failed`` counts it."""
 
     def __init__(self, read: Callable[[], int]) -> None:
         self.read, self.value, self.failed = read, 0, 0

@@ -57,8 +57,8 @@ class PredictedAndMeasured:
     trace of one (rank 0, which the prediction stands for), and by category in ``categories``.
     ``hosted_*``: the same of what is kept in host memory. ``run_*``: of the whole run, set-up
     included, against the meter's highest: on a GPU the caching allocator's, which holds the
-    workspaces of libraries too, without one tensors of both places against the resident mark. ``reserved_*``: what a
-    GPU's allocator reserved, in the mode in which it ran.
+    workspaces of libraries too, without one tensors of both places against the resident mark.
+    ``reserved_*``: what a GPU's allocator reserved, in the mode in which it ran.
     """
 
     method: str

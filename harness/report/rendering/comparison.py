@@ -10,8 +10,8 @@ __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", 
 
 NOTE = (
     "Changed: the p10 to p90 intervals of the step times do not overlap and the medians differ by "
-    "more than 5 %; the memory that rows are ranked by moved by more than 2 % or 16 MiB; or the loss "
-    "moved by more than 1e-3 relative."
+    "more than 5 %; the memory that rows are ranked by moved by more than 2 % or 16 MiB; or the "
+    "loss moved by more than 1e-3 relative."
 )
 
 

@@ -11,11 +11,12 @@ NOTES = {
     "Front: no other row has both less of that and more samples/s. On host: tensors that are kept "
     "in host memory. Resident: a process's own mark, without a GPU. Noisy: "
     "(p90 - p10) / median above 20 %, or repetitions' medians more than 10 % apart.",
-    "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is computation "
-    "alone.",
+    "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is "
+    "computation alone.",
     "phases": "Highest of all ranks in each phase: on a GPU live tensors by the caching allocator, "
-    "without one the resident mark above the baseline, which is not Peak. Forward, backward and optimizer are from one "
-    "untimed step; steady covers the timed steps. Colour: the share of the table's highest value.",
+    "without one the resident mark above the baseline, which is not Peak. Forward, backward and "
+    "optimizer are from one untimed step; steady covers the timed steps. Colour: the share of the "
+    "table's highest value.",
     "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
     "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
     "buckets, kernel scratch. Without a GPU the traced peak is the Peak. Untraced: what the meter "
@@ -34,10 +35,10 @@ NOTES = {
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
     "own trace (rank 0). Worst category: of those above 5 % of that peak, the one with the largest "
-    "error. Host: the same of what is kept in host memory. Run: the whole run, set-up included: on a "
-    "GPU against the allocator's highest phase, both with cuBLAS's workspaces; without one tensors "
-    "of both places against Resident, which has libraries' scratch in it. Reserved, on a GPU: in the allocator's mode that ran (expandable segments or "
-    "not).",
+    "error. Host: the same of what is kept in host memory. Run: the whole run, set-up included: on "
+    "a GPU against the allocator's highest phase, both with cuBLAS's workspaces; without one "
+    "tensors of both places against Resident, which has libraries' scratch in it. Reserved, on a "
+    "GPU: in the allocator's mode that ran (expandable segments or not).",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did, to the memory "
@@ -49,7 +50,7 @@ GLOSSARY = (
      "GPU by the caching allocator (max_memory_allocated), without one by a trace of one step. A "
      "row whose step cannot be traced (compiled graphs) has none there."),
     ("Needs", "What a device must have free for the whole run, set-up included: on a GPU the "
-     "largest of allocated, reserved and process. Without a GPU it is Peak. Rows are ranked by it."),
+     "largest of allocated, reserved and process, without one Peak. Rows are ranked by it."),
     ("On host", "Tensors kept in host memory at their fullest instant: on a GPU by their device, "
      "without one by the lists of the engine or strategy that keeps them there, and not in Peak."),
     ("Resident", "Without a GPU: the kernel's high-water mark of a process above its baseline, in "
@@ -58,7 +59,8 @@ GLOSSARY = (
      "Reserved: what the allocator took from the device; the difference to the peak is cache and "
      "fragmentation."),
     ("Process", "The device's own count for the process: reserved, plus context, communication "
-     "and library workspaces, sampled in steps that are not timed. nvidia-smi shows this one. Without a GPU, the plain resident mark."),
+     "and library workspaces, sampled in steps that are not timed. nvidia-smi shows this one. "
+     "Without a GPU, the plain resident mark."),
     ("Predicted need", "The least that the row was predicted to run in, with the CUDA context, "
      "libraries and communication; of the host, the tensors of all processes."),
     ("Baseline", "What the process held before the model was built, subtracted without a GPU."),
