@@ -34,7 +34,7 @@ SLACK = 0.005
 
 def traced(folder, **fields) -> dict[str, dict]:
     spec = dataclasses.replace(PAIR, **fields)
-    row = launched(spec, folder, "--several", *RECIPES, module="tests.children.traced")
+    row = launched(spec, folder, "--several", *RECIPES, module="tests.children.traced", timeout=900)
     assert (folder / "traced.json").exists(), row.log_tail
     return json.loads((folder / "traced.json").read_text())
 
