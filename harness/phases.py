@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from strategies.engine import STEP_PHASES
 
-__all__ = ["PEAK_PHASES", "RUN_PHASES", "SETUP_PHASES"]
+__all__ = ["PEAK_PHASES", "RUN_PHASES", "SETUP_PEAKS", "SETUP_PHASES"]
 
 RUN_PHASES = {
     "start": "starting",
@@ -30,7 +30,9 @@ steps of its own and time in others: between them a process on CPUs gets another
 steps of ``settle`` fill it (``harness.worker.passes``)."""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
 """Before the first step."""
-PEAK_PHASES = ("load", "prepare", "first_step", "warmup", *STEP_PHASES, "steady")
+SETUP_PEAKS = ("load", "prepare")
+"""Those of ``PEAK_PHASES`` before the first step."""
+PEAK_PHASES = (*SETUP_PEAKS, "first_step", "warmup", *STEP_PHASES, "steady")
 """Phases with a peak of their own. The warm-up after its first step and ``steady`` (the step after
 it, which is like the timed ones) are whole steps; those of ``STEP_PHASES`` are of one more step.
 None of them is timed."""

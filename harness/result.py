@@ -70,13 +70,15 @@ class Check:
 
 @dataclass(kw_only=True)
 class Peak:
-    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank.
+    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank: the maximum of each count,
+    which need not be of one instant.
 
     ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
-    allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as
-    used at the end of the phase (cudaMemGetInfo: context and libraries too, and whatever other
-    processes hold), and without one the plain resident high-water mark of the process.
+    allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as used
+    (cudaMemGetInfo: context and libraries too, and whatever other processes hold), sampled while
+    the phase runs where its steps are not timed, and at its end; and without one the plain resident
+    high-water mark of the process.
     """
 
     allocated: int
@@ -94,6 +96,11 @@ class Categories:
     which op the peak was. ``beyond_state`` is the most that activations and workspace held
     together at any instant of the step: a peak late in backward is of gradients, and hides what
     was kept earlier.
+
+    On a CPU these are the tensors that the engine keeps on the device, ``host`` those that it keeps
+    in host memory at their own fullest instant (None: none), and ``placed_by`` says how that was
+    known (``harness.memory.places``); empty in results that are older, where both are counted
+    together. ``everywhere``: the most that lived at once, wherever it is kept.
     """
 
     parameters: int
@@ -105,6 +112,9 @@ class Categories:
     phase: str
     where: str
     beyond_state: int | None = None
+    host: Categories | None = None
+    placed_by: str = ""
+    everywhere: int | None = None
 
     @property
     def total(self) -> int:

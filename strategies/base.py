@@ -155,6 +155,14 @@ class Attachment(Protocol):
     def averages(self) -> Sequence[torch.Tensor]:
         """Averages of the weights, laid out as ``Engine.shards``; empty where it keeps none."""
 
+    def hosted(self) -> Iterable[torch.Tensor]:
+        """Those of ``tensors`` that were put into host memory, where a device may be host memory
+        itself and their device cannot tell."""
+
+    def makers(self) -> Iterable[Any]:
+        """Methods that allocate in another place than that of their operands
+        (``strategies.engine.Maker``)."""
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, saved beside the engine's checkpoint."""
 
@@ -174,6 +182,14 @@ class Watcher:
 
     def averages(self) -> Sequence[torch.Tensor]:
         """No average is kept."""
+        return ()
+
+    def hosted(self) -> Iterable[torch.Tensor]:
+        """Nothing is in host memory."""
+        return ()
+
+    def makers(self) -> Iterable[Any]:
+        """What is made is where its operands are."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:

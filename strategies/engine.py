@@ -120,22 +120,28 @@ class Holdings(NamedTuple):
 
     ``hidden``: bytes of communication buckets that C++ holds, where no Python tensor shows them.
     ``seen``: addresses of storages of those buckets that Python did get to see (a communication
-    hook is given them), so that they are not counted twice.
+    hook is given them), so that they are not counted twice. ``host``: tensors that the engine keeps
+    in host memory, whether or not they are in ``tensors``: on a machine without a GPU their
+    devices cannot tell, so these are the engine's own lists, not its settings.
     """
 
     tensors: dict[str, list[Any]]
     hidden: int = 0
     seen: frozenset[int] = frozenset()
+    host: tuple[Any, ...] = ()
 
 
 class Maker(NamedTuple):
     """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
-    (``harness.memory.categories``) if the step is in one of ``phases``; empty means in any."""
+    (``harness.memory.categories``; empty: as elsewhere) if the step is in one of ``phases``; empty
+    means in any. ``place``, "device" or "host": where that is kept; empty: where what it is made of
+    is kept."""
 
     owner: Any
     method: str
     category: str
     phases: tuple[str, ...] = ()
+    place: str = ""
 
 
 class Told(NamedTuple):

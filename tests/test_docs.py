@@ -224,9 +224,11 @@ def test_the_errors_of_predictions_are_the_report_s():
 
 
 def above(rows: list[dict[str, str]]) -> tuple[str, str]:
-    """How far the resident peak lies above its prediction: in MiB, and as a share of it."""
-    parts = [-float(row["predicted_peak_error_fraction"]) for row in rows]
-    more = [(int(row["peak_bytes"]) - int(row["predicted_peak_bytes"])) / 2**20 for row in rows]
+    """How far the resident mark lies above its prediction: in MiB, and as a share of it."""
+    parts = [-float(row["predicted_run_error_fraction"]) for row in rows]
+    more = [
+        (int(row["resident_peak_bytes"]) - int(row["predicted_run_bytes"])) / 2**20 for row in rows
+    ]
     shares = f"{100 * min(parts):.1f} % to {100 * max(parts):.1f} %"
     return f"{min(more):.0f} to {max(more):.0f} MiB", shares
 

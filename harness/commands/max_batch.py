@@ -133,12 +133,18 @@ class Search:
                 "global_batch": result.spec.global_batch,
                 "status": result.status.value,
                 "reason": result.reason,
-                "peak_bytes": derive.peak_of(result.ranks) or result.peak_so_far_bytes,
+                "metered_bytes": _metered(result) or result.peak_so_far_bytes,
             }
             for size, result in sorted(self.results.items())
         ]
         head = {"recipe": self.spec.recipe, "memory_limit_bytes": self.limit_bytes}
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
+
+
+def _metered(result: Result) -> int | None:
+    """The highest that the meter counted: live tensors on a GPU, else the resident mark. No step
+    of a trial is traced."""
+    return derive.highest(result.ranks, "allocated")
 
 
 def _known(folder: Path, mark: str) -> Result | None:
@@ -221,12 +227,13 @@ def _tell(state: Search, best: int, most: int, console: Console) -> None:
     if not best:
         console.print(f"not even one sample fits{limit}: {state.results[1].way_out}")
     else:
-        peak = (derive.peak_of(state.results[best].ranks) or 0) / 2**30
+        size = (_metered(state.results[best]) or 0) / 2**30
+        name = "allocated" if state.results[best].meter == "cuda" else "resident"
         over = state.results.get(best + 1)
         above = f"{best + 1} ran out of memory" if over else f"--most {most} ended the search"
         console.print(
             f"largest micro batch{limit}: {best} (global batch {_samples(state.spec, best)} on "
             f"{state.spec.processes} process{'es' * (state.spec.processes > 1)}), "
-            f"peak {peak:.3f} GiB; {above}"
+            f"{name} {size:.3f} GiB; {above}"
         )
     console.print(str(short(state.out / "max_batch.json")), soft_wrap=True)

@@ -162,11 +162,15 @@ class Progress:
 
 
 def summary(result: Result) -> str:
-    """Median step and peak of an ok row, as the report derives them."""
+    """Median step and peak of an ok row, as the report derives them; the resident mark, under its
+    name, of one that was not traced."""
     seconds = derive.step_seconds(result)
     peak = derive.peak_of(result.ranks)
     parts = [f"{1000 * derive.quantile(seconds, 0.5):9.1f} ms a step"] if seconds else []
-    return "  ".join([*parts, f"{peak / 2**30:6.2f} GiB peak"] if peak is not None else parts)
+    size, name = (
+        (derive.resident_bytes(result.ranks), "resident") if peak is None else (peak, "peak")
+    )
+    return "  ".join([*parts, f"{size / 2**30:6.2f} GiB {name}"] if size is not None else parts)
 
 
 def clock(seconds: float) -> str:

@@ -16,11 +16,16 @@ __all__ = [
     "Record",
     "Storage",
     "as_measured",
+    "by_place",
     "peak",
     "phase_peaks",
     "running",
     "step_categories",
 ]
+
+
+NVME = "nvme"
+"""The pool of what is swapped to files."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,10 @@ class Storage:
     site: str
     category: str | None = None
     freed_in: str | None = None
+
+    def within(self, pool: str | None) -> bool:
+        """Whether it is kept in ``pool``; None: in the memory of this machine, not in files."""
+        return self.pool == pool if pool else self.pool != NVME
 
     @property
     def kind(self) -> str:
@@ -53,10 +62,10 @@ class Record:
     events: list[tuple[int, int]]
     marks: list[tuple[int, str]]
 
-    def pool_events(self, pool: str) -> Iterator[tuple[int, int, int]]:
-        """(sign, storage, bytes) of one pool, in order."""
+    def pool_events(self, pool: str | None) -> Iterator[tuple[int, int, int]]:
+        """(sign, storage, bytes) of one pool, in order; None: of all."""
         for sign, index in self.events:
-            if self.storages[index].pool == pool:
+            if self.storages[index].within(pool):
                 yield sign, index, self.storages[index].size
 
     def phases(self) -> list[tuple[str, int, int]]:
@@ -89,29 +98,29 @@ class Instant:
     held: list[Held]
 
 
-def peak(record: Record, pool: str, first: int = 0, last: int | None = None) -> Instant:
-    """The fullest instant of ``pool`` among events ``first`` .. ``last``."""
+def peak(record: Record, pool: str | None, first: int = 0, last: int | None = None) -> Instant:
+    """The fullest instant of ``pool`` (None: of all memory) among events ``first`` .. ``last``."""
     totals = running(record, pool)[first:last]
     best = max(totals, default=0)
     if not best:
         return Instant(bytes=0, phase="", op="", site="", categories={}, held=[])
     at, live = first + totals.index(best), set()
     for sign, index in record.events[: at + 1]:
-        if record.storages[index].pool == pool:
+        if record.storages[index].within(pool):
             (live.add if sign > 0 else live.discard)(index)
     return _instant(record, best, at, live)
 
 
-def running(record: Record, pool: str, wanted: Container[str] | None = None) -> list[int]:
+def running(record: Record, pool: str | None, wanted: Container[str] | None = None) -> list[int]:
     """Bytes that ``pool`` holds after each event; of the ``wanted`` categories alone if given."""
     sizes = [
-        s.size if s.pool == pool and (wanted is None or s.kind in wanted) else 0
+        s.size if s.within(pool) and (wanted is None or s.kind in wanted) else 0
         for s in record.storages
     ]
     return list(itertools.accumulate(sign * sizes[index] for sign, index in record.events))
 
 
-def phase_peaks(record: Record, pool: str) -> dict[str, int]:
+def phase_peaks(record: Record, pool: str | None) -> dict[str, int]:
     """Phase -> its highest bytes, wherever it was entered."""
     totals, peaks = running(record, pool), {}
     for name, first, last in record.phases():
@@ -156,4 +165,14 @@ def step_categories(record: Record, pool: str, buckets: str) -> Categories:
     wanted = {name for name in CATEGORIES if measured_name(name, buckets) in beyond}
     categories = as_measured(peak(record, pool), buckets)
     categories.beyond_state = max(running(record, pool, wanted), default=0)
+    categories.everywhere = max(running(record, None), default=0)
+    return categories
+
+
+def by_place(record: Record, buckets: str, placed_by: str) -> Categories:
+    """What lived at the peak of a step on the device, with what was kept in host memory beside it;
+    ``placed_by`` says how the two were told apart."""
+    categories = step_categories(record, "device", buckets)
+    host = step_categories(record, "host", buckets)
+    categories.host, categories.placed_by = host if host.total else None, placed_by
     return categories

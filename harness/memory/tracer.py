@@ -18,7 +18,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.record import Record, Storage, step_categories
+from harness.memory.places import DEVICE, HOST, Places, storage_of
+from harness.memory.record import Record, Storage, by_place, step_categories
 from harness.result import Categories
 from strategies.engine import Maker, Trained
 from strategies.evidence.stored import stored, within, wrapped
@@ -51,6 +52,8 @@ class Tracer(TorchDispatchMode):
         """Storages, by address, that are not counted: forgotten when they die."""
         self._refs: dict[int, Any] = {}
         self._makers: list[Maker] = []
+        self.places = Places() if pools.get("cpu") == DEVICE else None
+        """Where tensors are kept, where their devices cannot tell; None where these do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if wrapped(types):
@@ -64,6 +67,7 @@ class Tracer(TorchDispatchMode):
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an op has made."""
         self.ops.add(str(func))
+        self._copy_operands(func, (args, kwargs))
         given = _storages_of((args, kwargs)) if self.hidden else frozenset()
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not (given and _storages_of(leaf) & given):
@@ -78,14 +82,14 @@ class Tracer(TorchDispatchMode):
         """Note a tensor's storages if they are new and lie on a device that is followed."""
         for plain in stored(tensor):
             pool = self.pools.get(plain.device.type)
-            storage = _storage(plain) if pool else None
+            storage = storage_of(plain) if pool else None
             if storage is not None and not self._known(storage) and storage.nbytes():
                 site, category = self.site()
                 made_as = self._made_as()
                 if made_as and storage._cdata in _storages_of(args):
                     made_as = None  # a view of what C++ made: gloo's copy of what it reduces
                 category = made_as or category or self._cast_of_weight(func, args)
-                self._follow(storage, pool, str(func), site, category)
+                self._follow(storage, self._place(args) or pool, str(func), site, category)
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
         """Bytes that no op of this process makes (a C++ bucket, a workspace); call to free."""
@@ -99,7 +103,7 @@ class Tracer(TorchDispatchMode):
     def leave_out(self, tensors: Iterable[Any]) -> None:
         """Count these storages no longer, or never."""
         for tensor in tensors:
-            storage = _storage(tensor) if torch.is_tensor(tensor) else None
+            storage = storage_of(tensor) if torch.is_tensor(tensor) else None
             if storage is None:
                 continue
             key = storage._cdata
@@ -115,13 +119,23 @@ class Tracer(TorchDispatchMode):
         """Say what tensors that live now are; what already has a category keeps it."""
         for tensor in tensors:
             for plain in stored(tensor):
-                storage = _storage(plain)
+                storage = storage_of(plain)
                 if storage is not None and storage._cdata in self._live:
                     known = self.record.storages[self._live[storage._cdata][0]]
                     known.category = known.category or category
 
+    def keep_on(self, pool: str, tensors: Iterable[Any]) -> None:
+        """Say where tensors that live now are kept, from the start of the trace on."""
+        for tensor in tensors:
+            for plain in stored(tensor):
+                storage = storage_of(plain)
+                if storage is not None and storage._cdata in self._live:
+                    self.record.storages[self._live[storage._cdata][0]].pool = pool
+                    self.places.put(storage._cdata, pool)
+
     def know(self, trained: Trained) -> None:
-        """Name what lives between two steps, as the engine and the strategies say."""
+        """Name what lives between two steps, and where it is kept, as the engine and the strategies
+        say."""
         self.casts = "float_master" not in trained.launch.traits
         holdings = trained.engine.held(trained)
         kept = [t for a in trained.attached.values() for t in a.tensors()]
@@ -131,6 +145,19 @@ class Tracer(TorchDispatchMode):
         for category, tensors in holdings.tensors.items():
             self.tag(category, tensors)
         self.tag_gradients(trained)
+        self.keep_held(trained)
+
+    def keep_held(self, trained: Trained) -> None:
+        """Say where what the engine and the strategies hold is kept, if tensors' devices cannot."""
+        if self.places is not None:
+            kept = [t for a in trained.attached.values() for t in a.hosted()]
+            self.keep_on(HOST, [*trained.engine.held(trained).host, *kept])
+
+    def disbelieve(self) -> None:
+        """Count everything as on the device if forward showed that a place is wrong."""
+        if self.places is not None and self.places.joined:
+            for storage in self.record.storages:
+                storage.pool = DEVICE
 
     def tag_gradients(self, trained: Trained) -> None:
         """Name what the parameters hold as ``.grad``."""
@@ -164,9 +191,25 @@ class Tracer(TorchDispatchMode):
     def _made_as(self) -> str | None:
         """The category that the innermost maker at work gives in this phase."""
         for maker in reversed(self._makers):
-            if not maker.phases or self.phase in maker.phases:
+            if maker.category and (not maker.phases or self.phase in maker.phases):
                 return maker.category
         return None
+
+    def _copy_operands(self, func: Any, values: Any) -> None:
+        """Count the copies of operands on the device that a CPU leaves out."""
+        if self.places is None:
+            return
+        copied = self.places.copied(func, values, self.phase, in_library=bool(self._makers))
+        if copied:
+            self.hold(DEVICE, copied, f"copies for {func}", self._made_as() or "temporaries")()
+
+    def _place(self, args: Any) -> str | None:
+        """The pool that the innermost maker names, or that of the operands; None where tensors'
+        devices tell."""
+        if self.places is None:
+            return None
+        named = (maker.place for maker in reversed(self._makers) if maker.place)
+        return next(named, None) or self.places.of_operands(args)
 
     def _cast_of_weight(self, func: Any, args: Any) -> str | None:
         """Autocast's low-precision copy of a weight, kept until backward has used it."""
@@ -185,6 +228,8 @@ class Tracer(TorchDispatchMode):
     def _follow(self, storage: Any, pool: str, op: str, site: str, category: str | None) -> None:
         key, size = storage._cdata, storage.nbytes()
         index = self._add(Storage(size, pool, self.phase, op, site, category))
+        if self.places is not None:
+            self.places.put(key, pool)
         self._live[key] = (index, weakref.ref(storage, lambda _: self._free(key, index)))
 
     def _add(self, storage: Storage) -> int:
@@ -197,27 +242,22 @@ class Tracer(TorchDispatchMode):
         if key is not None and self._live.get(key, (None,))[0] != index:
             return
         self._live.pop(key, None)
+        if self.places is not None and key is not None:
+            self.places.forget(key)
         self.record.storages[index].freed_in = self.phase
         self.record.events.append((-1, index))
-
-
-def _storage(tensor: torch.Tensor) -> Any | None:
-    try:
-        return tensor.untyped_storage()
-    except NotImplementedError:  # a layout, or a subclass, without storage of its own
-        return None
 
 
 def _storages_of(values: Any) -> set[int]:
     """What identifies the storages of the tensors in a structure of arguments."""
     plain = (p for t in within(values) for p in stored(t))
-    return {storage._cdata for p in plain if (storage := _storage(p)) is not None}
+    return {storage._cdata for p in plain if (storage := storage_of(p)) is not None}
 
 
 @contextlib.contextmanager
 def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
     """A step under ``tracer``: its phases, its gradients as they arrive, and what the engine's
-    library allocates by itself."""
+    library and the strategies allocate by themselves."""
 
     def enter(phase: str) -> None:
         tracer.enter(phase)
@@ -230,8 +270,9 @@ def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
 
     weights = [p for p in trained.module.parameters() if p.requires_grad]
     handles = [p.register_hook(arrived) for p in weights]
+    makers = [*trained.engine.makers(), *(m for a in trained.attached.values() for m in a.makers())]
     try:
-        with trained.engine.marks(trained, enter), tracer.watching(trained.engine.makers()):
+        with trained.engine.marks(trained, enter), tracer.watching(makers):
             yield
     finally:
         for handle in handles:
@@ -261,14 +302,21 @@ def register_living(tracer: Tracer, trained: Trained) -> None:
 def trace_step(
     trained: Trained, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
 ) -> Categories:
-    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``.
+    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``; where
+    that is the CPU, what is kept on the device and in host memory (``harness.memory.places``).
 
     ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
     """
-    tracer = Tracer({device_type: "device"})
+    tracer = Tracer({device_type: DEVICE})
+    if trained.accelerator.device.type != "cpu":
+        tracer.places = None  # tensors' devices tell
     tracer.leave_out(left_out)
     register_living(tracer, trained)
     with following(tracer, trained), tracer:
         step()
     trained.ops |= tracer.ops
-    return step_categories(tracer.record, "device", trained.engine.buckets)
+    if tracer.places is None:
+        return step_categories(tracer.record, DEVICE, trained.engine.buckets)
+    tracer.keep_held(trained)
+    tracer.disbelieve()
+    return by_place(tracer.record, trained.engine.buckets, tracer.places.known_by)

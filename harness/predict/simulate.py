@@ -67,6 +67,7 @@ def trace_training(
         for step in range(steps):
             first = _step(run, step, tracer, counter)
         finish()
+        tracer.disbelieve()
     return tracer, counter, first
 
 
@@ -157,10 +158,11 @@ def summary(
         method="trace",
         buckets=resolved.launch.engine.buckets,
         # From the first phase on: what opening the data took is not the training's.
-        peak=peak(record, "device", record.marks[0][0]),
+        # A run's resident mark, which it is set against on a CPU, is of both places.
+        peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
         host=peak(record, "host") if on_gpu else None,
-        host_steady=peak(record, "host", steady_from) if on_gpu else None,
+        host_steady=peak(record, "host", steady_from),
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),
         phases=phase_peaks(record, "device"),
         work=counter.work(),

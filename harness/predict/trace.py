@@ -94,15 +94,11 @@ class StoragelessTracer(Tracer):
 
     # ---- where an engine's imitation writes (strategies.engine.Books) ----
 
-    def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
-        """Bytes that no op of this process makes; without a GPU the host is the device."""
-        return super().hold(self._pool(pool), size, op, category)
-
     def move(self, category: str, source: str, target: str) -> int:
         """All of ``category`` in ``source`` was in ``target``; the bytes of it that are held."""
         size = 0
         for storage in self.record.storages:
-            if storage.pool == self._pool(source) and storage.category == category:
+            if storage.pool == source and storage.category == category:
                 storage.pool = target
                 size += storage.size if storage.freed_in is None else 0
         return size
@@ -110,9 +106,6 @@ class StoragelessTracer(Tracer):
     def work(self, phase: str, kind: str, size: int) -> None:
         """Bytes that were moved and that no op shows."""
         self.moved(phase, kind, size)
-
-    def _pool(self, name: str) -> str:
-        return name if name in self.pools.values() else "device"
 
     # ---- where it is made ----
 

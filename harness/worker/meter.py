@@ -9,6 +9,7 @@ the model is built: host memory stands in for device memory there, and every res
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import resource
 from pathlib import Path
@@ -18,13 +19,14 @@ import torch
 
 from harness.launch.command import ALLOCATOR
 from harness.result import Peak
+from harness.worker.sampling import Highest, Sampler, is_sampled
 
 __all__ = ["CudaMeter", "Meter", "ResidentMeter", "make_meter", "resident_peak_bytes"]
 
 
 class Meter(Protocol):
-    """Phases follow one another; entering one closes the last. A phase entered again keeps its
-    higher peak."""
+    """Phases follow one another; entering one closes the last. A phase entered again keeps the
+    maximum of each count."""
 
     kind: str
     notes: list[str]
@@ -53,15 +55,14 @@ class _Phases:
 
     def enter(self, phase: str) -> None:
         self.close()
-        self._reset()
+        self._reset(phase)
         self._running = phase
 
     def close(self) -> None:
         if self._running is None:
             return
         seen, kept = self._read(), self.phases.get(self._running)
-        if kept is None or seen.allocated > kept.allocated:
-            self.phases[self._running] = seen
+        self.phases[self._running] = seen if kept is None else highest(kept, seen)
         self._running = None
 
     def peak_bytes(self) -> int:
@@ -70,19 +71,27 @@ class _Phases:
             return max(peaks)
         return max([*peaks, self._read().allocated])
 
-    def _reset(self) -> None:
+    def _reset(self, phase: str) -> None:
         raise NotImplementedError
 
     def _read(self) -> Peak:
         raise NotImplementedError
 
 
+def highest(a: Peak, b: Peak) -> Peak:
+    """The maximum of each count, which need not be of one instant; None where neither knows it."""
+    pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(Peak)}
+    known = {name: [v for v in pair if v is not None] for name, pair in pairs.items()}
+    return Peak(**{name: max(values, default=None) for name, values in known.items()})
+
+
 class CudaMeter(_Phases):
     """The caching allocator's peaks, and the device's own count of used bytes.
 
-    ``process`` is total minus free bytes of the device (cudaMemGetInfo) at the end of the phase:
-    the allocator's reserve, the CUDA context, NCCL and library workspaces. It is this process's
-    alone because a run is refused on a GPU that other processes use.
+    ``process`` is total minus free bytes of the device (cudaMemGetInfo), the highest that was seen
+    at the end of the phase and, where its steps are not timed, while it ran: the allocator's
+    reserve, the CUDA context, NCCL and library workspaces. It is this process's alone because a run
+    is refused on a GPU that other processes use.
     """
 
     kind = "cuda"
@@ -91,23 +100,34 @@ class CudaMeter(_Phases):
         super().__init__()
         self.device = device
         self.notes: list[str] = []
-        free, total = torch.cuda.mem_get_info(device)
-        self.baseline_bytes = total - free
+        self.used = Highest(self._used)
+        self.sampler = Sampler(self.used)
+        self.baseline_bytes = self._used()
+
+    def close(self) -> None:
+        self.sampler.stop()
+        super().close()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def _reset(self) -> None:
+    def _used(self) -> int:
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free
+
+    def _reset(self, phase: str) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
+        self.used.reset()
+        if is_sampled(phase):
+            self.sampler.start()
 
     def _read(self) -> Peak:
         stats = torch.cuda.memory_stats(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
         return Peak(
             allocated=stats.get("allocated_bytes.all.peak", 0),
             reserved=stats.get("reserved_bytes.all.peak", 0),
             active=stats.get("active_bytes.all.peak", 0),
-            process=total - free,
+            process=self.used.look(),
         )
 
 
@@ -124,13 +144,13 @@ class ResidentMeter(_Phases):
     def __init__(self) -> None:
         super().__init__()
         self.notes = _resident_notes()
-        self._reset()
+        self._reset("")
         self.baseline_bytes = resident_peak_bytes()
 
     def synchronize(self) -> None:
         """Work on a CPU is done when the call returns."""
 
-    def _reset(self) -> None:
+    def _reset(self, phase: str) -> None:
         _trim()
         try:
             # Sets the high-water mark back to the resident size of now (proc(5), since 4.0).

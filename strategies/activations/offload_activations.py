@@ -8,12 +8,20 @@ from typing import Any, ClassVar
 from strategies.activations.host import LEAST_BYTES, Host
 from strategies.activations.parts import Recompute
 from strategies.activations.runners import runner_of, surround
-from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
+from strategies.base import Attachment, Slot, Watcher, demand
+from strategies.engine import Launch, Maker, Trained
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 __all__ = ["OffloadActivations"]
+
+
+class Copies(Watcher):
+    """Which methods of ``Host`` allocate in host memory, and which on the device."""
+
+    def makers(self) -> tuple[Maker, ...]:
+        """What leaves is copied to the host by one, what comes back to the device by the other."""
+        return Maker(Host, "pack", "", place="host"), Maker(Host, "_fetch", "", place="device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,9 @@ class OffloadActivations(Strategy):
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         surround(module, subject, Host)
+
+    def attach(self, trained: Trained) -> Attachment:
+        return Copies()
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         host, depth = runner_of(trained.module, Host), len(trained.blocks())

@@ -224,7 +224,7 @@ class Zero(Engine):
         return getattr(parameter, "ds_shape", parameter.shape)
 
     def held(self, trained: Trained) -> Holdings:
-        return Holdings(zero_facts.held(trained))
+        return Holdings(zero_facts.held(trained), host=tuple(zero_facts.hosted(trained)))
 
     def makers(self) -> tuple[Maker, ...]:
         return tuple(zero_facts.makers())

@@ -17,11 +17,19 @@ from strategies.evidence.stored import stored, tensors, within
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["evidence", "fragments", "held", "makers", "masters", "swap_files"]
+__all__ = ["evidence", "fragments", "held", "hosted", "makers", "masters", "swap_files"]
 
 # A shard is padded to a multiple of the group size and of DeepSpeed's alignment.
 PADDING = 0.02
 BACKWARD = ("forward", "backward")
+HOST_BUFFERS = (
+    "temp_grad_buffer_for_cpu_offload",
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+    "accumulated_grads_in_cpu",
+    "grad_partitions_flat_buffer",
+)
+"""Attributes of DeepSpeed's optimizers that are in host memory under offload (stages 1 and 2; the
+last of stage 3)."""
 
 
 # ---- evidence ----
@@ -192,6 +200,30 @@ def held(trained: Trained) -> dict[str, list[torch.Tensor]]:
             *(m.grad for m in optimized if m.grad is not None),
         ],
     }
+
+
+def hosted(trained: Trained) -> Iterator[Any]:
+    """What DeepSpeed itself keeps in host memory where its optimizer says that it offloads: masters
+    with their gradients and state, the buffers on the way there and back, and parameter shards that
+    are not persistent. On a CPU all of it is on one device; on a GPU these are ``cpu`` tensors."""
+    optimizer = trained.model.optimizer
+    if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
+        masters = trained.optimized()
+        yield from (*masters, *(m.grad for m in masters if m.grad is not None))
+        yield from tensors(trained.inner_optimizer)
+        for name in HOST_BUFFERS:
+            yield from within(getattr(optimizer, name, None))
+        yield from _swap_buffers(optimizer)
+    if getattr(optimizer, "offload_param", False):
+        yield from within(optimizer.param_groups_fp16_flat_cpu_memory)
+        shards = [p for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
+        yield from (p.ds_tensor.data for p in shards if not p.ds_persist)
+
+
+def _swap_buffers(optimizer: Any) -> list[torch.Tensor]:
+    """The pinned buffers through which what is on NVMe is read and written."""
+    swapper = getattr(optimizer, "optimizer_swapper", None)
+    return within(swapper.swap_buffer_manager.all_buffers) if swapper is not None else []
 
 
 def _flat(optimizer: Any, name: str) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, demand
+from strategies.base import Slot, Watcher, demand
 from strategies.engine import Trained
 from strategies.strategy import Strategy
 
@@ -19,7 +19,7 @@ whole shard at once would be as large as what was offloaded."""
 WITNESS = 2048
 
 
-class Average:
+class Average(Watcher):
     """float32 averages of this rank's master weights, laid out as the engine shards them.
 
     Where weights are sharded each rank averages the shard it owns: nothing is gathered, and the
@@ -31,6 +31,7 @@ class Average:
     def __init__(self, trained: Trained, decay: float, place: str) -> None:
         self.trained, self.decay = trained, decay
         device = trained.accelerator.device if place == "device" else "cpu"
+        self.on_host = place != "device"
         self.swapped = "swapped_weights" in trained.launch.traits
         self.shards = [m.detach().float().clone().to(device) for _, m in self._masters()]
         self.witness = self.followed(self.shards[0])
@@ -87,6 +88,10 @@ class Average:
     def averages(self) -> list[Any]:
         """The averaged shards."""
         return self.shards
+
+    def hosted(self) -> Iterable[Any]:
+        """All of them, where the average was put into host memory."""
+        return self.shards if self.on_host else ()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shards."""

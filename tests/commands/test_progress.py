@@ -44,7 +44,7 @@ def test_a_log_gets_a_line_an_event() -> None:
     assert lines[1] == "[1/3] ddp: begins, at most 1 min 30 s"
     assert lines[2] == "[1/3] ddp: measuring 2/6  1 min 00 s"
     assert lines[4].split() == [
-        *("[1/3]", "ddp", "ok", "200.0", "ms", "a", "step", "1.50", "GiB", "peak"),
+        *("[1/3]", "ddp", "ok", "200.0", "ms", "a", "step", "1.50", "GiB", "resident"),
         *("2", "min", "10", "s"),
     ]
     assert "unsupported" in lines[5]
@@ -84,4 +84,4 @@ def test_one_live_line_on_a_terminal() -> None:
 
 def test_words() -> None:
     assert [clock(s) for s in (0.4, 59, 185, 7800)] == ["0 s", "59 s", "3 min 05 s", "2 h 10 min"]
-    assert summary(ok("ddp")).split() == ["200.0", "ms", "a", "step", "1.50", "GiB", "peak"]
+    assert summary(ok("ddp")).split() == ["200.0", "ms", "a", "step", "1.50", "GiB", "resident"]

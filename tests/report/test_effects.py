@@ -26,9 +26,10 @@ def paired(*results):
     return [(e.part, e.replaced, e.base.label) for e in effects(group)]
 
 
-def reason(after, before=PLAIN, *, more=lambda result: None) -> str:
+def reason(after, before=PLAIN, *, more=lambda result: None, device="cpu") -> str:
     """Why adding checkpoint took plain training from ``before`` to ``after``."""
-    rows = [done("ddp", 1.0, before), done("ddp+checkpoint", 1.2, after)]
+    pairs = {"ddp": before, "ddp+checkpoint": after}
+    rows = [done(recipe, 1.0, parts, device=device) for recipe, parts in pairs.items()]
     for result in rows:
         # The made meter's peak lies above the tensors; here it is to count them alone.
         for rank in result.ranks:
@@ -134,8 +135,9 @@ def test_where_the_meter_says_another_change_than_the_tensors_both_are_told():
             for peak in rank.phases.values():
                 peak.allocated += 150 * MIB
 
-    said = reason((30, 25, 60, 30, 10, 40), more=heap)
+    said = reason((30, 25, 60, 30, 10, 40), more=heap, device="cuda")
     assert said.endswith("; the step's tensors alone: -39.4 %")
+    assert "alone" not in reason((30, 25, 60, 30, 10, 40), more=heap), "there they are the peak"
 
 
 def test_a_row_that_was_not_traced_has_no_reason():

@@ -152,49 +152,98 @@ def test_mfu():
     assert "FLOPs" in derive.mfu_missing(None, "NVIDIA H200", "bfloat16")
 
 
-def test_peaks_are_maxima_over_ranks_and_phases():
-    other = rank(1, phases={"load": Peak(allocated=30), "steady": Peak(allocated=80)})
-    ranks = [rank(), other]
-    assert derive.peak_by_phase(ranks) == {"load": 30, "steady": 100}
+GPU = "NVIDIA H100 80GB HBM3"
+
+
+def on_gpu(index: int = 0, **changes) -> Rank:
+    return rank(index, device=GPU, **changes)
+
+
+def test_a_gpu_s_peak_is_the_allocator_s_in_the_steps():
+    phases = {"load": Peak(allocated=300), "steady": Peak(allocated=80)}
+    ranks = [on_gpu(), on_gpu(1, phases=phases, categories=traced(900, 0, 0, 0, 0, 0))]
+    assert derive.peak_by_phase(ranks) == {"steady": 100}
     assert derive.peak_of(ranks) == 100
     assert derive.highest(ranks, "reserved") is None
     assert derive.peak_of([]) is None
 
 
+def test_a_cpu_s_peak_is_of_live_tensors_and_not_the_resident_mark():
+    ranks = [
+        rank(categories=traced(8, 0, 0, 0, 0, 0)),
+        rank(1, categories=traced(9, 0, 0, 0, 0, 0)),
+    ]
+    found = numbers([result(*ranks)])
+    assert (found.peak_bytes, found.peak_phase, found.need_bytes) == (9, "backward", 9)
+    assert (found.resident_peak_bytes, found.steady_metered_bytes) == (100, 100)
+    assert found.placed_by == derive.UNTOLD, "an older result says that it is one"
+
+
+def test_what_was_not_traced_has_no_peak_on_a_cpu_and_keeps_its_resident_mark():
+    found = numbers([result(rank())])
+    assert (found.peak_bytes, found.peak_phase, found.need_bytes) == (None, None, None)
+    assert (found.resident_peak_bytes, found.placed_by) == (100, None)
+
+
+def test_what_is_kept_in_host_memory_is_beside_the_peak():
+    held = traced(8, 0, 0, 0, 0, 0)
+    held.host, held.everywhere, held.placed_by = traced(0, 0, 30, 0, 0, 0), 36, "the engine"
+    found = numbers([result(rank(categories=held))])
+    assert (found.peak_bytes, found.hosted_bytes, found.placed_by) == (8, 30, "the engine")
+    assert found.untraced_bytes == 100 - 36, "the resident mark has both places in it"
+    # On a GPU the tensors' devices tell, in a trace of its own.
+    gpu = on_gpu(categories=traced(8, 0, 0, 0, 0, 0), host_categories=traced(0, 0, 7, 0, 0, 0))
+    found = numbers([result(gpu, meter="cuda")])
+    assert (found.hosted_bytes, found.placed_by, found.resident_peak_bytes) == (7, None, None)
+
+
+def test_a_place_that_is_not_known_on_one_rank_is_said_of_the_row():
+    first, second = traced(8, 0, 0, 0, 0, 0), traced(8, 0, 0, 0, 0, 0)
+    first.placed_by, second.placed_by = "the engine", "unknown: 4 operations"
+    found = numbers([result(rank(categories=first), rank(1, categories=second))])
+    assert found.placed_by == "unknown: 4 operations"
+
+
 def test_one_function_decides_what_a_row_s_peak_is(monkeypatch):
-    """docs/adding/peak-meaning.md: every headline follows it, and the prediction's does not."""
+    """docs/adding/peak-meaning.md: every headline follows it; needs and predictions do not."""
     monkeypatch.setattr(
         derive, "peak_by_phase", lambda ranks: derive.highest_by_phase(ranks, "reserved")
     )
-    full = rank(phases={"steady": Peak(allocated=100, reserved=130)}, categories=traced(*[10] * 6))
-    slim = rank(1, phases={"load": Peak(allocated=90, reserved=65)})
-    one = result(full, slim)
+    phases = {"steady": Peak(allocated=100, reserved=130)}
+    full = on_gpu(phases=phases, categories=traced(*[10] * 6))
+    slim = on_gpu(1, phases={"load": Peak(allocated=90, reserved=65)})
+    one = result(full, slim, meter="cuda")
     found = numbers([one])
-    assert (found.peak_bytes, found.peak_phase, found.steady_peak_bytes) == (130, "steady", 130)
-    assert (found.load_peak_bytes, found.imbalance_ratio) == (65, 2.0)
-    assert found.untraced_bytes == 70
-    gone = dataclasses.replace(one, status=Status.GPU_OOM, reason="no room")
-    report = build([one, gone], [])
-    assert report.groups[0].rows[0].numbers.peak_bytes == report.unfinished[0].peak_bytes == 130
-    key = one.spec.key
+    assert (found.peak_bytes, found.peak_phase, found.steady_metered_bytes) == (130, "steady", 100)
+    assert found.imbalance_ratio == 2.0
+    assert found.untraced_bytes == 40
+    assert build([one], []).groups[0].rows[0].numbers.peak_bytes == 130
     prediction = Prediction(recipe="ddp", device="cpu", method="trace", allocated=110)
-    assert predicted_and_measured([one], {key: prediction}).peak_measured == 100
+    assert predicted_and_measured([one], {one.spec.key: prediction}).run_measured == 100
+
+
+def test_a_row_that_died_keeps_what_its_meter_had_counted():
+    gone = result(rank(), status=Status.GPU_OOM, reason="no room")
+    assert build([gone], []).unfinished[0].so_far_bytes == 100
 
 
 def test_need_is_the_largest_known_count_on_a_gpu():
-    one = rank(phases={"steady": Peak(allocated=100, reserved=120, process=150)})
-    bare = rank(phases={"steady": Peak(allocated=100, reserved=120)})
+    one = on_gpu(phases={"steady": Peak(allocated=100, reserved=120, process=150)})
+    bare = on_gpu(phases={"steady": Peak(allocated=100, reserved=120)})
+    loaded = on_gpu(phases={"load": Peak(allocated=400), "steady": Peak(allocated=100)})
     assert derive.need_bytes([one], "cuda") == 150
     assert derive.need_bytes([bare], "cuda") == 120
-    # Without a GPU "process" holds the baseline too: Python and its libraries are not the row's.
-    assert derive.need_bytes([one], "resident") == 100
+    assert derive.need_bytes([loaded], "cuda") == 400, "set-up must fit as well"
+    # Without a GPU neither Python nor libraries' heap is what a device would need.
+    here = rank(categories=traced(60, 0, 0, 0, 0, 0), phases=one.phases)
+    assert derive.need_bytes([here], "resident") == 60
 
 
 def test_imbalance():
-    other = rank(1, phases={"steady": Peak(allocated=80)})
-    assert derive.imbalance([rank(), other]) == pytest.approx(1.25)
-    assert derive.imbalance([rank()]) is None
-    assert derive.imbalance([rank(), rank(1, phases={})]) is None
+    other = on_gpu(1, phases={"steady": Peak(allocated=80)})
+    assert derive.imbalance([on_gpu(), other]) == pytest.approx(1.25)
+    assert derive.imbalance([on_gpu()]) is None
+    assert derive.imbalance([on_gpu(), on_gpu(1, phases={})]) is None
 
 
 def test_the_categories_are_named_alike_everywhere():
@@ -219,12 +268,12 @@ def test_the_split_is_of_the_fullest_rank():
     full = rank(1, phases={"steady": Peak(allocated=200)}, categories=traced(9, 0, 0, 0, 0, 0))
     found = numbers([result(rank(categories=traced(8, 0, 0, 0, 0, 0)), full)])
     assert found.parameters_bytes == 9
-    assert found.untraced_bytes == found.untraced_raw_bytes == 191
+    assert found.untraced_bytes == 191
 
 
-def test_a_negative_rest_is_shown_as_none_and_kept_raw():
+def test_a_negative_rest_is_shown():
     found = numbers([result(rank(categories=traced(50, 50, 20, 0, 0, 0)))])
-    assert (found.untraced_bytes, found.untraced_raw_bytes) == (0, -20)
+    assert found.untraced_bytes == -20
 
 
 def test_numbers_of_two_repetitions():
@@ -241,14 +290,13 @@ def test_numbers_of_two_repetitions():
     assert found.nvme_bytes == 6
     assert found.setup_seconds == 10.0
     assert found.warmup_seconds == 3.0
-    assert found.peak_phase == "steady"
     assert found.mfu_fraction is None
 
 
 def test_over_repetitions_the_worst_counts_and_files_add_up_over_ranks():
-    low = rank(1, phases={"steady": Peak(allocated=50)}, nvme_bytes=5)
-    even = rank(1, phases={"steady": Peak(allocated=100)}, nvme_bytes=1)
-    found = numbers([result(rank(), even), result(rank(), low)])
+    low = on_gpu(1, phases={"steady": Peak(allocated=50)}, nvme_bytes=5)
+    even = on_gpu(1, phases={"steady": Peak(allocated=100)}, nvme_bytes=1)
+    found = numbers([result(on_gpu(), even), result(on_gpu(), low)])
     assert found.imbalance_ratio == 2.0
     assert found.nvme_bytes == 4 + 5
 

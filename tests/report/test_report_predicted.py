@@ -127,7 +127,7 @@ def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
     row = gpu_set()["ddp"]
     row.environment = {**row.environment, "device": device}
     found = compared(row, foretold(row, allocated=30 * GIB, reserved=31 * GIB))
-    assert found.peak_predicted == 30 * GIB + mib * MIB
+    assert found.run_predicted == 30 * GIB + mib * MIB
     assert found.reserved_predicted == 31 * GIB + mib * MIB
     assert found.step_predicted == row.ranks[0].categories.total  # no tensor of the step
 
@@ -135,7 +135,7 @@ def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
 def test_without_a_gpu_there_are_none():
     row = cpu_set()["ddp"]
     found = compared(row, foretold(row))
-    assert found.peak_predicted == row.ranks[0].categories.total
+    assert found.run_predicted == row.ranks[0].categories.total
     assert found.reserved_predicted is None
 
 

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from conftest import TINY
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
 from harness.memory.tracer import trace_step
+from harness.phases import PEAK_PHASES
 from harness.predict import trace
-from harness.worker import environment
+from harness.result import Peak
+from harness.worker import environment, meter, sampling
 from harness.worker.loop import Log, optimizer_step
 
 MIB = 2**20
@@ -51,6 +55,105 @@ def test_peaks_are_those_of_the_tensors_and_freed_memory_is_not_counted():
     assert phases["big"] == pytest.approx(96 * MIB, abs=3 * MIB)
     assert phases["small"] == pytest.approx(48 * MIB, abs=3 * MIB)
     assert notes == []
+
+
+class Counts(meter._Phases):
+    """A meter whose counts are given."""
+
+    def __init__(self, *counts: Peak) -> None:
+        super().__init__()
+        self.counts = list(counts)
+
+    def _reset(self, phase: str) -> None:
+        """Nothing to reset."""
+
+    def _read(self) -> Peak:
+        return self.counts.pop(0)
+
+
+def test_a_phase_keeps_the_maximum_of_each_count():
+    """Not the counts of its fullest time: fewer tensors may have had more reserved around them."""
+    first = Peak(allocated=100, reserved=120, active=101, process=150)
+    again = Peak(allocated=90, reserved=160, active=95, process=None)
+    counts = Counts(first, Peak(allocated=7), again)
+    for phase in ("steady", "load", "steady"):
+        counts.enter(phase)
+    counts.close()
+    assert counts.phases["steady"] == Peak(allocated=100, reserved=160, active=101, process=150)
+    assert counts.phases["load"] == Peak(allocated=7)
+
+
+def test_what_is_taken_and_given_back_within_a_phase_is_seen():
+    """NCCL's buffers and libraries' workspaces are gone when the phase ends."""
+    facts = iter([100, 140, 380, 120])
+    highest = sampling.Highest(lambda: next(facts))
+    highest.reset()
+    assert [highest.look() for _ in range(3)] == [140, 380, 380]
+
+
+def test_a_device_that_does_not_answer_lowers_nothing():
+    def failing() -> int:
+        raise RuntimeError("busy")
+
+    highest = sampling.Highest(failing)
+    highest.value = 80
+    assert highest.look() == 80 and highest.failed == 1
+
+
+def test_the_sampler_looks_until_it_is_stopped():
+    looked, seen = threading.Event(), []
+
+    def read() -> int:
+        seen.append(1)
+        looked.set()
+        return 5
+
+    sampler = sampling.Sampler(sampling.Highest(read), interval=0.001)
+    sampler.start()
+    sampler.start()  # a second thread would go on for ever
+    assert looked.wait(30) and sampler.running
+    sampler.stop()
+    count = len(seen)
+    assert not sampler.running and sampler.highest.value == 5
+    time.sleep(0.01)
+    assert len(seen) == count
+
+
+def test_nothing_looks_while_steps_are_timed():
+    assert [p for p in PEAK_PHASES if not sampling.is_sampled(p)] == ["steady"]
+    assert not sampling.is_sampled("between phases")
+
+
+class Device:
+    """torch.cuda of a device whose use is given."""
+
+    def __init__(self, used: int) -> None:
+        self.used, self.total = used, 1000
+
+    def mem_get_info(self, device) -> tuple[int, int]:
+        return self.total - self.used, self.total
+
+    def memory_stats(self, device) -> dict[str, int]:
+        return {"allocated_bytes.all.peak": 50, "reserved_bytes.all.peak": 70}
+
+    def reset_peak_memory_stats(self, device) -> None:
+        """Nothing is counted."""
+
+
+def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(monkeypatch):
+    gpu = Device(used=90)
+    for name in ("mem_get_info", "memory_stats", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    found = meter.CudaMeter(torch.device("cuda", 0))
+    for phase, seen in (("backward", 700), ("steady", 90)):
+        found.enter(phase)
+        assert found.sampler.running is (phase == "backward")
+        gpu.used = 700
+        while found.sampler.running and found.used.value < 700:
+            time.sleep(0.001)
+        gpu.used = 90
+        found.close()
+        assert found.phases[phase].process == seen and not found.sampler.running
 
 
 def test_a_process_that_keeps_freed_memory_says_so():

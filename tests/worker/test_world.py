@@ -9,6 +9,7 @@ import pytest
 from conftest import TINY, launched
 
 from harness import cli
+from harness.memory.places import BY_ENGINE
 from harness.memory.record import as_measured
 from harness.predict import pool
 from harness.report import write_report
@@ -23,14 +24,17 @@ from harness.suite import file as suite_file
 from harness.suite import matrix
 from tests.made.results import cpu_set
 
-RECIPES = ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+RECIPES = (
+    *("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"),
+    *("ddp+ema:place=cpu", "ddp+offload_activations"),
+)
 PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
 SLACK = 0.005
 
 
 def traced(folder, **fields) -> dict[str, dict]:
     spec = dataclasses.replace(PAIR, **fields)
-    row = launched(spec, folder, "--several", *RECIPES, module="tests.children.traced")
+    row = launched(spec, folder, "--several", *RECIPES, module="tests.children.traced", timeout=900)
     assert (folder / "traced.json").exists(), row.log_tail
     return json.loads((folder / "traced.json").read_text())
 
@@ -66,6 +70,39 @@ def test_zero_1_holds_all_gradients_and_a_flat_half_of_them(pairs):
         assert found["phase"] == "backward"
         assert 1.5 * found["parameters"] <= found["gradients"] <= 1.6 * found["parameters"]
         assert found["workspace"] < SLACK * found["total"]
+
+
+def test_zero_1_and_2_read_apart_by_what_their_tensors_differ_in(pairs):
+    """Their resident marks do not: libraries' heap is larger than the difference."""
+    for found in pairs:
+        assert found["zero2"]["total"] < 0.95 * found["zero1"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "base", "moved"),
+    [
+        ("zero2_offload", "zero2", ("optimizer_state",)),
+        ("zero3_offload", "zero3", ("optimizer_state",)),
+        ("ddp+ema:place=cpu", "ddp", ("ema",)),
+    ],
+)
+def test_what_is_offloaded_leaves_the_device_and_is_on_the_host(pairs, recipe, base, moved):
+    for run in pairs:
+        found, whole = run[recipe], run[base]
+        assert found["placed_by"] == BY_ENGINE and whole["host"] is None
+        for name in moved:
+            assert found[name] == 0
+            assert found["host"][name] == pytest.approx(whole[name], rel=0.01)
+        # Offload keeps gradients and buffers in host memory as well.
+        assert found["total"] <= whole["total"] - sum(whole[name] for name in moved)
+        assert found["everywhere"] > found["total"]
+
+
+def test_activations_that_are_offloaded_are_on_the_host(pairs):
+    for run in pairs:
+        found, plain = run["ddp+offload_activations"], run["ddp"]
+        assert found["host"]["activations"] > 0.3 * plain["activations"]
+        assert found["beyond_state"] < plain["beyond_state"]
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +155,8 @@ def test_simulated_rows_are_ordered_by_their_peak(wide):
     less = dataclasses.replace(wide, spec=dataclasses.replace(wide.spec, recipe="zero3+checkpoint"))
     ranks = [dataclasses.replace(rank, phases=dict(rank.phases)) for rank in wide.ranks]
     for rank in ranks:
-        halved = {
-            k: dataclasses.replace(p, allocated=p.allocated // 2) for k, p in rank.phases.items()
-        }
-        rank.phases = halved
+        held = rank.categories
+        rank.categories = dataclasses.replace(held, activations=0, workspace=held.workspace // 2)
         rank.step_seconds = [10 * s for s in rank.step_seconds]
     less.ranks = ranks
     group = shown([wide, less]).groups[0]

@@ -60,7 +60,7 @@ def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
         depth=size.depth,
         heads=size.heads,
         parameters=resolved.subject.parameters,
-        step_peak_bytes=plain.total,
+        step_peak_bytes=plain.everywhere,
         timeline=tracer.timeline(),
         lumps=tracer.lumps(),
         kept=kept,

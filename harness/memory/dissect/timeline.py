@@ -29,6 +29,7 @@ class TimelineTracer(Tracer):
 
     def __init__(self, trained: Trained, device_type: str, stack: Stack) -> None:
         super().__init__({device_type: "device"})
+        self.places = None  # a page shows all that lives, wherever it is kept
         self.stack, self.buckets, self.ops_run = stack, trained.engine.buckets, 0
         self.modules: dict[int, str] = {}
         self.at: list[int] = []

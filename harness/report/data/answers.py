@@ -69,9 +69,13 @@ class FastestThatFits:
 
 def believable(group: Group) -> list[Row]:
     """Rows that an answer may name, fastest first."""
-    return [
-        row for row in group.rows if not row.versus.wrong and row.numbers.need_bytes is not None
-    ]
+    return [row for row in group.rows if not row.versus.wrong]
+
+
+def weighed(group: Group) -> list[Row]:
+    """Those of which it is known what a device must have free: what was not traced on a CPU is in
+    no answer about memory."""
+    return [row for row in believable(group) if row.numbers.need_bytes is not None]
 
 
 # ---- which row is best ----
@@ -87,13 +91,16 @@ def answers(group: Group) -> list[Answer]:
     fastest = _fastest(rows)
     if len(rows) == 1:
         return [fastest]
-    least = min(rows, key=lambda r: (r.numbers.peak_bytes, -r.numbers.samples_per_second))
-    return [
-        fastest,
-        *_fastest_with_same_loss(rows),
-        Answer(question="Least memory", row=least, text=_memory(least, rows[0])),
-        _best_trade(rows),
-    ]
+    return [fastest, *_fastest_with_same_loss(rows), *_of_memory(weighed(group), rows[0])]
+
+
+def _of_memory(rows: list[Row], fastest: Row) -> list[Answer]:
+    """Nothing where no two rows were weighed."""
+    if len(rows) < 2:
+        return []
+    least = min(rows, key=lambda r: (r.numbers.need_bytes, -r.numbers.samples_per_second))
+    answer = Answer(question="Least memory", row=least, text=_memory(least, fastest))
+    return [answer, _best_trade(rows)]
 
 
 def _fastest(rows: list[Row]) -> Answer:
@@ -136,12 +143,21 @@ def _speed(row: Row) -> str:
     if not row.versus.is_reference:
         alike = row.versus.speed_differs is False
         text += " (~1)" if alike else f" (x{row.versus.speed_ratio:.2f})"
-    return f"{text}, peak {units.gib(numbers.peak_bytes)} a device{_design(row)}"
+    return f"{text}, {_needs(row)}{_design(row)}"
+
+
+def _needs(row: Row) -> str:
+    """What a device must have free for a row; without a GPU that is the peak of its tensors."""
+    size = row.numbers.need_bytes
+    if size is None:
+        return "its memory not traced"
+    word = "needs" if row.first.meter == "cuda" else "peak"
+    return f"{word} {units.gib(size)} a device"
 
 
 def _memory(row: Row, fastest: Row) -> str:
-    text = f"peak {units.gib(row.numbers.peak_bytes)} a device"
-    change = row.versus.peak_change_fraction
+    text = _needs(row)
+    change = row.versus.need_change_fraction
     if not row.versus.is_reference and change is not None:
         text += f" ({units.one('change', change)} %)"
     if row is not fastest:
@@ -166,14 +182,14 @@ def _design(row: Row) -> str:
 def _best_trade(rows: list[Row]) -> Answer:
     question = "Best trade"
     front = [row for row in rows if row.versus.front]
-    points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in front]
+    points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in front]
     best = derive.compromise(points)
     if best is None:
         text = "no other row saves a larger share of this one's memory than of its speed"
         return Answer(question=question, row=rows[0], text=text)
     row, top = front[best], max(front, key=lambda r: r.numbers.samples_per_second)
     slower = 1 - row.numbers.samples_per_second / top.numbers.samples_per_second
-    saved = 1 - row.numbers.peak_bytes / top.numbers.peak_bytes
+    saved = 1 - row.numbers.need_bytes / top.numbers.need_bytes
     price = f"{units.one('percent', slower)} % of its speed"
     price = "no difference seen in speed" if differ(row, top) is False else price
     text = (
@@ -188,7 +204,7 @@ def _best_trade(rows: list[Row]) -> Answer:
 
 def fastest_that_fits(group: Group) -> list[FastestThatFits]:
     """For each of a few sizes of device memory; sizes with the same answer are one."""
-    rows = believable(group)
+    rows = weighed(group)
     if group.world:
         return []
     fastest: list[FastestThatFits] = []
@@ -216,7 +232,7 @@ def _of_those_that_fit(rows: list[Row], limit: float) -> dict[str, Any]:
 
 def limits(group: Group) -> list[float]:
     """Sizes of memory to answer for, in bytes: GPUs' own, or round values around the needs."""
-    needs = sorted(row.numbers.need_bytes for row in believable(group))
+    needs = sorted(row.numbers.need_bytes for row in weighed(group))
     if not needs:
         return []
     if group.meter == "cuda":

@@ -11,6 +11,7 @@ from typing import Any
 from harness import result
 from harness.report.data import derive, environment_facts, floor, parity, speed, units
 from harness.report.data.grouping import build
+from harness.report.data.numbers import Numbers
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
 from harness.result import Result
 from harness.spec import Spec
@@ -43,8 +44,8 @@ class Change:
     step_ratio: float | None = None
     step_limit_fraction: float | None = None
     intervals_overlap: bool | None = None
-    old_peak_bytes: int | None = None
-    new_peak_bytes: int | None = None
+    old_need_bytes: int | None = None
+    new_need_bytes: int | None = None
     loss_distance: float | None = None
     grad_norm_distance: float | None = None
     loss_share: float | None = None
@@ -68,7 +69,7 @@ class Change:
     @property
     def peak_changed(self) -> bool:
         """Beyond 2 % or beyond 16 MiB."""
-        return is_peak_change(self.old_peak_bytes, self.new_peak_bytes)
+        return is_peak_change(self.old_need_bytes, self.new_need_bytes)
 
     @property
     def loss_changed(self) -> bool:
@@ -81,18 +82,18 @@ class Change:
         return (self.grad_norm_share or 0.0) > 1.0
 
     @property
-    def peak_change_fraction(self) -> float | None:
-        """Of the old peak."""
-        if not self.old_peak_bytes or self.new_peak_bytes is None:
+    def need_change_fraction(self) -> float | None:
+        """Of what the old one needed."""
+        if not self.old_need_bytes or self.new_need_bytes is None:
             return None
-        return self.new_peak_bytes / self.old_peak_bytes - 1
+        return self.new_need_bytes / self.old_need_bytes - 1
 
     @property
     def words(self) -> str:
         """What changed, in words; those of a change for the worse are in capitals. Empty where
         nothing did."""
         faster = (self.step_ratio or 1) < 1
-        less = (self.new_peak_bytes or 0) < (self.old_peak_bytes or 0)
+        less = (self.new_need_bytes or 0) < (self.old_need_bytes or 0)
         changes = {
             f"{self.old_status} -> {self.new_status}": self.status_changed,
             "faster" if faster else "SLOWER": self.step_changed,
@@ -196,6 +197,8 @@ def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
             "intervals_overlap": derive.overlap(*ends),
             **_computation(old.first, new.first),
         }
+        if _counted_otherwise(a, b):
+            facts |= {"old_need_bytes": None, "new_need_bytes": None}
     return Change(**facts)
 
 
@@ -220,6 +223,12 @@ def _computation(old: Result, new: Result) -> dict[str, float | None]:
     }
 
 
+def _counted_otherwise(old: Numbers, new: Numbers) -> bool:
+    """Whether the memory of one has what is kept in host memory in it, and the other has not."""
+    places = [n.placed_by == derive.UNTOLD for n in (old, new)]
+    return places[0] is not places[1] and any(n.hosted_bytes for n in (old, new))
+
+
 def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
     """The fields of one side of a change: its status, and its numbers where it has some."""
     if isinstance(entry, Unfinished):
@@ -227,7 +236,7 @@ def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
     return {
         f"{side}_status": "ok",
         f"{side}_step_seconds": entry.numbers.step_seconds_median,
-        f"{side}_peak_bytes": entry.numbers.peak_bytes,
+        f"{side}_need_bytes": entry.numbers.need_bytes,
     }
 
 

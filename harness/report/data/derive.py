@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.phases import PEAK_PHASES
+from harness.phases import PEAK_PHASES, SETUP_PEAKS
 from harness.report.data.peak_flops import peak_flops
 from harness.result import Rank, Result, Status
 
@@ -22,11 +22,15 @@ __all__ = [
     "curve_distance",
     "effective_status",
     "highest",
+    "highest_by_phase",
+    "hosted_bytes",
     "need_bytes",
     "pareto_front",
     "peak_by_phase",
     "peak_of",
+    "placed_by",
     "quantile",
+    "resident_bytes",
     "step_seconds",
 ]
 
@@ -43,6 +47,8 @@ tighter one is known: a GPU may round a product's operands to TF32 (2^-11, some 
 kernels add in any order."""
 LEAST = 1e-12
 """Keeps a relative distance to zero finite."""
+UNTOLD = "not told apart"
+"""How the places of a CPU's tensors were known, in results that are older than the question."""
 NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
 
 
@@ -143,29 +149,64 @@ def highest(ranks: Iterable[Rank], count: str) -> int | None:
 
 
 def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
-    """Phase -> bytes; the highest of them is the peak of a row.
+    """Phase of training -> bytes; the highest of them is the peak of a row.
 
-    This function decides what "peak" means: what rows are compared by and what every format
-    prints as Peak. docs/adding/peak-meaning.md says what else to touch where it changes.
+    These two functions decide what "peak" means, in every format: live tensors on the device, in
+    the steps of a training. On a GPU the caching allocator counts them; without one the trace of a
+    step does, and a row that could not be traced has no peak.
+    docs/adding/peak-meaning.md says what else to touch where it changes.
     """
-    return highest_by_phase(ranks, "allocated")
+    ranks = list(ranks)
+    traced = [r.categories for r in ranks if on_cpu(r) and r.categories is not None]
+    found = highest_by_phase((r for r in ranks if not on_cpu(r)), "allocated")
+    peaks = {phase: size for phase, size in found.items() if phase not in SETUP_PEAKS}
+    for categories in traced:
+        peaks[categories.phase] = max(peaks.get(categories.phase, 0), categories.total)
+    return peaks
 
 
 def peak_of(ranks: Iterable[Rank]) -> int | None:
-    """Bytes: the peak of a row, or of some of its ranks; None where nothing was measured."""
+    """Bytes: the peak of a row, or of some of its ranks; None where none was found."""
     return max(peak_by_phase(ranks).values(), default=None)
 
 
+def on_cpu(rank: Rank) -> bool:
+    """Whether host memory stood in for a device."""
+    return rank.device == "cpu"
+
+
 def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
-    """Bytes a device must have for this row to run.
+    """Bytes a device must have free for this row to run: what rows are ranked by.
 
     On a GPU the largest of what is known of allocated, reserved and the process (context and
-    libraries included): a cache that cannot be reserved fails as an allocation does. Without a
-    GPU the resident mark above the baseline.
+    libraries included), set-up too: a cache that cannot be reserved fails as an allocation does.
+    Without a GPU the peak: what a device would need beside its tensors is not there to be measured.
     """
-    counts = ("allocated", "reserved", "process") if meter == "cuda" else ("allocated",)
-    known = (size for count in counts if (size := highest(ranks, count)) is not None)
-    return max(known, default=None)
+    if meter != "cuda":
+        return peak_of(ranks)
+    known = (highest(ranks, count) for count in ("allocated", "reserved", "process"))
+    return max((size for size in known if size is not None), default=None)
+
+
+def resident_bytes(ranks: Iterable[Rank]) -> int | None:
+    """Bytes: the highest resident mark of a process above its baseline, in any phase, set-up and
+    libraries' heap included; None on a GPU."""
+    return highest((r for r in ranks if on_cpu(r)), "allocated")
+
+
+def hosted_bytes(ranks: Iterable[Rank]) -> int | None:
+    """Bytes of tensors that the fullest rank kept in host memory; None where none did, or where
+    they were not told apart."""
+    held = (r.categories and r.categories.host if on_cpu(r) else r.host_categories for r in ranks)
+    return max((categories.total for categories in held if categories), default=None)
+
+
+def placed_by(ranks: Iterable[Rank]) -> str | None:
+    """How the places of a CPU's tensors were known; ``UNTOLD`` in older results, None where
+    nothing was traced or devices tell."""
+    words = [r.categories.placed_by for r in ranks if on_cpu(r) and r.categories is not None]
+    unknown = [w for w in words if w.startswith("unknown")]
+    return (unknown or words)[0] or UNTOLD if words else None
 
 
 def imbalance(ranks: Sequence[Rank]) -> float | None:
@@ -180,9 +221,17 @@ def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
     return max(traced, key=lambda r: peak_of([r]) or 0, default=None)
 
 
-def untraced_bytes(rank: Rank) -> int:
-    """Bytes of a rank's measured peak that the traced step does not account for; can be < 0."""
-    return (peak_of([rank]) or 0) - (rank.categories.total if rank.categories else 0)
+def untraced_bytes(rank: Rank) -> int | None:
+    """Bytes that a rank's meter counted in its steps beyond the tensors of the traced one, wherever
+    these are kept. Negative where the traced step held more than the meter saw, as where an
+    allocation was never written to; None without a step to compare."""
+    steps = {p: peak.allocated for p, peak in rank.phases.items() if p not in SETUP_PEAKS}
+    if rank.categories is None or not steps:
+        return None
+    traced = rank.categories.total
+    if on_cpu(rank):
+        traced = rank.categories.everywhere or traced
+    return max(steps.values()) - traced
 
 
 def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float | None:

@@ -30,10 +30,10 @@ class Effect:
         return f"{self.part} (in place of {self.replaced})" if self.replaced else self.part
 
     @property
-    def peak_change_fraction(self) -> float | None:
-        """Of the base's peak; None where one of the two has none."""
-        peaks = (self.row.numbers.peak_bytes, self.base.numbers.peak_bytes)
-        return peaks[0] / peaks[1] - 1 if all(peaks) else None
+    def need_change_fraction(self) -> float | None:
+        """Of what a device must have free for the base; None where one of the two is not known."""
+        needs = (self.row.numbers.need_bytes, self.base.numbers.need_bytes)
+        return needs[0] / needs[1] - 1 if all(needs) else None
 
 
 def effects(group: Group) -> list[Effect]:

@@ -86,7 +86,7 @@ def _unfinished(
         label=label(result.spec),
         status=status,
         reason=reason,
-        peak_bytes=result.peak_so_far_bytes or derive.peak_of(result.ranks),
+        so_far_bytes=result.peak_so_far_bytes or derive.highest(result.ranks, "allocated"),
         result=result,
         predicted_fit=fit,
     )
@@ -197,7 +197,7 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     place = draft.rows.index(draft.reference)
     members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
     reference = members[place]
-    best_first = sorted(members, key=_peak if draft.world else _slowness)
+    best_first = sorted(members, key=_need if draft.world else _slowness)
     siblings = siblings_of(members)
     compared = [_against(row, reference, n, siblings) for n, row in enumerate(best_first, 1)]
     rows = _with_front(ranked(compared))
@@ -209,8 +209,8 @@ def _slowness(row: Row) -> float:
     return -row.numbers.samples_per_second
 
 
-def _peak(row: Row) -> float:
-    return row.numbers.peak_bytes or math.inf
+def _need(row: Row) -> float:
+    return row.numbers.need_bytes or math.inf
 
 
 def _labelled(rows: list[Row]) -> list[Row]:
@@ -232,7 +232,7 @@ def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) 
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     found = [parity.distances(result, first) for result in row.results]
     verdict = _verdict(row, reference)
-    peaks = (ours.peak_bytes, theirs.peak_bytes)
+    needs = (ours.need_bytes, theirs.need_bytes)
     versus = Versus(
         place=place,
         rank=place,
@@ -241,7 +241,7 @@ def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) 
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
         speed_differs=None if row is reference else differ(row, reference),
         speed_margin_fraction=None if row is reference else margin_fraction(row, reference),
-        peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
+        need_change_fraction=needs[0] / needs[1] - 1 if all(needs) else None,
         loss_distance=_worst([distances.get("loss") for distances in found]),
         grad_norm_distance=_worst([distances.get("norm") for distances in found]),
         moment_distance=_worst([distances.get("moment") for distances in found]),
@@ -270,9 +270,9 @@ def _with_front(rows: list[Row]) -> list[Row]:
     able = [
         r
         for r in rows
-        if not r.versus.wrong and r.numbers.peak_bytes is not None and not r.spec.world
+        if not r.versus.wrong and r.numbers.need_bytes is not None and not r.spec.world
     ]
-    points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in able]
+    points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in able]
     front = {id(able[i]) for i in derive.pareto_front(points)}
     return [
         dataclasses.replace(r, versus=dataclasses.replace(r.versus, front=id(r) in front))

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.report.data import speed
-from harness.report.data.categories import CATEGORIES, STATE
+from harness.report.data.categories import STATE
 from harness.report.data.rows import Report, Row
 from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
-from strategies.engine import STEP_PHASES
 
 __all__ = [
     "Missing",
@@ -95,17 +94,14 @@ def _holds(value: Any, wanted: Any) -> bool:
 
 
 def step_bytes(row: Row) -> int:
-    """Peak bytes of one training step: the allocator's on a GPU, the traced tensors without one
-    (the resident mark of a process is too coarse for a few MiB).
+    """A row's peak (``derive.peak_by_phase``), which is of its steps.
 
     Raises:
-        Missing: the row was not traced.
+        Missing: the row was not traced, on a CPU.
     """
-    if row.first.meter == "cuda":
-        peaks = [getattr(row.numbers, f"{phase}_peak_bytes") for phase in STEP_PHASES]
-        if any(peaks):
-            return max(size for size in peaks if size)
-    return _sum(row, CATEGORIES)
+    if row.numbers.peak_bytes is None:
+        raise Missing(f"{row.label} was not traced")
+    return row.numbers.peak_bytes
 
 
 def step_meter(row: Row) -> str | None:

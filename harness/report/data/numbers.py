@@ -19,7 +19,8 @@ class Numbers:
     (0.1 is 10 %), ratios. None is a number that is not defined for the row.
 
     A field here is a column of the CSV, in this order; those of the categories, from
-    ``parameters_bytes`` to ``workspace_bytes``, are named as ``categories.CATEGORIES`` is.
+    ``parameters_bytes`` to ``workspace_bytes``, are named as ``categories.CATEGORIES`` is. Metered
+    is what the meter counts: on a GPU live tensors, without one the resident mark.
     """
 
     repeats: int
@@ -42,6 +43,9 @@ class Numbers:
     peak_bytes: int | None
     peak_phase: str | None
     need_bytes: int | None
+    resident_peak_bytes: int | None
+    hosted_bytes: int | None
+    placed_by: str | None
     reserved_peak_bytes: int | None
     active_peak_bytes: int | None
     process_peak_bytes: int | None
@@ -51,13 +55,13 @@ class Numbers:
     host_total_bytes: int | None
     pinned_bytes: int
     nvme_bytes: int
-    load_peak_bytes: int | None
-    prepare_peak_bytes: int | None
-    first_step_peak_bytes: int | None
-    forward_peak_bytes: int | None
-    backward_peak_bytes: int | None
-    optimizer_peak_bytes: int | None
-    steady_peak_bytes: int | None
+    load_metered_bytes: int | None
+    prepare_metered_bytes: int | None
+    first_step_metered_bytes: int | None
+    forward_metered_bytes: int | None
+    backward_metered_bytes: int | None
+    optimizer_metered_bytes: int | None
+    steady_metered_bytes: int | None
     parameters_bytes: int | None
     gradients_bytes: int | None
     optimizer_state_bytes: int | None
@@ -66,7 +70,6 @@ class Numbers:
     workspace_bytes: int | None
     beyond_state_bytes: int | None
     untraced_bytes: int | None
-    untraced_raw_bytes: int | None
     setup_seconds: float
     warmup_seconds: float
     wall_seconds: float | None
@@ -135,13 +138,16 @@ def _seconds_around(first: Result) -> dict[str, Any]:
 
 
 def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
-    peaks = derive.peak_by_phase(ranks)
+    peaks, metered = derive.peak_by_phase(ranks), derive.highest_by_phase(ranks, "allocated")
     trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
     skews = [s for s in (derive.imbalance(result.ranks) for result in results) if s is not None]
     return {
         "peak_bytes": derive.peak_of(ranks),
         "peak_phase": max(peaks, key=peaks.__getitem__, default=None),
         "need_bytes": derive.need_bytes(ranks, results[0].meter),
+        "resident_peak_bytes": derive.resident_bytes(ranks),
+        "hosted_bytes": derive.hosted_bytes(ranks),
+        "placed_by": derive.placed_by(ranks),
         "reserved_peak_bytes": derive.highest(ranks, "reserved"),
         "active_peak_bytes": derive.highest(ranks, "active"),
         "process_peak_bytes": derive.highest(ranks, "process"),
@@ -151,16 +157,15 @@ def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
         "host_total_bytes": max(trees, default=None),
         "pinned_bytes": max(rank.pinned_bytes for rank in ranks),
         "nvme_bytes": max(sum(rank.nvme_bytes for rank in r.ranks) for r in results),
-        **{f"{phase}_peak_bytes": peaks.get(phase) for phase in derive.PHASES},
+        **{f"{phase}_metered_bytes": metered.get(phase) for phase in derive.PHASES},
     }
 
 
 def _categories(ranks: list[Rank]) -> dict[str, Any]:
-    """What the fullest rank held at the traced peak of one step, and the rest of its peak."""
+    """What the fullest rank held at the traced peak of one step, and what no trace accounts for."""
     names = (*CATEGORIES, "beyond_state")
     rank = derive.fullest_rank(ranks)
     if rank is None:
-        return {f"{name}_bytes": None for name in (*names, "untraced", "untraced_raw")}
-    raw = derive.untraced_bytes(rank)
+        return {f"{name}_bytes": None for name in (*names, "untraced")}
     sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
-    return {**sizes, "untraced_bytes": max(raw, 0), "untraced_raw_bytes": raw}
+    return {**sizes, "untraced_bytes": derive.untraced_bytes(rank)}

@@ -53,11 +53,12 @@ class PredictedCategory:
 class PredictedAndMeasured:
     """One row's prediction beside its measurement. Bytes; errors as plain fractions.
 
-    ``step_*``: live tensors at the peak of one later step, against the run's own trace of one
-    (rank 0, which the prediction stands for), and by category in ``categories``. ``peak_*``: of
-    the whole run, against the meter's peak: on a GPU the caching allocator's, which holds the
-    workspaces of libraries too, without one the resident high-water mark. ``reserved_*``: what a
-    GPU's allocator reserved, in the mode in which it ran.
+    ``step_*``: live tensors on the device at the peak of one later step, against the run's own
+    trace of one (rank 0, which the prediction stands for), and by category in ``categories``.
+    ``hosted_*``: the same of what is kept in host memory. ``run_*``: of the whole run, set-up
+    included, against the meter's highest: on a GPU the caching allocator's, which holds the
+    workspaces of libraries too, without one tensors of both places against the resident mark.
+    ``reserved_*``: what a GPU's allocator reserved, in the mode in which it ran.
     """
 
     method: str
@@ -65,8 +66,10 @@ class PredictedAndMeasured:
     step_predicted: int | None
     step_measured: int | None
     categories: tuple[PredictedCategory, ...]
-    peak_predicted: int | None
-    peak_measured: int | None
+    hosted_predicted: int | None
+    hosted_measured: int | None
+    run_predicted: int | None
+    run_measured: int | None
     reserved_predicted: int | None
     reserved_measured: int | None
 
@@ -75,13 +78,17 @@ class PredictedAndMeasured:
         return relative_error(self.step_predicted, self.step_measured)
 
     @property
+    def hosted_error(self) -> float | None:
+        return relative_error(self.hosted_predicted, self.hosted_measured)
+
+    @property
     def worst(self) -> PredictedCategory | None:
         """The category with the largest error."""
         return max(self.categories, key=lambda category: abs(category.error), default=None)
 
     @property
-    def peak_error(self) -> float | None:
-        return relative_error(self.peak_predicted, self.peak_measured)
+    def run_error(self) -> float | None:
+        return relative_error(self.run_predicted, self.run_measured)
 
     @property
     def reserved_error(self) -> float | None:
@@ -113,15 +120,17 @@ def predicted_and_measured(
     prediction, first = known[0], results[0]
     step, traced = prediction.steady, first.ranks[0].categories if first.ranks else None
     beside = library_bytes(first)
+    hosted = prediction.host_steady
     return PredictedAndMeasured(
         method=prediction.method,
         reason=prediction.reason or None,
         step_predicted=step.bytes if step else None,
         step_measured=traced.total if traced else None,
         categories=_categories(prediction, first) if step and traced else (),
-        peak_predicted=_plus(prediction.bytes, beside),
-        # What is predicted is "allocated", whatever a row's peak is taken to mean.
-        peak_measured=derive.highest(first.ranks, "allocated"),
+        hosted_predicted=hosted.bytes or None if hosted else None,
+        hosted_measured=derive.hosted_bytes(first.ranks[:1]),
+        run_predicted=_plus(prediction.bytes, beside),
+        run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
     )

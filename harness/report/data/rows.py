@@ -52,7 +52,8 @@ class SuiteHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """A row against its reference row. ``front``: on the Pareto front of memory and speed.
+    """A row against its reference row. ``front``: on the Pareto front of what a device must have
+    free and speed. ``need_change_fraction``: of the former.
 
     ``parity`` is a word of ``harness.report.data.parity.Verdict``, and ``differs_in`` what stands
     behind a bad one. ``sibling``: for a row that alters the computation by design, the plainest
@@ -71,7 +72,7 @@ class Versus:
     speed_ratio: float
     speed_differs: bool | None
     speed_margin_fraction: float | None
-    peak_change_fraction: float | None
+    need_change_fraction: float | None
     loss_distance: float | None
     grad_norm_distance: float | None
     parity: str
@@ -122,13 +123,14 @@ class Row:
 class Unfinished:
     """A planned run without a measurement to rank: how it ended, and why.
 
-    ``peak_bytes``: the highest that was measured before it ended.
+    ``so_far_bytes``: the highest that its meter counted before it ended (a GPU's allocator, or the
+    resident mark above the baseline).
     """
 
     label: str
     status: Status
     reason: str | None
-    peak_bytes: int | None
+    so_far_bytes: int | None
     result: Result
     predicted_fit: PredictedFit | None = None
 
@@ -138,8 +140,8 @@ class Group:
     """Rows that did the same work on the same device, fastest first; ``unlike`` says how they
     differ from the first group, and so why they are not ranked with it.
 
-    Rows of a simulated world are ordered by their peak: memory is all that they tell, and the
-    noise of their times (``floor``) is not asked for.
+    Rows of a simulated world are ordered by what a device must have free: memory is all that they
+    tell, and the noise of their times (``floor``) is not asked for.
     """
 
     rows: list[Row]

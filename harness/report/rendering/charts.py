@@ -90,12 +90,17 @@ def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
 
 
 def _size(row: Row, name: str) -> int:
-    return getattr(row.numbers, f"{name}_bytes")
+    """Bytes of one part of the bar. What a CPU's meter counts beyond tensors is not of the peak,
+    and what is less than nothing has no length."""
+    if name == "untraced" and row.first.meter != "cuda":
+        return 0
+    return max(0, getattr(row.numbers, f"{name}_bytes") or 0)
 
 
-def split_legend() -> list[tuple[str, str]]:
+def split_legend(meter: str) -> list[tuple[str, str]]:
     """Name and colour of each category, in the order of the stack."""
-    return [(title(name), colour) for name, colour in COLOUR_OF.items()]
+    names = STACK if meter == "cuda" else CATEGORIES
+    return [(title(name), COLOUR_OF[name]) for name in names]
 
 
 def line_style(index: int) -> tuple[str, str]:

@@ -73,8 +73,11 @@ def _compiled(fact: str) -> Callable[[Row], Any]:
 
 
 def fullest_host(row: Row) -> Categories | None:
-    """What the fullest rank held in host memory at its traced peak; None without a GPU."""
-    traced = [k.host_categories for r in row.results for k in r.ranks if k.host_categories]
+    """What the fullest rank held in host memory at its traced peak: on a GPU by the tensors'
+    devices, without one by the engine's placement; None where it held nothing there."""
+    ranks = [rank for result in row.results for rank in result.ranks]
+    placed = [rank.categories and rank.categories.host for rank in ranks]
+    traced = [c for c in (*placed, *(rank.host_categories for rank in ranks)) if c]
     return max(traced, key=lambda categories: categories.total, default=None)
 
 
@@ -85,7 +88,25 @@ def flags(row: Row) -> str:
     words += [f"{disturbed_steps(row)} steps disturbed"] if row.numbers.disturbed_steps else []
     words += [row.versus.parity] if row.versus.wrong else []
     words += [kind] if (kind := parity.computation(row.first)) else []
-    return ", ".join([*words, *row.notes])
+    return ", ".join([*words, *_of_the_peak(row), *row.notes])
+
+
+def _of_the_peak(row: Row) -> list[str]:
+    """Why a row has no peak, or one that has host memory in it."""
+    if row.first.meter == "cuda":
+        return []
+    if row.numbers.peak_bytes is None:
+        return ["not traced: see Resident"]
+    return ["places unknown"] if (row.numbers.placed_by or "").startswith("unknown") else []
+
+
+def _on_gpu(name: str) -> Callable[[Row], Any]:
+    """A number that is shown of a GPU's rows alone, where it has a meaning of its own."""
+    return lambda row: getattr(row.numbers, name) if row.first.meter == "cuda" else None
+
+
+def _without_gpu(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.numbers, name) if row.first.meter != "cuda" else None
 
 
 def disturbed_steps(row: Row) -> str | None:
@@ -108,6 +129,16 @@ def p10_p90(row: Row) -> str:
     return " to ".join(units.column("ms", ends))
 
 
+def _peak_phase(row: Row) -> str | None:
+    return (row.numbers.peak_phase or "").replace("_", " ") or None
+
+
+def traced_peak(row: Row) -> int | None:
+    """Bytes of all categories together; without a GPU that is the peak."""
+    sizes = [getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES]
+    return None if None in sizes else sum(sizes)
+
+
 # ---- the tables ----
 
 RANK = Column("#", lambda r: r.versus.rank, "count")
@@ -117,7 +148,10 @@ SPEED_RATIO = Column("x ref", _speed_ratio(speed.NONE_SEEN), "ratio")
 SHORT_SPEED_RATIO = Column("x ref", _speed_ratio(speed.ALIKE), "ratio")
 STEP = Column("Step ms", _number("step_seconds_median"), "ms")
 PEAK = Column("Peak GiB", _number("peak_bytes"), "gib")
-PEAK_CHANGE = Column("vs ref %", _versus("peak_change_fraction"), "change")
+NEED = Column("Needs GiB", _on_gpu("need_bytes"), "gib")
+NEED_CHANGE = Column("vs ref %", _versus("need_change_fraction"), "change")
+HOSTED = Column("On host GiB", _number("hosted_bytes"), "gib")
+RESIDENT = Column("Resident GiB", _number("resident_peak_bytes"), "gib")
 HOST = Column("Host GiB", _number("host_total_bytes"), "gib")
 MFU = Column("MFU %", _number("mfu_fraction"), "percent")
 LOSS = Column("Loss vs ref", loss_cell)
@@ -131,8 +165,10 @@ RANKING = (
     STEP,
     Column("p10 to p90 ms", p10_p90),
     PEAK,
-    PEAK_CHANGE,
-    Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
+    NEED,
+    NEED_CHANGE,
+    HOSTED,
+    RESIDENT,
     HOST,
     MFU,
     LOSS,
@@ -142,25 +178,43 @@ SIMULATED = (
     RANK,
     RECIPE,
     PEAK,
-    PEAK_CHANGE,
+    NEED,
+    NEED_CHANGE,
+    HOSTED,
+    RESIDENT,
     Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
     HOST,
     Column("Step ms, no communication", _number("step_seconds_median"), "ms"),
     Column("Notes", lambda r: "simulated"),
 )
-SHORT = (RANK, RECIPE, SPEED, SHORT_SPEED_RATIO, STEP, PEAK, PEAK_CHANGE, LOSS, FLAGS)
+SHORT = (
+    RANK,
+    RECIPE,
+    SPEED,
+    SHORT_SPEED_RATIO,
+    STEP,
+    # What rows are ranked by, under its name: without a GPU there is no more to need.
+    Column("Peak GiB", _without_gpu("peak_bytes"), "gib"),
+    NEED,
+    NEED_CHANGE,
+    LOSS,
+    FLAGS,
+)
 NARROW = tuple(column for column in SHORT if column is not STEP)
 PHASES = (
     RECIPE,
     *(
-        Column(f"{title(phase)} GiB", _number(f"{phase}_peak_bytes"), "gib")
+        Column(f"{title(phase)} GiB", _number(f"{phase}_metered_bytes"), "gib")
         for phase in derive.PHASES
     ),
-    Column("Peak in", lambda r: (r.numbers.peak_phase or "").replace("_", " ") or None),
+    Column("Peak in", lambda r: _peak_phase(r) if r.first.meter == "cuda" else None),
 )
 MEMORY = (
     RECIPE,
     PEAK,
+    NEED,
+    HOSTED,
+    RESIDENT,
     Column("Active GiB", _number("active_peak_bytes"), "gib"),
     Column("Reserved GiB", _number("reserved_peak_bytes"), "gib"),
     Column("Process GiB", _number("process_peak_bytes"), "gib"),
@@ -173,6 +227,8 @@ MEMORY = (
 )
 SPLIT = (
     RECIPE,
+    Column("Traced peak GiB", traced_peak, "gib"),
+    Column("Peak in", lambda r: None if r.first.meter == "cuda" else _peak_phase(r)),
     *(Column(f"{title(name)} GiB", _number(f"{name}_bytes"), "gib") for name in CATEGORIES),
     Column("Untraced GiB", _number("untraced_bytes"), "gib"),
 )
@@ -229,9 +285,12 @@ PREDICTED = (
     Column("Step error %", _predicted("step_error"), "error"),
     Column("Worst category", _worst("title")),
     Column("Its error %", _worst("error"), "error"),
-    Column("Run, predicted GiB", _predicted("peak_predicted"), "gib"),
-    Column("Run, measured GiB", _predicted("peak_measured"), "gib"),
-    Column("Run error %", _predicted("peak_error"), "error"),
+    Column("Host, predicted GiB", _predicted("hosted_predicted"), "gib"),
+    Column("Host, traced GiB", _predicted("hosted_measured"), "gib"),
+    Column("Host error %", _predicted("hosted_error"), "error"),
+    Column("Run, predicted GiB", _predicted("run_predicted"), "gib"),
+    Column("Run, measured GiB", _predicted("run_measured"), "gib"),
+    Column("Run error %", _predicted("run_error"), "error"),
     Column("Reserved, predicted GiB", _predicted("reserved_predicted"), "gib"),
     Column("Reserved, measured GiB", _predicted("reserved_measured"), "gib"),
     Column("Reserved error %", _predicted("reserved_error"), "error"),
@@ -248,7 +307,7 @@ EFFECTS = (
     Column("Adding", lambda e: e.words),
     Column("to", lambda e: e.base.label),
     Column("Samples/s x", lambda e: speed.ratio(e.row, e.base), "ratio"),
-    Column("Peak %", lambda e: e.peak_change_fraction, "change"),
+    Column("Memory %", lambda e: e.need_change_fraction, "change"),
     Column("Why", effect_reasons.why),
 )
 SIBLINGS = (
@@ -318,7 +377,7 @@ UNFINISHED = (
     Column("Recipe", lambda u: u.label),
     Column("Status", lambda u: u.status.value),
     Column("In", _phase),
-    Column("Peak so far GiB", lambda u: u.peak_bytes, "gib"),
+    Column("So far GiB", lambda u: u.so_far_bytes, "gib"),
     Column("Predicted need GiB", lambda u: u.predicted_fit and u.predicted_fit.need_bytes, "gib"),
     Column("Memory GiB", lambda u: u.predicted_fit and u.predicted_fit.have_bytes, "gib"),
     Column("Predicted to fit", _fit_words),

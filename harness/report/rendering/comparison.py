@@ -11,9 +11,9 @@ __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", 
 NOTE = (
     "Changed: the median step by more than Limit %, what equal rows may be apart from run to run "
     "(what a machine does from one day to another is not in it), or, where that is not known, by "
-    "more than 5 % with p10 to p90 intervals that do not overlap; the peak by more than 2 % or "
-    "16 MiB; a loss, a gradient norm, or what the optimizer did to a parameter, by more than "
-    "rounding explains (docs/reading-a-report.md)."
+    "more than 5 % with p10 to p90 intervals that do not overlap; the memory that rows are "
+    "ranked by, by more than 2 % or 16 MiB; a loss, a gradient norm, or what the optimizer did to "
+    "a parameter, by more than rounding explains (docs/reading-a-report.md)."
 )
 
 
@@ -28,9 +28,9 @@ COLUMNS = (
     Column("New ms", lambda c: c.new_step_seconds, "ms"),
     Column("Step x", lambda c: c.step_ratio, "ratio"),
     Column("Limit %", lambda c: c.step_limit_fraction, "percent"),
-    Column("Old GiB", lambda c: c.old_peak_bytes, "gib"),
-    Column("New GiB", lambda c: c.new_peak_bytes, "gib"),
-    Column("Peak %", lambda c: c.peak_change_fraction, "change"),
+    Column("Old GiB", lambda c: c.old_need_bytes, "gib"),
+    Column("New GiB", lambda c: c.new_need_bytes, "gib"),
+    Column("Memory %", lambda c: c.need_change_fraction, "change"),
     Column("Loss", lambda c: c.loss_distance, "distance"),
     Column("Grad norm", lambda c: c.grad_norm_distance, "distance"),
     Column("Changed", _outcome, "flag"),

@@ -30,19 +30,25 @@ def _limits() -> str:
 NOTES = {
     "ranking": "#: one more than the rows that are faster beyond the noise; rows that cannot be "
     "told apart share it. None seen (~1 in a terminal): a speed closer to the reference's than the "
-    "noise floor. Samples/s of the whole job: global batch over the median step. Peak: the fullest "
-    "rank's highest phase. Front: no other row has both a lower peak and more samples/s. Noisy: "
+    "noise floor. Samples/s of the whole job: global batch over the median step. Peak: live "
+    "tensors on the fullest device at the fullest instant of a step. Needs, on a GPU: what the "
+    "device must have free for the whole run; rows are ranked by it, and without a GPU by Peak. "
+    "Front: no other row has both less of that and more samples/s. On host: tensors that are kept "
+    "in host memory. Resident: a process's own mark, without a GPU. Noisy: "
     "(p90 - p10) / median above 20 %, or repetitions' medians more than 10 % apart.",
-    "simulated": "Peak: rank 0's highest phase; smallest first. A step's time is computation "
-    "alone.",
-    "phases": "Highest of all ranks in each phase, before the timed steps. Steady is the step "
-    "after the warm-up; forward, backward and optimizer are from the one after that. Colour: the "
-    "share of the table's highest value.",
+    "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is "
+    "computation alone.",
+    "phases": "Highest of all ranks in each phase, before the timed steps: on a GPU live tensors "
+    "by the caching allocator, without one the resident mark above the baseline, which is not "
+    "Peak. Steady is the step after the warm-up; forward, backward and optimizer are from the one "
+    "after that. Colour: the share of the table's highest value.",
     "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
     "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
-    "buckets, kernel scratch. Untraced: the measured peak beyond the traced tensors.",
+    "buckets, kernel scratch. Without a GPU the traced peak is the Peak. Untraced: what the meter "
+    "counted in the steps (a GPU's allocator, or the resident mark) beyond the traced tensors of "
+    "both places; below zero where it counted less.",
     "host": "Tensors in host memory at the traced peak of one step, on the fullest rank: offloaded "
-    "state is here.",
+    "state is here. On a GPU by each tensor's own device, without one by the engine's placement.",
     "time": "Each step counts as its slowest rank's. On CPUs the timed steps run under glibc's "
     "default heap, those whose memory is read under one that gives all back at once. Disturbed: "
     "other work held 10 % of the cores or more while less than 25 % were idle; or the step took "
@@ -61,28 +67,35 @@ NOTES = {
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
     "own trace (rank 0). Worst category: of those above 5 % of that peak, the one with the largest "
-    "error. Run: the whole run, against Peak; on a GPU both hold cuBLAS's workspaces; without one "
-    "Peak is a process's resident high-water mark, which has libraries' scratch in it that no "
-    "tensor holds. Reserved, on a GPU: in the allocator's mode that ran (expandable segments or "
-    "not).",
+    "error. Host: the same of what is kept in host memory. Run: the whole run, set-up included: on "
+    "a GPU against the allocator's highest phase, both with cuBLAS's workspaces; without one "
+    "tensors of both places against Resident, which has libraries' scratch in it. Reserved, on a "
+    "GPU: in the allocator's mode that ran (expandable segments or not).",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
-    "effects": "Two rows that differ in one part only: what adding this part did. None seen: a "
+    "effects": "Two rows that differ in one part only: what adding this part did, to speed "
+    "and to the memory that rows are ranked by. None seen: a "
     "difference of speed that the noise explains. Why: what the traced peak of one step, on the "
     "fullest rank, was made of before and after, all as shares of the peak before; below 2 % "
     "nothing is said to show.",
 }
 """Key of a table -> the note below it."""
 GLOSSARY = (
-    ("Peak", "The most a device's fullest rank held in any phase: on a GPU, live tensors by the "
-     "caching allocator (max_memory_allocated); without one, the resident high-water mark above "
-     "the baseline."),
+    ("Peak", "Live tensors on the fullest device at the fullest instant of a training step: on a "
+     "GPU by the caching allocator (max_memory_allocated), without one by a trace of one step. A "
+     "row whose step cannot be traced (compiled graphs) has none there."),
+    ("Needs", "What a device must have free for the whole run, set-up included: on a GPU the "
+     "largest of allocated, reserved and process, without one Peak. Rows are ranked by it."),
+    ("On host", "Tensors kept in host memory at their fullest instant: on a GPU by their device, "
+     "without one by the lists of the engine or strategy that keeps them there, and not in Peak."),
+    ("Resident", "Without a GPU: the kernel's high-water mark of a process above its baseline, in "
+     "any phase: tensors of both places, libraries' heap, and set-up."),
     ("Active, reserved", "GPU only. Active: tensors and blocks waiting to be reused by a stream. "
      "Reserved: what the allocator took from the device; the difference to the peak is cache and "
      "fragmentation."),
     ("Process", "The device's own count for the process: reserved, plus context, communication "
-     "and library workspaces. nvidia-smi shows this one. Without a GPU, the plain resident mark."),
-    ("Needs", "What must fit: on a GPU the largest of peak, reserved and process; else the peak."),
+     "and library workspaces, sampled in steps that are not timed. nvidia-smi shows this one. "
+     "Without a GPU, the plain resident mark."),
     ("Predicted need", "The least that the row was predicted to run in, with the CUDA context, "
      "libraries and communication; of the host, the tensors of all processes."),
     ("Baseline", "What the process held before the model was built, subtracted without a GPU."),
@@ -90,14 +103,14 @@ GLOSSARY = (
      "offloaded optimizer state is here."),
     ("Ranks max/min", "Highest over lowest peak of the ranks: 1.00 is balanced."),
     ("Workspace, untraced", "Workspace: traced bytes of no other category: temporaries of "
-     "backward and the optimizer, communication buckets, kernel scratch. Untraced: what the "
-     "measured peak has beyond the traced tensors."),
+     "backward and the optimizer, communication buckets, kernel scratch. Untraced: what the meter "
+     "counted in the steps beyond the traced tensors; negative where it counted less."),
     ("Samples/s", "Global batch over the median step, of the whole job, not of one device."),
     ("Disturbed", "Timed steps that had not the machine to themselves, by the kernel's counts: "
      "other work held the cores, or the step was longer than the row's fastest without working "
      "more. They stay in the median: measure again on a quieter machine."),
-    ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of the peak. None "
-     "seen: closer to 1 than what equal rows may be apart."),
+    ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of what it needs. "
+     "None seen: closer to 1 than what equal rows may be apart."),
     ("Noise floor, #", "By how much equal rows may be apart, from the medians of the rows that "
      "were measured more than once (95 % of such differences lie within, by Student's t), and no "
      "less than the steps' own spread explains. #: the best place that it leaves a row."),

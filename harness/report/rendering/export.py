@@ -41,8 +41,10 @@ PREDICTED: dict[str, Callable[[PredictedAndMeasured], Any]] = {
     "predicted_step_error_fraction": lambda c: c.step_error,
     "predicted_worst_category": lambda c: c.worst and c.worst.name,
     "predicted_worst_category_error_fraction": lambda c: c.worst and c.worst.error,
-    "predicted_peak_bytes": lambda c: c.peak_predicted,
-    "predicted_peak_error_fraction": lambda c: c.peak_error,
+    "predicted_hosted_bytes": lambda c: c.hosted_predicted,
+    "predicted_hosted_error_fraction": lambda c: c.hosted_error,
+    "predicted_run_bytes": lambda c: c.run_predicted,
+    "predicted_run_error_fraction": lambda c: c.run_error,
     "predicted_reserved_bytes": lambda c: c.reserved_predicted,
     "predicted_reserved_error_fraction": lambda c: c.reserved_error,
 }
@@ -50,7 +52,7 @@ FIT: dict[str, Callable[[PredictedFit], Any]] = {
     "predicted_least_bytes": lambda fit: fit.need_bytes,
     "available_bytes": lambda fit: fit.have_bytes,
 }
-AFTER = ("phase", "peak_so_far_bytes", "reason", "way_out", "command")
+AFTER = ("phase", "so_far_bytes", "reason", "way_out", "command")
 
 
 def csv_text(report: Report) -> str:
@@ -109,7 +111,7 @@ def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
         "world": spec.world or None,
         "global_batch": spec.global_batch,
         "phase": unfinished.result.phase,
-        "peak_so_far_bytes": unfinished.peak_bytes,
+        "so_far_bytes": unfinished.so_far_bytes,
         "reason": unfinished.reason,
         "way_out": unfinished.result.way_out,
         "command": unfinished.result.command,

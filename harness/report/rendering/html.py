@@ -166,7 +166,7 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 def _two_charts(group: Group) -> str:
     picture = "" if group.world else scatter.scatter(group)
     left = _figure("Memory against throughput", _scatter_note(group), picture)
-    keys = html_parts.colour_keys(charts.split_legend())
+    keys = html_parts.colour_keys(charts.split_legend(group.meter))
     bars = charts.split_bars(group)
     right = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
     return f'<div class="charts">{left}{right}</div>'

@@ -31,22 +31,27 @@ THREAD_FROM = 17
 
 def scatter(group: Group) -> str:
     """Memory against throughput; the rows of the front filled and joined."""
-    rows = [row for row in group.rows if row.numbers.peak_bytes is not None]
+    rows = [row for row in group.rows if row.numbers.need_bytes is not None]
     if not rows:
         return ""
     # As high as the bars beside it, which have a line for each row.
     top, bottom = 26.0, max(300.0, LINE * len(rows) - 10)
-    memory = [row.numbers.peak_bytes / units.GIB for row in rows]
+    memory = [row.numbers.need_bytes / units.GIB for row in rows]
     speed = [row.numbers.samples_per_second for row in rows]
     x = Scale(*padded(memory, 0.12), 48.0, WIDTH - 10)
     y = Scale(*padded(speed, 0.12), bottom, top)
     points = [(x(m), y(s)) for m, s in zip(memory, speed, strict=True)]
     front = [p for p, row in zip(points, rows, strict=True) if row.versus.front]
-    parts = axes(x, y, "peak memory of the fullest device, GiB", "samples/s", top)
+    parts = axes(x, y, f"{word(group.meter)} of the fullest device, GiB", "samples/s", top)
     parts += _steps_of_front(front)
     frame = (x.start, top - 4, WIDTH, bottom - 2)
     parts += _labelled_points(rows, points, frame, _stair_boxes(front))
-    return drawing(WIDTH, bottom + 40, parts, "Peak memory against samples a second")
+    return drawing(WIDTH, bottom + 40, parts, "Memory against samples a second")
+
+
+def word(meter: str) -> str:
+    """What rows are ranked by: what a device must have free, or the peak without a GPU."""
+    return "need" if meter == "cuda" else "peak"
 
 
 def _labelled_points(
@@ -121,5 +126,6 @@ def _point(at: Point, row: Row, label: str, spot: Point) -> str:
 
 def _tip(row: Row) -> str:
     speed = units.one("rate", row.numbers.samples_per_second)
-    facts = f"{row.label}: {speed} samples/s, peak {units.gib(row.numbers.peak_bytes)}"
+    size = units.gib(row.numbers.need_bytes)
+    facts = f"{row.label}: {speed} samples/s, {word(row.first.meter)} {size}"
     return element("title", facts.replace("<", "&lt;"))

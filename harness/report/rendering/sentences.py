@@ -60,7 +60,7 @@ def _simulated(group: Group) -> str:
     return (
         f"SIMULATED WORLD: one process stood for rank 0 of {group.world}. Memory is that rank's, "
         "real, without what the communication library itself holds. Time is computation without "
-        "communication. Losses mean nothing and are not kept. Ordered by peak; never ranked with "
+        "communication. Losses mean nothing and are not kept. Ordered by memory; never ranked with "
         "real rows, and in no answer."
     )
 
@@ -68,12 +68,24 @@ def _simulated(group: Group) -> str:
 def _meter(group: Group) -> str:
     where = f"{group.device}, {_processes(group)}"
     if group.meter == "cuda":
-        return f"Measured on {where}; device memory is the caching allocator's."
+        return (
+            f"Measured on {where}; memory is ranked by what a device must have free: the caching "
+            "allocator's reserve, the CUDA context and the communication library."
+        )
     return (
-        f"Measured without a GPU, on CPU processes ({where}). Device memory here is the resident "
-        "high-water mark of a process above a baseline taken before the model was built. "
-        "Offload to host memory cannot show a saving here. "
-        "These numbers are NOT comparable with a GPU's."
+        f"Measured without a GPU, on CPU processes ({where}). Memory is ranked by Peak, the live "
+        f"tensors of a traced step{_places(group)}. Resident is the process's own high-water mark, "
+        "with libraries' heap, and set-up. These numbers are NOT comparable with a GPU's."
+    )
+
+
+def _places(group: Group) -> str:
+    """Which tensors a CPU's peak has: those for the device, where places were told apart."""
+    if any(row.numbers.placed_by == derive.UNTOLD for row in group.rows):
+        return ", wherever they are kept (an older result: offload cannot show a saving in it)"
+    return (
+        " that the engine keeps on the device; what it keeps in host memory is counted apart (On "
+        "host), by its own placement, for on a CPU both are host memory"
     )
 
 
@@ -101,6 +113,7 @@ def warnings(group: Group) -> list[str]:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
         texts.append(f"Rows were not all measured alike: {name} is {' / '.join(values)}.")
+    texts += _unknown_places(group)
     texts += _missing_flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
     return [*texts, *(f"Meter: {note}." for note in notes)]
@@ -125,6 +138,16 @@ def _disturbed(group: Group) -> list[str]:
     ]
 
 
+def _unknown_places(group: Group) -> list[str]:
+    """Rows whose tensors could not be told apart by place."""
+    said = {row.label: row.numbers.placed_by or "" for row in group.rows}
+    return [
+        f"Places of {label}: {word}; all of its tensors count as on the device."
+        for label, word in said.items()
+        if word.startswith("unknown")
+    ]
+
+
 def _missing_flops(group: Group) -> list[str]:
     """Which rows have no FLOP/s, and why a GPU's rows have no MFU."""
     uncounted = [row.label for row in group.rows if row.numbers.flops_per_second is None]
@@ -142,11 +165,12 @@ def _missing_flops(group: Group) -> list[str]:
 def prediction_errors(group: Group) -> str:
     """The errors of a group's predictions; empty where nothing was predicted."""
     rows = [row.predicted for row in group.rows if row.predicted]
-    meter = "the allocator's peak" if group.meter == "cuda" else "the resident peak"
+    meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
         _spread("tensors of a step, against the run's own trace", [r.step_error for r in rows]),
         _category_errors(group),
-        _spread(f"whole run, against {meter}", [r.peak_error for r in rows]),
+        _spread("tensors kept in host memory", [r.hosted_error for r in rows]),
+        _spread(f"whole run, against {meter}", [r.run_error for r in rows]),
         _spread("reserved", [r.reserved_error for r in rows]),
     ]
     none = [row.label for row in group.rows if row.predicted and row.predicted.method == "none"]

@@ -82,7 +82,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
     grids = [
         dataclasses.replace(ranking(group), key="ranking"),
         _table("effects", "What each part does", EFFECTS, effects(group) if compared else []),
-        _table("phases", "Peak of each phase", PHASES, rows),
+        _table("phases", _of_each_phase(group), PHASES, rows),
         _table("split", "What the peak is made of", SPLIT, _traced(rows)),
         _table("host", "What the host holds", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
         _table("memory", "Memory, all counts", MEMORY, rows),
@@ -95,6 +95,11 @@ def group_grids(group: Group) -> dict[str, Grid]:
         _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]
     return {grid.key: grid for grid in grids}
+
+
+def _of_each_phase(group: Group) -> str:
+    """What the meter counts."""
+    return f"{'Live tensors' if group.meter == 'cuda' else 'Resident mark'} of each phase"
 
 
 def _categories(rows: list[Row]) -> list[tuple[Row, PredictedCategory]]:

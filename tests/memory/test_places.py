@@ -1,0 +1,192 @@
+"""Where tensors are kept, told by an engine's lists on a CPU and by devices on a GPU.
+
+What the lists say is held to the devices that DeepSpeed's tensors have where they have any: in a
+prediction for GPUs. Each check is also run on lists that are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import TINY, living
+
+from harness import ROOT
+from harness.memory.places import BY_ENGINE
+from harness.memory.record import by_place
+from harness.memory.tracer import Tracer, trace_step
+from harness.worker.loop import optimizer_step
+from strategies.engine import Holdings, Maker
+
+RECIPES = ("zero2_offload", "zero3_offload+bf16", "ddp+ema:place=cpu")
+MIB = 2**20
+LARGEST = 4 * 1001 * 128
+"""Bytes of the largest gradient: the table of labels."""
+
+
+# ---- the rules ----
+
+
+class Library:
+    """Sends a tensor out of host memory through a buffer on the device, as a GPU would."""
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        return torch.cat([shard], out=torch.empty_like(shard))
+
+    def out(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor)
+
+
+MAKERS = [
+    Maker(Library, "gather", "gathered", place="device"),
+    Maker(Library, "out", "", (), "host"),
+]
+
+
+def followed(work, *hosted: torch.Tensor):
+    """The tracer of ``work`` in forward, with these tensors in host memory."""
+    tracer = Tracer({"cpu": "device"})
+    for tensor in hosted:
+        tracer.see(tensor, "before")
+    tracer.keep_on("host", hosted)
+    tracer.enter("forward")
+    with tracer.watching(MAKERS), tracer:
+        kept = work()
+    return tracer, kept
+
+
+def by_size(tracer: Tracer) -> dict[int, str]:
+    """Size in floats -> pool, of tensors that an op of the work made."""
+    return {s.size // 4: s.pool for s in tracer.record.storages if s.phase == "forward"}
+
+
+def test_what_is_made_of_host_tensors_alone_is_there_too():
+    host, device = torch.ones(64), torch.ones(48)
+
+    def work():
+        return host[:32] * 2, device[:16] + 1, torch.zeros(8), host[:4].sum()
+
+    tracer, _ = followed(work, host)
+    # A view of what was not seen before is seen with it.
+    assert by_size(tracer) == {32: "host", 16: "device", 48: "device", 8: "device", 1: "host"}
+    assert not tracer.places.joined
+
+
+def test_a_method_that_moves_names_the_place():
+    host, device = torch.ones(64), torch.ones(48)
+    tracer, _ = followed(lambda: (Library().out(device), Library().gather(host)), host)
+    assert by_size(tracer)[48] == "host"
+    gathered = [s for s in tracer.record.storages if s.category == "gathered"]
+    # The buffer, and the copy on the device that a CPU leaves out.
+    assert [(s.size, s.pool) for s in gathered] == [(256, "device"), (256, "device")]
+    assert sum(s.freed_in is not None for s in gathered) == 1
+    assert not tracer.places.joined
+
+
+def test_copies_between_places_are_no_sign_of_a_wrong_one():
+    host, device = torch.ones(64), torch.ones(64)
+    tracer, _ = followed(lambda: (device.copy_(host), host.copy_(device), host * host), host)
+    assert not tracer.places.joined
+
+
+def test_a_storage_s_place_dies_with_it():
+    host = torch.ones(64)
+    tracer, _ = followed(lambda: None, host)
+    assert tracer.places.hosted
+    del host
+    assert not tracer.places.hosted
+
+
+def test_forward_on_a_tensor_said_to_be_in_host_memory_is_not_believed():
+    """The sabotage that would make any row's peak small."""
+    weight, x = torch.ones(32, 32), torch.ones(4, 32)
+    tracer, _ = followed(lambda: x @ weight, weight)
+    assert tracer.places.known_by.startswith("unknown: 1 operations of forward")
+    assert "aten.mm" in tracer.places.known_by
+    low = by_place(tracer.record, "workspace", "")
+    tracer.disbelieve()
+    true = by_place(tracer.record, "workspace", tracer.places.known_by)
+    assert low.host.total == weight.nbytes and true.host is None
+    assert true.total == low.total + weight.nbytes
+
+
+# ---- a real step ----
+
+
+def traced(train_here, recipe: str, monkeypatch=None, lie=None):
+    left = living()
+    run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8), 2)
+    if lie:
+        engine, held = type(run.trained.engine), run.trained.engine.held(run.trained)
+        wrong = Holdings(held.tensors, host=tuple(lie(run.trained)))
+        monkeypatch.setattr(engine, "held", lambda self, trained: wrong)
+    step = run.trained.optimizer_steps
+    held = [*vars(run.feed.dataset).values(), *left]
+    return trace_step(run.trained, "cpu", lambda: optimizer_step(run, step, log), held)
+
+
+def test_an_average_in_host_memory_leaves_the_device(train_here):
+    plain, moved = (traced(train_here, f"single{part}") for part in ("", "+ema:place=cpu"))
+    assert plain.host is None and plain.placed_by == moved.placed_by == BY_ENGINE
+    assert (moved.ema, moved.host.ema) == (0, plain.ema)
+    assert moved.total == pytest.approx(plain.total - plain.ema, rel=0.01)
+    assert moved.everywhere == pytest.approx(plain.everywhere, rel=0.01)
+
+
+def test_activations_in_host_memory_leave_the_device(train_here):
+    plain, moved = (traced(train_here, f"single{part}") for part in ("", "+offload_activations"))
+    assert moved.host.activations > 0.5 * plain.activations
+    assert moved.beyond_state < 0.7 * plain.beyond_state
+    assert moved.placed_by == BY_ENGINE
+
+
+def test_weights_said_to_be_in_host_memory_save_nothing(train_here, monkeypatch):
+    true = traced(train_here, "single")
+    said = traced(train_here, "single", monkeypatch, lambda t: list(t.module.parameters()))
+    assert said.placed_by.startswith("unknown") and said.host is None
+    assert said.total == pytest.approx(true.total, rel=0.01)
+
+
+# ---- an engine's lists against devices ----
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[tuple[str, str], dict]:
+    """(recipe, device) -> what ``tests.children.placed`` found."""
+    base = tmp_path_factory.mktemp("placed")
+    asked, out = base / "cases.json", base / "out.json"
+    keys = [(recipe, device) for recipe in RECIPES for device in ("cpu", "cuda")]
+    spec = {"model": "DiT-T/8", "global_batch": 8, "processes": 2, "data": "synthetic"}
+    asked.write_text(json.dumps([{**spec, "recipe": r, "device": d} for r, d in keys]))
+    words = [sys.executable, "-m", "tests.children.placed", str(asked), str(out)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return dict(zip(keys, json.loads(out.read_text()), strict=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_engine_s_lists_name_the_tensors_that_a_gpu_would_have_in_host_memory(recipe, places):
+    count, wrong = places[recipe, "cuda"]["engine"]
+    assert count >= 6 and wrong == []
+
+
+@pytest.mark.parametrize(("words", "sign"), [("weights too", "host: ["), ("nothing", "device: [")])
+@pytest.mark.parametrize("recipe", RECIPES[:2])
+def test_lists_that_are_wrong_are_noticed(recipe, words, sign, places):
+    _, wrong = places[recipe, "cuda"][words]
+    assert any(line.startswith(sign) for line in wrong)
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_cpu_s_places_hold_what_a_gpu_s_do(recipe, place, places):
+    """By lists and rules on the one, by devices on the other; kernels' scratch differs, and so may
+    a gradient that DeepSpeed copies to the device to convert it there."""
+    here, there = (places[recipe, device][place] for device in ("cpu", "cuda"))
+    assert there["total"] > MIB / 4
+    for name in ("parameters", "optimizer_state", "ema"):
+        assert here[name] == pytest.approx(there[name], rel=0.01, abs=MIB / 64), name
+    assert abs(here["gradients"] - there["gradients"]) <= 1.01 * LARGEST
