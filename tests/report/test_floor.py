@@ -159,6 +159,11 @@ def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
     assert "higher --noise-floor make it smaller" in speed.noise_floor(group)
 
 
+def test_a_floor_beyond_sense_is_not_spelled_out():
+    group = group_of([*references((0.4, 2.0)), steady(SAME, 0.4)])
+    assert speed.noise_floor(group).startswith("Noise floor above 1000 %: ddp was measured 2")
+
+
 def test_what_is_measured_twice_is_not_another_row():
     group = group_of(suite(QUIET))
     assert [row.numbers.repeats for row in group.rows] == [3, 1, 1]
