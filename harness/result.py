@@ -26,6 +26,7 @@ __all__ = [
     "Check",
     "LaunchRecord",
     "Peak",
+    "Projections",
     "Rank",
     "Result",
     "Status",
@@ -141,6 +142,23 @@ class Rank:
 
 
 @dataclass(kw_only=True)
+class Projections:
+    """What the optimizer did, as a few signed sums of each trained parameter
+    (``harness.worker.projections``): parameter's name -> the same number of sums each.
+
+    ``update``: of what the compared steps changed in it. ``moment``: of the optimizer's first
+    moment after them, which is linear in the gradients. ``average``: of the way that the average
+    of the weights went. A kind that a run does not keep is empty. ``inputs``: of what the first
+    step was given beside the samples, by name.
+    """
+
+    update: dict[str, list[float]] = field(default_factory=dict)
+    moment: dict[str, list[float]] = field(default_factory=dict)
+    average: dict[str, list[float]] = field(default_factory=dict)
+    inputs: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class LaunchRecord:
     """What the launching process saw: nothing of it is needed to read the measurements."""
 
@@ -157,7 +175,8 @@ class Result:
     """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
     the rest is raw.
 
-    ``losses`` and ``grad_norms`` have one global mean a step, warm-up first. ``evidence`` maps a
+    ``losses`` and ``grad_norms`` have one global mean a step, warm-up first; ``projections`` are of
+    the same steps, None where they were not taken (a training, a trial). ``evidence`` maps a
     strategy's name to the facts read back. ``configs`` holds the launch file and, under
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
     "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
@@ -186,6 +205,7 @@ class Result:
     accumulation: int = 1
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+    projections: Projections | None = None
     ranks: list[Rank] = field(default_factory=list)
     audit: list[Check] = field(default_factory=list)
     evidence: dict[str, dict[str, Any]] = field(default_factory=dict)

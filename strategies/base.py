@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ALTERS",
     "TRAITS",
     "Attachment",
     "BadInput",
@@ -80,6 +81,16 @@ TRAITS = {
 """Trait -> meaning. A part that cannot work beside one refuses the trait, never a name."""
 
 
+ALTERS = {
+    "rounding": "operands of products, or weights, are rounded to a shorter type",
+    "forward": "the forward pass computes something else",
+    "gradients": "gradients are not those of all weights, or are changed on their way",
+    "update": "the optimizer writes something else than AdamW would",
+}
+"""What a strategy may alter by design -> meaning. From it follows how far a row's first step, or
+all of its steps, may be from the reference's (``harness.report.data.parity``)."""
+
+
 class Parity(Enum):
     """How a recipe's losses relate to the reference row's.
 
@@ -141,6 +152,9 @@ class Attachment(Protocol):
     def tensors(self) -> Iterable[torch.Tensor]:
         """Every tensor held, so that the meter can name the bytes."""
 
+    def averages(self) -> Sequence[torch.Tensor]:
+        """Averages of the weights, laid out as ``Engine.shards``; empty where it keeps none."""
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, saved beside the engine's checkpoint."""
 
@@ -156,6 +170,10 @@ class Watcher:
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """Nothing is held."""
+        return ()
+
+    def averages(self) -> Sequence[torch.Tensor]:
+        """No average is kept."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:

@@ -58,6 +58,11 @@ class Recipe:
         return Parity.EXACT if exact else Parity.BY_DESIGN
 
     @property
+    def altering(self) -> tuple[Strategy, ...]:
+        """The parts that change the computation by design."""
+        return tuple(s for s in self.strategies if s.promise() is not Parity.EXACT)
+
+    @property
     def accumulation(self) -> int:
         """Micro batches an optimizer step, on every process."""
         part = self.in_slot(Slot.ACCUMULATE)

@@ -27,6 +27,10 @@ class Strategy:
     name: ClassVar[str]
     slot: ClassVar[Slot]
     parity: ClassVar[Parity] = Parity.EXACT
+    alters: ClassVar[tuple[str, ...]] = ()
+    """What of a step it changes by design, in words of ALTERS; nothing where it is exact."""
+    unit: ClassVar[float] = 0.0
+    """Unit roundoff of the type that it rounds to, where it alters "rounding"."""
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
 

@@ -22,7 +22,7 @@ from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_settings, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import derive
+from harness.report.data import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -51,7 +51,6 @@ class Control:
     """One run beside the plain one. ``sabotage`` is empty where it must be equal."""
 
     name: str
-    what: str
     adds: str
     sabotage: str = ""
 
@@ -70,17 +69,14 @@ class _Quiet(Progress):
 
 def all_controls() -> list[Control]:
     """Those that must be equal first."""
-    same = [
-        Control(name=name, what="the same computation", adds=adds) for name, adds in SAME.items()
-    ]
+    same = [Control(name=name, adds=adds) for name, adds in SAME.items()]
     others = [
         Control(
             name=name,
-            what=(change.__doc__ or "").partition(":")[0].rstrip("."),
             adds=HALVES if "micro_batch" in name else "",
             sabotage=name,
         )
-        for name, change in SABOTAGES.items()
+        for name in SABOTAGES
     ]
     return same + others
 
@@ -108,7 +104,7 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     plain = row.resolved.spec
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
     try:
-        reference = _ended(Control(name="plain", what="", adds=""), plain, out, options, progress)
+        reference = _ended(Control(name="plain", adds=""), plain, out, options, progress)
         if reference.status is not Status.OK:
             console.print(f"the plain run is {reference.status.value}: {reference.reason}")
             return FAILED
@@ -156,32 +152,25 @@ def _word(control: Control, result: Result, reference: Result) -> str:
     """How the report would read it, had it promised the same computation."""
     if result.status is not (Status.VOID if control.sabotage else Status.OK):
         return result.status.value
-    loss, norm = derive.parity_limits(reference)
-    losses = derive.beyond(result.losses, reference.losses, loss)
-    norms = derive.beyond(result.grad_norms, reference.grad_norms, norm)
-    return derive.parity(result.parity, reference.parity, losses, norms)
+    allowed = parity.limits([reference])
+    return parity.against_the_reference(result, reference, allowed).word
 
 
 def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: Console) -> int:
     """Print the table and what follows from it; the exit code."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for head in ("control", "loss", "norm", "reads", "must read"):
+    for head in ("control", *parity.MEASURES, "reads"):
         table.add_column(head, no_wrap=head != "control", overflow="fold")
     for control, (result, word) in words.items():
-        far = derive.curve_distance(result.losses, reference.losses)
-        norm = derive.curve_distance(result.grad_norms, reference.grad_norms)
-        distances = ("-" if d is None else f"{d:.1e}" for d in (far, norm))
-        style = "" if word == control.expected else "red"
-        table.add_row(
-            f"{control.name.replace('_', ' ')}: {control.what}",
-            *distances,
-            word,
-            control.expected,
-            style=style,
-        )
+        far = parity.distances(result, reference)
+        cells = (f"{far[m]:.1e}" if m in far else "-" for m in parity.MEASURES)
+        right = word == control.expected
+        reads = word if right else f"{word}, NOT {control.expected}"
+        table.add_row(control.name.replace("_", " "), *cells, reads, style="" if right else "red")
     console.print(table)
-    limits = " and ".join(f"{limit:g}" for limit in derive.parity_limits(reference))
-    console.print(f"limits of loss and gradient norm here: {limits}, relative to the plain run")
+    allowed = parity.limits([reference])
+    limits = ", ".join(f"{m} {getattr(allowed, m):g}" for m in parity.MEASURES)
+    console.print(f"limits here, relative to the plain run: {limits} ({allowed.why})")
     for control, (result, word) in words.items():
         if word == result.status.value:
             console.print(f"{control.name} did not end as it must: {word}: {result.reason}")

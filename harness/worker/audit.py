@@ -15,13 +15,18 @@ import torch
 
 from harness.data.feed import sample_order
 from harness.resolve import Resolved
-from harness.result import Check
+from harness.result import Check, Projections
 from harness.worker.loop import Log
 from strategies.base import NotInForce
 from strategies.engine import Layout, Told, Trained
 from strategies.evidence import states
 
 __all__ = ["audit", "collect_evidence", "gather", "weights_digest"]
+
+
+STEPS_TO_MOVE = 3
+"""From adaLN-Zero the first gradient reaches the last layer alone, the second what opens the
+blocks, the third all."""
 
 
 def weights_digest(module: torch.nn.Module) -> str:
@@ -59,6 +64,7 @@ def audit(
     log: Log,
     losses: list[float],
     digest: str,
+    did: Projections | None = None,
 ) -> list[Check]:
     """The checks that hold for every recipe.
 
@@ -66,6 +72,7 @@ def audit(
         log: of this rank: the samples that it consumed, and what clipping did.
         losses: global mean loss of each step.
         digest: hash of the initial weights on this rank.
+        did: what the optimizer did to each parameter, where that was watched.
     """
     spec, accelerator, told = resolved.spec, trained.accelerator, trained.engine.told(trained)
     twins = gather(trained, [[m.tolist() for m in step] for step in log.positions])
@@ -97,6 +104,7 @@ def audit(
         rows.append(("process group", "fake", torch.distributed.get_backend()))
     else:  # a simulated rank learns from its own samples alone: its losses mean nothing
         rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
+    rows += _stepped(trained, did)
     if told.micro_batch is not None:
         rows.append(("engine's micro batch", resolved.micro_batch, told.micro_batch))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
@@ -126,6 +134,18 @@ def gather(trained: Trained, value: Any) -> list[Any]:
 def _steps_taken(trained: Trained, told: Told) -> int | None:
     """Optimizer steps by the engine's count, or by the optimizer's own state."""
     return states.counted(trained) if told.steps is None else told.steps
+
+
+def _stepped(trained: Trained, did: Projections | None) -> list[tuple[str, Any, Any]]:
+    """That no weight was left out: each state's own count of steps on every rank, and each
+    parameter's way. A flat piece counts once for all parameters in it; their ways tell."""
+    counts = sorted({n for rank in gather(trained, states.each_count(trained)) for n in rank})
+    rows = [("steps of each weight", [trained.optimizer_steps], counts)] if counts else []
+    if did is not None and trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
+        kinds = (did.update, did.moment)
+        still = [name for name in did.update if not any(any(k.get(name, ())) for k in kinds)]
+        rows.append(("parameters that were not stepped", [], still))
+    return rows
 
 
 def _clipping(trained: Trained, told: Told, log: Log) -> float | str:

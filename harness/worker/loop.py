@@ -12,6 +12,7 @@ import torch
 from harness.data.feed import Batch, Feed
 from harness.subjects.objectives import Objective
 from harness.worker.meter import Meter
+from harness.worker.projections import Inputs
 from strategies.engine import Trained
 
 __all__ = ["Log", "Run", "optimizer_step", "timed_step"]
@@ -32,7 +33,8 @@ class Log:
     """What the loop writes down, step by step, without waiting for the device.
 
     ``earlier`` and ``earlier_norms`` are of the training that this one resumes. ``clipped`` is the
-    gradient norm before and after the first clipping; None where nothing of ours clips.
+    gradient norm before and after the first clipping; None where nothing of ours clips. ``inputs``
+    is shown the batches of the first step, where somebody asks for them.
     """
 
     earlier: list[float] = field(default_factory=list)
@@ -42,6 +44,7 @@ class Log:
     positions: list[list[np.ndarray]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     clipped: tuple[float, float] | None = None
+    inputs: Inputs | None = None
 
     def all_losses(self, run: Run) -> list[float]:
         """Mean loss over all ranks, one a step; every rank takes part."""
@@ -61,6 +64,8 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
 
     def loss_of(batch: Batch) -> torch.Tensor:
         positions.append(batch.positions)
+        if log.inputs is not None and not log.losses:
+            log.inputs.add(batch)
 
         def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
             return trained.subject.predict(trained.model, x, t_B, batch.conditions)

@@ -12,12 +12,13 @@ import numpy as np
 from harness.memory import dissect
 from harness.memory.tracer import trace_step
 from harness.resolve import Resolved
-from harness.result import Check, Rank, Result, Status
+from harness.result import Check, Projections, Rank, Result, Status
 from harness.worker import environment, record, setup
 from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.loop import Log, Run, optimizer_step, timed_step
 from harness.worker.memory_limit import hold
 from harness.worker.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.projections import Watch
 from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
@@ -82,14 +83,16 @@ def measure(
     if training is not None:
         training.begin(bench.run, resolved, bench.log)
     touched = [sabotage(bench.run, control)] if control else []
+    watch = _watch(bench) if training is None and memory_limit is None else None
     train_steps(bench, training)
+    did = watch.end(gather) if watch else None
     averages = _record(bench)
     reporter.enter("anatomy")
     traced = training is None and memory_limit is None
     categories = traced_steps(bench) if traced else {}
     if portrait:
         _portray(bench)
-    losses, evidence, checks = _prove(bench)
+    losses, evidence, checks = _prove(bench, did)
     reporter.enter("save")
     if training is not None:
         training.finish(bench.run, resolved)
@@ -98,7 +101,7 @@ def measure(
     if not bench.accelerator.is_main_process:
         return None
     checks = touched + checks
-    facts = {"started": started, "key_averages": averages, "evidence": evidence}
+    facts = {"started": started, "key_averages": averages, "evidence": evidence, "projections": did}
     return _result(bench, ranks, losses, checks, facts)
 
 
@@ -120,6 +123,16 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
     return Bench(
         resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log()
     )
+
+
+def _watch(bench: Bench) -> Watch | None:
+    """Of the steps that are compared; None where one rank stands for many, and has its own share
+    of everything alone."""
+    if bench.resolved.spec.world:
+        return None
+    watch = Watch(bench.run.trained, bench.run.feed)
+    bench.log.inputs = watch.inputs
+    return watch
 
 
 def train_steps(bench: Bench, training: Training | None) -> None:
@@ -178,13 +191,16 @@ def _portray(bench: Bench) -> None:
         taken.write(bench.folder / "anatomy.json")
 
 
-def _prove(bench: Bench) -> tuple[list[float], dict[str, Any], list[Check]]:
+def _prove(
+    bench: Bench, did: Projections | None
+) -> tuple[list[float], dict[str, Any], list[Check]]:
     """Losses of all ranks, each strategy's evidence, and the audit's checks."""
     resolved, run, log = bench.resolved, bench.run, bench.log
     bench.reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
     losses = log.all_losses(run)
-    return losses, evidence, audit(resolved, run.trained, log, losses, run.digest) + checks
+    found = audit(resolved, run.trained, log, losses, run.digest, did)
+    return losses, evidence, found + checks
 
 
 def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:

@@ -9,6 +9,7 @@ reads names and docstrings here: torch is imported where it is used.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,18 @@ def other_labels_dropped(run: Run) -> None:
     run.feed.micro_batches = kept
 
 
+def average_a_step_late(run: Run) -> None:
+    """The average of the weights misses the first step."""
+    for attachment in run.trained.attached.values():
+        if attachment.averages():
+            attachment.after_step = _from_the_second_on(attachment.after_step)
+
+
+def _from_the_second_on(call: Callable[[], None]) -> Callable[[], None]:
+    calls = itertools.count()
+    return lambda: call() if next(calls) else None
+
+
 SABOTAGES: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -126,6 +139,7 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
         one_parameter_not_stepped,
         one_micro_batch_dropped,
         other_labels_dropped,
+        average_a_step_late,
     )
 }
 """Name -> what is done to a run before its first step."""

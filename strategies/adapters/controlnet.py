@@ -27,6 +27,7 @@ class ControlNet(Strategy):
     name: ClassVar[str] = "controlnet"
     slot: ClassVar[Slot] = Slot.ADAPT
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = (
         "Zhang et al. 2023 (arXiv:2302.05543); on a DiT: Chen et al. 2024 (arXiv:2401.05252)"
     )

@@ -62,6 +62,7 @@ class Lora(Strategy):
     name: ClassVar[str] = "lora"
     slot: ClassVar[Slot] = Slot.ADAPT
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = "Hu et al. 2021, LoRA (arXiv:2106.09685); peft"
     needs: ClassVar[tuple[str, ...]] = ("peft",)
     magnitudes: ClassVar[bool] = False
@@ -99,6 +100,7 @@ class Qlora(Lora):
     """LoRA over frozen weights stored in 4 bits (nf4), two to a byte, unpacked for each product."""
 
     name: ClassVar[str] = "qlora"
+    alters: ClassVar[tuple[str, ...]] = ("forward", *Lora.alters)
     source: ClassVar[str] = "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes, peft"
     needs: ClassVar[tuple[str, ...]] = ("peft", "bitsandbytes")
 

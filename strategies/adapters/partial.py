@@ -21,6 +21,7 @@ class Head(Strategy):
     name: ClassVar[str] = "head"
     slot: ClassVar[Slot] = Slot.ADAPT
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = "Yosinski et al. 2014, How transferable are features (arXiv:1411.1792)"
 
     def traits(self) -> frozenset[str]:
@@ -65,6 +66,7 @@ class DiffFit(Strategy):
     name: ClassVar[str] = "difffit"
     slot: ClassVar[Slot] = Slot.ADAPT
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = "Xie et al. 2023, DiffFit (arXiv:2304.06648)"
 
     def traits(self) -> frozenset[str]:

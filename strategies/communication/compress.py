@@ -30,6 +30,7 @@ class Compress(Strategy):
     name: ClassVar[str] = "compress"
     slot: ClassVar[Slot] = Slot.COMPRESS
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients",)
     source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (arXiv:1905.13727); torch DDP comm hooks"
 
     kind: str = "bf16"

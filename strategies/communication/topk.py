@@ -66,6 +66,7 @@ class TopK(Strategy):
     name: ClassVar[str] = "topk"
     slot: ClassVar[Slot] = Slot.COMPRESS
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients",)
     source: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression (arXiv:1712.01887)"
 
     keep: float = 0.01

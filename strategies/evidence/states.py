@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.evidence.stored import bytes_of, tensors
+from strategies.evidence.stored import bytes_of, tensors, wrapped
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["agree", "count_steps", "counted", "per_element", "steps"]
+__all__ = ["agree", "count_steps", "counted", "each_count", "first_moment", "per_element", "steps"]
 
 
 def per_element(trained: Trained) -> float:
@@ -38,6 +38,26 @@ def counted(trained: Trained) -> int | None:
     """Optimizer steps by the highest count in the optimizer's state; None where it has none."""
     counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
     return int(max(map(float, counts))) if counts else None
+
+
+def each_count(trained: Trained) -> list[int]:
+    """Optimizer steps by the state of each weight, or piece, that the optimizer updates on this
+    rank: 0 where it has none. Empty where no state keeps a count."""
+    state, counts = trained.inner_optimizer.state, []
+    for _, weight in trained.engine.shards(trained):
+        if weight.numel():
+            counts.append(int(state.get(weight, {}).get("step", 0)))
+    return counts if any(counts) else []
+
+
+def first_moment(trained: Trained, weight: torch.Tensor) -> torch.Tensor | None:
+    """The running mean of the gradients of a weight, or piece, that the optimizer updates; None
+    where it keeps none as plain numbers."""
+    state = trained.inner_optimizer.state.get(weight, {})
+    named = (state.get(name) for name in ("exp_avg", "momentum_buffer"))
+    found = next((moment for moment in named if moment is not None), None)
+    plain = found is not None and found.is_floating_point() and not wrapped((type(found),))
+    return found if plain and found.numel() == weight.numel() else None
 
 
 def steps(trained: Trained) -> int:

@@ -20,6 +20,7 @@ class Adafactor(Strategy):
     name: ClassVar[str] = "adafactor"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Shazeer and Stern 2018 (arXiv:1804.04235); torch.optim.Adafactor"
 
     def traits(self) -> frozenset[str]:

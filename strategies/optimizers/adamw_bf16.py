@@ -20,6 +20,7 @@ class AdamWBf16(Strategy):
     name: ClassVar[str] = "adamw_bf16"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
 
     write: str = "stochastic"

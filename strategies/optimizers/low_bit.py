@@ -22,6 +22,7 @@ class Adam8bit(Strategy):
     name: ClassVar[str] = "adam8bit"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Dettmers et al. 2022, 8-bit Optimizers (arXiv:2110.02861)"
     needs: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
 
@@ -88,6 +89,7 @@ class Adam4bit(Strategy):
     name: ClassVar[str] = "adam4bit"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Li et al. 2023, 4-bit States (arXiv:2309.01507); torchao.optim"
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
 

@@ -24,6 +24,7 @@ class Muon(Strategy):
     name: ClassVar[str] = "muon"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = (
         "Jordan et al. 2024, Muon; Liu et al. 2025, Moonlight (arXiv:2502.16982)"
     )

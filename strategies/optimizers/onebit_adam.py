@@ -26,6 +26,7 @@ class OneBitAdam(Strategy):
     name: ClassVar[str] = "onebit_adam"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Tang et al. 2021, 1-bit Adam (arXiv:2102.02888)"
 
     freeze: int = 2

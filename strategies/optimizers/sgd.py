@@ -20,6 +20,7 @@ class Sgd(Strategy):
     name: ClassVar[str] = "sgd"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Robbins and Monro 1951; Sutskever et al. 2013 (momentum); torch.optim"
 
     momentum: float = 0.9

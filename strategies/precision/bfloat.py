@@ -46,6 +46,8 @@ class Bf16Pure(Strategy):
     name: ClassVar[str] = "bf16_pure"
     slot: ClassVar[Slot] = Slot.PRECISION
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("rounding", "update")
+    unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 

@@ -20,6 +20,7 @@ class Fp16(Bf16):
     """
 
     name: ClassVar[str] = "fp16"
+    unit: ClassVar[float] = 2**-11
     source: ClassVar[str] = (
         "Micikevicius et al. 2018 (arXiv:1710.03740); torch.amp.GradScaler, DeepSpeed's fp16"
     )

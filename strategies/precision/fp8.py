@@ -32,6 +32,7 @@ class Fp8(Bf16):
     """
 
     name: ClassVar[str] = "fp8"
+    unit: ClassVar[float] = 2**-4
     source: ClassVar[str] = (
         "Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv:2209.05433); "
         "torchao.float8.convert_to_float8_training"

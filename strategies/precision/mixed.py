@@ -72,6 +72,8 @@ class Tf32(Fp32):
 
     name: ClassVar[str] = "tf32"
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("rounding",)
+    unit: ClassVar[float] = 2**-11
     source: ClassVar[str] = "NVIDIA A100 white paper 2020 (TF32); facebookresearch/DiT train.py"
     needs: ClassVar[tuple[str, ...]] = ("tf32",)
 
@@ -96,6 +98,8 @@ class Bf16(Strategy):
     name: ClassVar[str] = "bf16"
     slot: ClassVar[Slot] = Slot.PRECISION
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("rounding",)
+    unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 

@@ -80,6 +80,7 @@ class Prune(Strategy):
     name: ClassVar[str] = "prune"
     slot: ClassVar[Slot] = Slot.SPARSIFY
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = "Han et al. 2015, Weights and Connections (arXiv:1506.02626)"
 
     fraction: float = 0.5

@@ -34,6 +34,7 @@ class Sparse24(Strategy):
     name: ClassVar[str] = "sparse24"
     slot: ClassVar[Slot] = Slot.SPARSIFY
     parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = "Mishra et al. 2021 (arXiv:2104.08378); torchao.sparsity.training"
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")
 

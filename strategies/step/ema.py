@@ -84,6 +84,10 @@ class Average:
         """The averaged shards."""
         return self.shards
 
+    def averages(self) -> list[Any]:
+        """The averaged shards."""
+        return self.shards
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's shards."""
         return {"shards": self.shards, "witness": self.witness, "updates": self.updates}

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.report import build, read_suite
 from harness.report.rendering import markdown
 from harness.report.rendering.export import csv_text
-from harness.report.stories.claim_rules import LARGE
+from harness.report.stories.claim_sweeps import LARGE
 from harness.result import (
     Categories,
     Check,

@@ -23,7 +23,6 @@ from harness.report import SuiteHead, build, print_report, write_report
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.rows import read_suite
 from harness.report.rendering import export, html, markdown, svg, terminal
-from harness.report.rendering.tables import group_grids
 from harness.result import Status, load_all
 from tests.made.results import FULL, cpu_set, done, gpu_set
 
@@ -108,7 +107,7 @@ def test_formats_agree(name):
     data = json.loads(export.json_text(report))["groups"][0]["rows"]
     assert len(raw) == len(pages) == len(marks) == len(data) > 5
     for line, page, mark, row in zip(raw, pages, marks, data, strict=True):
-        assert page == mark
+        assert page == {**mark, "Notes": mark["Notes"].replace(", ", " ")}
         assert page["Recipe"] == line["recipe"] == row["spec"]["recipe"]
         speed = float(line["samples_per_second"])
         assert float(page["Samples/s"]) == pytest.approx(speed, abs=0.051)
@@ -397,19 +396,6 @@ def test_bars_of_the_split_add_up_to_the_peak():
         names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
         parts = sum(numbers[f"{name}_bytes"] for name in names)
         assert parts + numbers["untraced_raw_bytes"] == numbers["peak_bytes"]
-
-
-def test_effects_pair_rows_that_differ_in_one_part():
-    lines = group_grids(report_of("gpu").groups[0])["effects"].lines
-    assert lines == [["bf16", "ddp", "2.83", "-25.0"], ["checkpoint", "ddp", "0.77", "-53.4"]]
-
-
-def test_effects_are_not_of_other_processes():
-    pair = ("ddp", "ddp+checkpoint")
-    results = [r for r in recorded("cpu") if r.spec.recipe in pair and not r.spec.repeat]
-    for count, found in ((2, 1), (1, 0)):
-        results[0].spec = dataclasses.replace(results[0].spec, processes=count)
-        assert len(group_grids(build(results, []).groups[0])["effects"].lines) == found
 
 
 def test_report_needs_no_torch():

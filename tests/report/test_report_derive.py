@@ -269,52 +269,8 @@ def test_curve_distance(curve, reference, expected):
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_distances_are_shares_of_what_is_allowed_then():
-    early = [1.0] * derive.EARLY_STEPS
-    assert derive.beyond([1.0, 1.0 + 3e-5], early, 1e-5) == pytest.approx(3.0, rel=1e-3)
-    late = [*early, 1.0 + 3e-5]
-    assert derive.beyond(late, [*early, 1.0], 1e-5) == pytest.approx(0.03, rel=1e-3)
-    assert derive.beyond([*early, 1.002], [*early, 1.0], 1e-5) == pytest.approx(2.0, rel=1e-3)
-    assert derive.beyond([math.nan], [1.0], 1e-5) == math.inf
-    assert derive.beyond([], [1.0], 1e-5) is None
-
-
-@pytest.mark.parametrize(
-    ("meter", "facts", "tight"),
-    [
-        ("resident", {"compute_dtype": "float32"}, True),
-        ("resident", {"compute_dtype": "bfloat16"}, False),
-        ("resident", {}, False),
-        ("cuda", {"compute_dtype": "float32", "tf32": True}, False),
-        ("cuda", {"compute_dtype": "float32"}, False),
-    ],
-)
-def test_float32_on_a_cpu_is_held_closely(meter, facts, tight):
-    row = Result(status=Status.OK, spec=Spec(recipe="ddp"), meter=meter, evidence={"fp32": facts})
-    limits = derive.FLOAT32_LIMITS if tight else (derive.PARITY_LIMIT,) * 2
-    assert derive.parity_limits(row) == limits
-
-
 def test_step_distances():
     assert derive.step_distances([1.0, 3.0], [1.0, 2.0]) == [0.0, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("parity", "reference", "loss", "grad", "word"),
-    [
-        ("exact", "exact", 1.0, 0.1, "equal"),
-        ("exact", "exact", 1.1, 0.1, "DIFFERS"),
-        ("exact", "exact", 0.1, 1.1, "DIFFERS"),
-        ("exact", "exact", 1e-6, None, "equal losses"),
-        ("exact", "exact", math.inf, None, "DIFFERS"),
-        ("by design", "exact", 0.3, 0.3, "by design"),
-        ("exact", "exact", None, None, "not comparable"),
-        ("exact", "by design", 0.0, 0.0, "not comparable"),
-        ("by design", "by design", 0.0, 0.0, "by design"),
-    ],
-)
-def test_parity(parity, reference, loss, grad, word):
-    assert derive.parity(parity, reference, loss, grad) == word
 
 
 def test_the_power_that_a_curve_grows_with():

@@ -10,10 +10,12 @@ import dataclasses
 import pytest
 from conftest import TINY, launched
 
-from harness.report.data import derive
+from harness.report.data import parity
 from harness.result import Result, Status
 from harness.spec import Spec
+from harness.worker.audit import gather
 from harness.worker.loop import optimizer_step
+from harness.worker.projections import Watch
 from harness.worker.sabotage import SABOTAGES
 
 SPEC = Spec(recipe="single", model="DiT-S/4:depth=2", global_batch=8, warmup=2, steps=6)
@@ -28,6 +30,8 @@ def trained_as(train_here):
         run, log = train_here(spec, 0)
         if sabotage:
             sabotage(run)
+        watch = Watch(run.trained, run.feed)
+        log.inputs = watch.inputs
         for step in range(spec.warmup + spec.steps):
             optimizer_step(run, step, log)
         return Result(
@@ -35,6 +39,7 @@ def trained_as(train_here):
             spec=spec,
             losses=log.all_losses(run),
             grad_norms=log.all_norms(),
+            projections=watch.end(gather),
             evidence={"fp32": {"compute_dtype": "float32"}},
         )
 
@@ -54,20 +59,15 @@ def reference(trained_as, kept) -> Result:
     return kept["plain"]
 
 
-def word(row: Result, reference: Result) -> str:
+def verdict(row: Result, reference: Result) -> parity.Verdict:
     """What the report says of a row that promised the reference's computation."""
-    loss, norm = derive.parity_limits(reference)
-    return derive.parity(
-        "exact",
-        "exact",
-        derive.beyond(row.losses, reference.losses, loss),
-        derive.beyond(row.grad_norms, reference.grad_norms, norm),
-    )
+    return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
 @pytest.mark.parametrize("recipe", [HALVES.recipe, "single+checkpoint", "single+adamw:impl=plain"])
 def test_the_same_computation_in_another_way_is_equal(recipe, trained_as, reference):
-    assert word(trained_as(dataclasses.replace(SPEC, recipe=recipe)), reference) == "equal"
+    row = trained_as(dataclasses.replace(SPEC, recipe=recipe))
+    assert verdict(row, reference) == parity.Verdict("equal")
 
 
 def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
@@ -79,4 +79,15 @@ def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_another_computation_differs(name, trained_as, reference):
     spec = HALVES if "micro_batch" in name else SPEC
-    assert word(trained_as(spec, SABOTAGES[name]), reference) == "DIFFERS"
+    row = trained_as(spec, SABOTAGES[name])
+    assert verdict(row, reference).word == "DIFFERS"
+    # Without losses and norms too: what was done to the weights gives each of them away.
+    blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
+    assert verdict(blind, reference).word == "DIFFERS"
+
+
+def test_what_was_not_stepped_is_named(trained_as, reference):
+    row = trained_as(SPEC, SABOTAGES["one_parameter_not_stepped"])
+    blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
+    assert "1.0e+00 away" in verdict(blind, reference).what
+    assert "of blocks." in verdict(blind, reference).what

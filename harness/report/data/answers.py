@@ -70,9 +70,7 @@ class FastestThatFits:
 def believable(group: Group) -> list[Row]:
     """Rows that an answer may name, fastest first."""
     return [
-        row
-        for row in group.rows
-        if row.versus.parity != "DIFFERS" and row.numbers.need_bytes is not None
+        row for row in group.rows if not row.versus.wrong and row.numbers.need_bytes is not None
     ]
 
 

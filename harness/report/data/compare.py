@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import result
-from harness.report.data import derive, environment_facts, floor, speed, units
+from harness.report.data import derive, environment_facts, floor, parity, speed, units
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
 from harness.result import Result
@@ -30,8 +30,9 @@ class Change:
     """One spec that is in both sets. Ratios are new over old; None where a side has no number.
 
     ``step_limit_fraction``: the share up to which run-to-run variance explains another median;
-    None where no row was measured twice, and the steps' own intervals decide. ``loss_share`` and
-    ``grad_norm_share``: distances as shares of what rounding explains, above 1 moved.
+    None where no row was measured twice, and the steps' own intervals decide. ``loss_share``,
+    ``grad_norm_share`` and ``weights_share`` (of what the optimizer did): distances as shares of
+    what rounding explains, above 1 moved.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Change:
     grad_norm_distance: float | None = None
     loss_share: float | None = None
     grad_norm_share: float | None = None
+    weights_share: float | None = None
 
     @property
     def status_changed(self) -> bool:
@@ -97,6 +99,7 @@ class Change:
             "less memory" if less else "MORE MEMORY": self.peak_changed,
             "LOSS MOVED": self.loss_changed,
             "GRADIENTS MOVED": self.grad_norm_changed,
+            "WEIGHTS MOVED": (self.weights_share or 0.0) > 1.0,
         }
         return ", ".join(word for word, holds in changes.items() if holds)
 
@@ -204,13 +207,16 @@ def step_limit(old: Row, new: Row) -> float | None:
 
 
 def _computation(old: Result, new: Result) -> dict[str, float | None]:
-    """How far losses and gradient norms are apart, held to what the old row computed in."""
-    loss_limit, norm_limit = derive.parity_limits(old)
+    """How far two runs of one recipe are apart, held to what the old one computed in."""
+    far = parity.distances(new, old)
+    shares = parity.shares(new, old, parity.limits([old]))
+    did = [shares[measure] for measure in parity.OF_PARAMETERS if measure in shares]
     return {
-        "loss_distance": derive.curve_distance(new.losses, old.losses),
-        "grad_norm_distance": derive.curve_distance(new.grad_norms, old.grad_norms),
-        "loss_share": derive.beyond(new.losses, old.losses, loss_limit),
-        "grad_norm_share": derive.beyond(new.grad_norms, old.grad_norms, norm_limit),
+        "loss_distance": far.get("loss"),
+        "grad_norm_distance": far.get("norm"),
+        "loss_share": shares.get("loss"),
+        "grad_norm_share": shares.get("norm"),
+        "weights_share": max(did, default=None),
     }
 
 

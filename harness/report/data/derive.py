@@ -14,8 +14,6 @@ from harness.report.data.peak_flops import peak_flops
 from harness.result import Rank, Result, Status
 
 __all__ = [
-    "EARLY_STEPS",
-    "FLOAT32_LIMITS",
     "NOISE_LIMIT",
     "NO_FLOPS",
     "PARITY_LIMIT",
@@ -43,12 +41,6 @@ PARITY_LIMIT = 1e-3
 """Relative distance of a step's loss and gradient norm up to which two rows are equal, where no
 tighter one is known: a GPU may round a product's operands to TF32 (2^-11, some 5e-4), and its
 kernels add in any order."""
-FLOAT32_LIMITS = (1e-5, 2e-5)
-"""The same, of loss and of gradient norm, in float32 on CPUs in the first ``EARLY_STEPS``. Rows
-that compute alike lie within 3e-7 and 4e-6 there; gradients rounded to bfloat16 are 1e-7 and 4e-5
-away, gradients doubled behind the norm 2e-5 and 2e-4 (DiT-S/4, batch 8, 8 steps)."""
-EARLY_STEPS = 16
-"""Rounding grows from step to step, as training is chaotic: later ones are held to PARITY_LIMIT."""
 LEAST = 1e-12
 """Keeps a relative distance to zero finite."""
 NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
@@ -206,43 +198,10 @@ def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float 
     return worst
 
 
-def parity_limits(reference: Result) -> tuple[float, float]:
-    """Up to which relative distance from it a step's loss and gradient norm are equal, early in
-    training: by what the reference computed in, and on what. Not by what the other row did, which
-    promised the same and may have computed in less."""
-    exact = reference.meter == "resident" and precision(reference.evidence) == "float32"
-    return FLOAT32_LIMITS if exact else (PARITY_LIMIT, PARITY_LIMIT)
-
-
-def beyond(curve: Sequence[float], reference: Sequence[float], limit: float) -> float | None:
-    """The distance of two curves as a share of what is allowed: above 1 they differ. ``limit``
-    holds for the first ``EARLY_STEPS``, PARITY_LIMIT for all; None without a common step."""
-    early = curve_distance(curve[:EARLY_STEPS], reference[:EARLY_STEPS])
-    whole = curve_distance(curve, reference)
-    return None if early is None or whole is None else max(early / limit, whole / PARITY_LIMIT)
-
-
 def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float | None]:
     """The relative distance of each step, as in ``curve_distance``."""
     pairs = zip(curve, reference, strict=False)
     return [curve_distance([a], [b]) for a, b in pairs]
-
-
-def parity(promised: str, reference: str, loss: float | None, grad: float | None) -> str:
-    """Whether a row computed what its reference did, in a word or two.
-
-    ``loss`` and ``grad`` are shares of what is allowed (``beyond``): "equal" up to 1, "DIFFERS"
-    above; "equal losses" where a row has no gradient norms (an engine may free gradients before
-    they can be read); "by design" for a row that did not promise the exact computation; "not
-    comparable" without a common step, or for an exact row whose reference is not exact itself.
-    """
-    if loss is None or (promised == "exact" and reference != "exact"):
-        return "not comparable"
-    if promised != "exact":
-        return "by design"
-    if max(loss, grad or 0.0) > 1.0:
-        return "DIFFERS"
-    return "equal losses" if grad is None else "equal"
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

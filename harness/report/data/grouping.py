@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.predict.prediction import Prediction
-from harness.report.data import derive
+from harness.report.data import derive, parity
 from harness.report.data.floor import Floor
 from harness.report.data.numbers import numbers
 from harness.report.data.predicted import predicted_and_measured
@@ -29,6 +29,7 @@ from harness.report.data.rows import (
     label,
     same_work,
 )
+from harness.report.data.siblings import beside, siblings_of
 from harness.report.data.speed import differ, margin_fraction
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -197,7 +198,8 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
     reference = members[place]
     best_first = sorted(members, key=_peak if draft.world else _slowness)
-    compared = [_against(row, reference, place) for place, row in enumerate(best_first, 1)]
+    siblings = siblings_of(members)
+    compared = [_against(row, reference, n, siblings) for n, row in enumerate(best_first, 1)]
     rows = _with_front(ranked(compared))
     reference = next(row for row in rows if row.versus.is_reference)
     return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
@@ -226,11 +228,10 @@ def _labelled(rows: list[Row]) -> list[Row]:
 # ---- a row against its reference ----
 
 
-def _against(row: Row, reference: Row, place: int) -> Row:
+def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) -> Row:
     ours, theirs, first = row.numbers, reference.numbers, reference.first
-    loss = _worst([derive.curve_distance(r.losses, first.losses) for r in row.results])
-    grad = _worst([derive.curve_distance(r.grad_norms, first.grad_norms) for r in row.results])
-    parity = _parity(row, first)
+    found = [parity.distances(result, first) for result in row.results]
+    verdict = _verdict(row, reference)
     peaks = (ours.peak_bytes, theirs.peak_bytes)
     versus = Versus(
         place=place,
@@ -241,18 +242,23 @@ def _against(row: Row, reference: Row, place: int) -> Row:
         speed_differs=None if row is reference else differ(row, reference),
         speed_margin_fraction=None if row is reference else margin_fraction(row, reference),
         peak_change_fraction=peaks[0] / peaks[1] - 1 if all(peaks) else None,
-        loss_distance=loss,
-        grad_norm_distance=grad,
-        parity="reference" if row is reference else parity,
+        loss_distance=_worst([distances.get("loss") for distances in found]),
+        grad_norm_distance=_worst([distances.get("norm") for distances in found]),
+        moment_distance=_worst([distances.get("moment") for distances in found]),
+        update_distance=_worst([distances.get("update") for distances in found]),
+        average_distance=_worst([distances.get("average") for distances in found]),
+        parity="reference" if row is reference else verdict.word,
+        differs_in=verdict.what,
     )
+    versus = beside(versus, row, siblings.get(id(row)))
     return dataclasses.replace(row, versus=versus)
 
 
-def _parity(row: Row, reference: Result) -> str:
-    loss_limit, norm_limit = derive.parity_limits(reference)
-    losses = [derive.beyond(r.losses, reference.losses, loss_limit) for r in row.results]
-    norms = [derive.beyond(r.grad_norms, reference.grad_norms, norm_limit) for r in row.results]
-    return derive.parity(row.first.parity, reference.parity, _worst(losses), _worst(norms))
+def _verdict(row: Row, reference: Row) -> parity.Verdict:
+    """The first repetition that is not as it should be speaks for all."""
+    allowed = parity.limits(reference.results)
+    verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
+    return next((verdict for verdict in verdicts if verdict.what), verdicts[0])
 
 
 def _worst(distances: list[float | None]) -> float | None:
@@ -264,7 +270,7 @@ def _with_front(rows: list[Row]) -> list[Row]:
     able = [
         r
         for r in rows
-        if r.versus.parity != "DIFFERS" and r.numbers.peak_bytes is not None and not r.spec.world
+        if not r.versus.wrong and r.numbers.peak_bytes is not None and not r.spec.world
     ]
     points = [(r.numbers.peak_bytes, r.numbers.samples_per_second) for r in able]
     front = {id(able[i]) for i in derive.pareto_front(points)}

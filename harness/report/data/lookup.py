@@ -13,7 +13,15 @@ from harness.spec import Spec
 from strategies import parse
 from strategies.engine import STEP_PHASES
 
-__all__ = ["Missing", "Rows", "beyond_state", "state_bytes", "state_share", "step_bytes"]
+__all__ = [
+    "Missing",
+    "Rows",
+    "beyond_state",
+    "state_bytes",
+    "state_share",
+    "step_bytes",
+    "step_meter",
+]
 
 
 class Missing(LookupError):
@@ -98,6 +106,14 @@ def step_bytes(row: Row) -> int:
         if any(peaks):
             return max(size for size in peaks if size)
     return _sum(row, CATEGORIES)
+
+
+def step_meter(row: Row) -> str | None:
+    """By which meter a row's ``step_bytes`` is: "allocator", "trace", or None without one."""
+    phases = {name for rank in row.first.ranks for name in rank.phases}
+    if row.first.meter == "cuda" and phases.intersection(STEP_PHASES):
+        return "allocator"
+    return None if row.numbers.parameters_bytes is None else "trace"
 
 
 def beyond_state(row: Row) -> int:

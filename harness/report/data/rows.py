@@ -14,6 +14,7 @@ from typing import Any
 from harness.report.data import derive
 from harness.report.data.floor import Floor
 from harness.report.data.numbers import Numbers
+from harness.report.data.parity import WRONG
 from harness.report.data.predicted import PredictedAndMeasured
 from harness.report.data.predicted_fit import PredictedFit
 from harness.result import Result, Status
@@ -53,6 +54,10 @@ class SuiteHead:
 class Versus:
     """A row against its reference row. ``front``: on the Pareto front of memory and speed.
 
+    ``parity`` is a word of ``harness.report.data.parity.Verdict``, and ``differs_in`` what stands
+    behind a bad one. ``sibling``: for a row that alters the computation by design, the plainest
+    other row that alters the same, and how far it is from that.
+
     ``place`` counts the rows as they are listed. ``rank`` is the best place that the noise leaves
     a row: one behind all that are faster beyond it. Rows that cannot be told from the fastest
     share the first. ``speed_differs``: from the reference's, beyond the noise; None: not known,
@@ -70,6 +75,18 @@ class Versus:
     loss_distance: float | None
     grad_norm_distance: float | None
     parity: str
+    moment_distance: float | None = None
+    update_distance: float | None = None
+    average_distance: float | None = None
+    differs_in: str = ""
+    sibling: str = ""
+    sibling_loss_distance: float | None = None
+    sibling_norm_distance: float | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it computed something else than it promised: it is in no answer."""
+        return self.parity in WRONG
 
 
 @dataclass(frozen=True, kw_only=True)

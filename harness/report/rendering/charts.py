@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from harness.report.data import derive, units
+from harness.report.data import derive, parity, units
 from harness.report.data.categories import CATEGORIES, title
 from harness.report.data.rows import Group, Row
 from harness.report.rendering.svg import (
@@ -132,8 +132,8 @@ def distances(group: Group) -> str:
     shown = [v for line in raised for v in line]
     if not shown:
         return ""
-    allowed, _ = derive.parity_limits(group.reference.first)
-    if len(reference) > derive.EARLY_STEPS:
+    allowed = parity.limits(group.reference.results).loss
+    if len(reference) > parity.EARLY_STEPS:
         allowed = derive.PARITY_LIMIT
     high = 10 ** math.ceil(math.log10(max(*shown, allowed) * 1.01))
     low = 10 ** math.floor(math.log10(min(shown)) + 1e-9)

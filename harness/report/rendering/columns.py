@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, speed, units
+from harness.report.data import derive, effect_reasons, parity, speed, units
 from harness.report.data.categories import CATEGORIES, title
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
@@ -23,6 +23,7 @@ __all__ = [
     "PREDICTED",
     "RANKING",
     "SHORT",
+    "SIBLINGS",
     "SIMULATED",
     "SPLIT",
     "TIME",
@@ -81,14 +82,15 @@ def flags(row: Row) -> str:
     """What a reader must know about a row before its numbers."""
     words = ["front"] if row.versus.front else []
     words += ["noisy"] if row.numbers.noisy else []
-    words += ["DIFFERS"] if row.versus.parity == "DIFFERS" else []
+    words += [row.versus.parity] if row.versus.wrong else []
+    words += [kind] if (kind := parity.computation(row.first)) else []
     return ", ".join([*words, *row.notes])
 
 
 def loss_cell(row: Row) -> str:
     """The parity verdict, with the distance wherever it is not equality."""
     word, distance = row.versus.parity, row.versus.loss_distance
-    if word in ("by design", "DIFFERS") and distance is not None:
+    if word in ("by design", "beyond design", "DIFFERS") and distance is not None:
         return f"{word} {units.one('distance', distance)}"
     return word
 
@@ -234,17 +236,30 @@ CATEGORY_ERRORS = (
     Column("Error %", lambda pair: pair[1].error, "error"),
 )
 EFFECTS = (
-    Column("Adding", lambda e: e.part),
+    Column("Adding", lambda e: e.words),
     Column("to", lambda e: e.base.label),
     Column("Samples/s x", lambda e: speed.ratio(e.row, e.base), "ratio"),
     Column("Peak %", lambda e: e.peak_change_fraction, "change"),
+    Column("Why", effect_reasons.why),
+)
+SIBLINGS = (
+    RECIPE,
+    Column("Alters by design", lambda r: parity.design(r.first)),
+    Column("Computation", lambda r: parity.computation(r.first) or None),
+    Column("Sibling", lambda r: r.versus.sibling),
+    Column("Loss distance", lambda r: r.versus.sibling_loss_distance, "distance"),
+    Column("Gradient norm distance", lambda r: r.versus.sibling_norm_distance, "distance"),
 )
 PARITY = (
     RECIPE,
     Column("Promised", lambda r: r.first.parity),
     Column("Loss distance", _versus("loss_distance"), "distance"),
     Column("Gradient norm distance", _versus("grad_norm_distance"), "distance"),
+    Column("Moment distance", _versus("moment_distance"), "distance"),
+    Column("Update distance", _versus("update_distance"), "distance"),
+    Column("Average distance", _versus("average_distance"), "distance"),
     Column("Verdict", lambda r: r.versus.parity),
+    Column("Differs in", lambda r: r.versus.differs_in or None),
     Column("First loss", lambda r: r.first.losses[0] if r.first.losses else None, "loss"),
     Column("Last loss", lambda r: r.first.losses[-1] if r.first.losses else None, "loss"),
 )

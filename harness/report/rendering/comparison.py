@@ -12,8 +12,8 @@ NOTE = (
     "Changed: the median step by more than Limit %, what equal rows may be apart from run to run "
     "(what a machine does from one day to another is not in it), or, where that is not known, by "
     "more than 5 % with p10 to p90 intervals that do not overlap; the peak by more than 2 % or "
-    "16 MiB; a loss or a gradient norm by more than rounding explains (in float32 on CPUs 1e-5 "
-    "and 2e-5 in the first 16 steps, else 1e-3)."
+    "16 MiB; a loss, a gradient norm, or what the optimizer did to a parameter, by more than "
+    "rounding explains (docs/reading-a-report.md)."
 )
 
 

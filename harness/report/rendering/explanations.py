@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+from harness.report.data import parity
+
 __all__ = ["GLOSSARY", "NOTES"]
+
+
+MEASURED = {
+    "loss": "a loss",
+    "norm": "a gradient norm",
+    "moment": "a moment",
+    "update": "an update or an average",
+}
+
+
+def _limits() -> str:
+    tight, wide = (
+        ", ".join(f"{getattr(limits, m):.0e} of {words}" for m, words in MEASURED.items())
+        for limits in (parity.FLOAT32, parity.WIDE)
+    )
+    return (
+        f"Limits: in float32 on CPUs {tight} in the first {parity.EARLY_STEPS} steps; on GPUs what "
+        f"repetitions of the reference are apart, times {parity.SLACK:g}; else {wide}."
+    ).replace("e-0", "e-")
+
 
 NOTES = {
     "ranking": "#: one more than the rows that are faster beyond the noise; rows that cannot be "
@@ -22,10 +44,13 @@ NOTES = {
     "time": "Each step counts as its slowest rank's. Set-up: import to prepared; warm-up and "
     "compilation are not timed steps. Compile: torch.compile's own, within the warm-up, from an "
     "empty cache.",
-    "parity": "Distance: the largest step's |a - b| / |b| to the reference row. A row that must "
-    "not change the computation DIFFERS beyond what rounding explains: in float32 on CPUs 1e-5 of "
-    "a loss and 2e-5 of a gradient norm in the first 16 steps, else 1e-3 (GPUs may round products "
-    "to TF32, and add in any order).",
+    "parity": "Distance: the largest step's |a - b| / |b| to the reference row; of moment, update "
+    "and average, the parameter's that is furthest away: a few signed sums of the optimizer's "
+    "first moment, of what the steps changed, and of the way of the averaged weights. A row that "
+    f"must not change the computation DIFFERS beyond what rounding explains. {_limits()}",
+    "siblings": "Rows that change the computation by design, each beside the plainest other row "
+    "that changes the same: of one computation they are held to each other, within what rounding "
+    "explains. Of another computation (in brackets) the distance is only shown.",
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
@@ -37,7 +62,9 @@ NOTES = {
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did. None seen: a "
-    "difference of speed that the noise explains.",
+    "difference of speed that the noise explains. Why: what the traced peak of one step, on the "
+    "fullest rank, was made of before and after, all as shares of the peak before; below 2 % "
+    "nothing is said to show.",
 }
 """Key of a table -> the note below it."""
 GLOSSARY = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from harness.report import stories
-from harness.report.data import speed, units
+from harness.report.data import parity, speed, units
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
@@ -95,7 +95,7 @@ def _group(group: Group, index: int, several: bool) -> str:
     floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
     parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(grids['ranking'])}")
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("types", "parity", "memory", "host", "predicted", "parts", "buckets"):
+    for key in ("types", "parity", "siblings", "memory", "host", "predicted", "parts", "buckets"):
         if grids[key].lines:
             errors = sentences.prediction_errors(group) if key == "predicted" else ""
             parts.append(_table(grids[key], errors))
@@ -126,7 +126,7 @@ def _head(group: Group, index: int, several: bool) -> str:
 
 def _warnings(texts: list[str]) -> str:
     """What is wrong in red; what is good to know, together, in grey."""
-    red = [text for text in texts if text.startswith("DIFFERS")]
+    red = [text for text in texts if parity.alarming(text)]
     grey = "".join(tag("p", text) for text in texts if text not in red)
     blocks = [tag("p", text, "warn") for text in red]
     return "\n".join(blocks + ([f'<div class="warn mild">{grey}</div>'] if grey else []))

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.report.data import environment_facts, units
+from harness.report.data import environment_facts, parity, units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.rendering.explanations import GLOSSARY
@@ -95,7 +95,7 @@ def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
         return f'<td class="{look}">{_pills(cell)}</td>'
     if head in NAMES:
         return breakable(cell, "td", f"{look} name")
-    if "DIFFERS" in cell:
+    if parity.alarming(cell):
         return tag("td", cell, f"{look} bad")
     if top and kind == "gib" and cell != units.NONE:
         share = 100 * _value(cell) / top
@@ -106,8 +106,9 @@ def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
 def _pills(cell: str) -> str:
     """Flags, each in a frame of its own."""
     known = {"reference": "", "front": "front", "noisy": "noisy", "DIFFERS": "alarm"}
+    known["beyond design"] = "alarm"
     words = [w for w in cell.split(", ") if w and w != units.NONE]
-    return "".join(
+    return " ".join(
         f'<span class="pill {known[w]}">{w}</span>' if w in known else escape(w) for w in words
     )
 

@@ -9,12 +9,13 @@ from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
 from harness.report.rendering import recorded, sentences, tables
 from harness.report.rendering.markdown_parts import table_lines
+from harness.report.rendering.story_stamp import story_stamp
 
 __all__ = ["render", "render_story"]
 
 SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "time"),
-    *("parity", "buckets"),
+    *("parity", "siblings", "buckets"),
 )
 """Keys of the tables below the ranking, in this order."""
 
@@ -43,9 +44,9 @@ def render_story(report: Report) -> str:
     lines = [f"# {report.suite.story}: {sentences.summary(report)}", ""]
     for grid in stories.tables(report):
         lines += _table(grid)
-    lines += [f"> {sentences.stamp(group)}" for group in report.groups[:1]]
-    lines += ["", f"{sentences.setting(report.groups[0])}." if report.groups else "", ""]
-    lines += [text for group in report.groups[:1] for text in (speed.noise_floor(group), "")]
+    if report.groups:
+        lines += [f"> {story_stamp(report)}", "", f"{sentences.setting(report.groups[0])}.", ""]
+        lines += [speed.noise_floor(report.groups[0]), ""]
     return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.data import units
+from harness.report.data import parity, units
 from harness.report.data.grid import Grid
 
 __all__ = ["table_lines"]
@@ -26,4 +26,4 @@ def _cell(text: str, head: str, alarm: bool) -> str:
     text = " ".join(text.split()).replace("|", "\\|")
     if head == "Recipe":
         return f"`{text}`"
-    return f"**{text}**" if alarm and "DIFFERS" in text else text
+    return f"**{text}**" if alarm and parity.alarming(text) else text

@@ -101,7 +101,7 @@ def _stair_boxes(front: list[Point]) -> list[Box]:
 
 def _point(at: Point, row: Row, label: str, spot: Point) -> str:
     """A row's mark and label; a far label gets a thread to its mark."""
-    alarm = row.versus.parity == "DIFFERS"
+    alarm = row.versus.wrong
     kind = "front" if row.versus.front else "alarm" if alarm else "behind"
     shape = element("circle", _tip(row), cx=at[0], cy=at[1], r=5, class_=f"dot {kind}")
     if row.versus.is_reference:

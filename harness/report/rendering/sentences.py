@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.report.data import derive, environment_facts
 from harness.report.data.predicted_fit import OUT_OF_MEMORY
-from harness.report.data.rows import Group, Report, label
+from harness.report.data.rows import Group, Report, Row, label
 from harness.result import Status
 
 __all__ = [
@@ -85,14 +85,14 @@ def _processes(group: Group) -> str:
 
 def warnings(group: Group) -> list[str]:
     """What a reader of this group must know, one sentence each."""
-    wrong = [row.label for row in group.rows if row.versus.parity == "DIFFERS"]
+    wrong = [f"{row.label} ({_what(row)})" for row in group.rows if row.versus.wrong]
     noisy = [row.label for row in group.rows if row.numbers.noisy]
     counts = {row.spec.processes for row in group.rows}
     texts = []
     if wrong:
         texts.append(
-            f"DIFFERS: {', '.join(wrong)} should compute what the reference does and does not; "
-            "left out of the answers and of the front."
+            f"Computed something else than promised: {'; '.join(wrong)}. Left out of the answers "
+            "and of the front."
         )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
@@ -103,6 +103,11 @@ def warnings(group: Group) -> list[str]:
     texts += _missing_flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
     return [*texts, *(f"Meter: {note}." for note in notes)]
+
+
+def _what(row: Row) -> str:
+    """The verdict of a row that is wrong, and what stands behind it."""
+    return ": ".join(filter(None, (row.versus.parity, row.versus.differs_in)))
 
 
 def _missing_flops(group: Group) -> list[str]:

@@ -1,22 +1,36 @@
-"""The pictures of a story, beside its tables: how memory and work grow with depth."""
+"""The pictures of a story, beside its tables: memory and work against depth, peaks against the
+batch."""
 
 from __future__ import annotations
 
 from harness.report.data import units
+from harness.report.data.lookup import Rows
 from harness.report.data.rows import Report
 from harness.report.rendering.charts import line_style
 from harness.report.rendering.svg import WIDTH, Scale, axes, drawing, element, polyline
-from harness.report.stories import depth
+from harness.report.stories import claim_tables, depth
 
 __all__ = ["keys", "pictures"]
 
 Lines = dict[str, list[tuple[int, float]]]
-"""Recipe -> (depth, value) of its points."""
+"""Recipe -> (depth or batch, value) of its points."""
 
 
 def pictures(report: Report) -> list[tuple[str, str, str]]:
     """(caption, small print, SVG) of each picture; none for a story that has none."""
-    points_of = depth.series(report) if report.suite.story == "depth" else {}
+    draw = {"depth": _of_depth, "claims": _of_claims}.get(report.suite.story)
+    return draw(report) if draw else []
+
+
+def keys(report: Report) -> list[tuple[str, str, str]]:
+    """Label, colour and dash of each recipe's line in the pictures."""
+    lines = {"depth": depth.series, "claims": sweep_lines}.get(report.suite.story)
+    recipes = lines(report) if lines else ()
+    return [(recipe, *line_style(index)) for index, recipe in enumerate(recipes)]
+
+
+def _of_depth(report: Report) -> list[tuple[str, str, str]]:
+    points_of = depth.series(report)
     if not points_of:
         return []
     small = "one step; both axes logarithmic"
@@ -34,10 +48,25 @@ def pictures(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
-def keys(report: Report) -> list[tuple[str, str, str]]:
-    """Label, colour and dash of each recipe's line in the pictures."""
-    recipes = depth.series(report) if report.suite.story == "depth" else ()
-    return [(recipe, *line_style(index)) for index, recipe in enumerate(recipes)]
+def sweep_lines(report: Report) -> Lines:
+    """Recipe -> (batch, its step's peak in % of what it is compared with), of two batches on."""
+    found = claim_tables.sweeps(Rows(report))
+    lines = {r: [(p.at, 100 * p.ours / p.base) for p in s.peaks] for (r, _), s in found.items()}
+    return {recipe: line for recipe, line in lines.items() if len(line) > 1}
+
+
+def _of_claims(report: Report) -> list[tuple[str, str, str]]:
+    lines = sweep_lines(report)
+    if not lines:
+        return []
+    small = "% of what each is compared with, at an equal global batch; batches logarithmic"
+    every = [point for line in lines.values() for point in line]
+    batches, shares = zip(*every, strict=True)
+    marks = tuple(sorted(set(batches)))
+    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
+    y = Scale(0.0, max(shares) * 1.05, 220.0, 26.0)
+    picture = _drawn(lines, x, y, ("global batch", "% of the peak"))
+    return [("A step's peak against the batch", small, picture)]
 
 
 def _chart(lines: Lines, name: str) -> str:
@@ -48,7 +77,11 @@ def _chart(lines: Lines, name: str) -> str:
     marks = tuple(sorted(set(depths)))
     x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
     y = Scale(min(values) * 0.8, max(values) * 1.25, 220.0, 26.0, log=True)
-    parts = axes(x, y, "blocks", name, y.end)
+    return _drawn(lines, x, y, ("blocks", name))
+
+
+def _drawn(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
+    parts = axes(x, y, *names, y.end)
     for index, (recipe, points) in enumerate(lines.items()):
         colour, dash = line_style(index)
         spots = [(x(d), y(v)) for d, v in points]
@@ -58,4 +91,5 @@ def _chart(lines: Lines, name: str) -> str:
         look = {"stroke": colour, "stroke_dasharray": dash or None, "class_": "curve"}
         parts.append(element("path", tip, d=polyline(spots), **look))
         parts += [element("circle", cx=a, cy=b, r=2.5, fill=colour) for a, b in spots]
-    return drawing(WIDTH, 260, parts, f"{name} against depth")
+    title = f"{names[1]} against {'depth' if names[0] == 'blocks' else names[0]}"
+    return drawing(WIDTH, 260, parts, title)

@@ -23,6 +23,7 @@ from harness.report.rendering.columns import (
     PREDICTED,
     RANKING,
     SHORT,
+    SIBLINGS,
     SIMULATED,
     SPLIT,
     TIME,
@@ -48,7 +49,7 @@ def _marks(row: Row) -> tuple[str, ...]:
         "reference": row.versus.is_reference,
         "front": row.versus.front,
         "noisy": row.numbers.noisy,
-        "alarm": row.versus.parity == "DIFFERS",
+        "alarm": row.versus.wrong,
     }
     return tuple(word for word, it_does in holds.items() if it_does)
 
@@ -88,6 +89,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
         _table("time", "Time", TIME, rows),
         _table("types", "Precision", TYPES, [r for r in rows if derive.types(r.first.evidence)]),
         _table("parity", "Same computation?", PARITY, compared),
+        _table("siblings", "Rows that alter the same", SIBLINGS, _with_siblings(compared)),
         _table("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
         _table("parts", "Predicted and traced, by category", CATEGORY_ERRORS, _categories(rows)),
         _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
@@ -99,6 +101,10 @@ def _categories(rows: list[Row]) -> list[tuple[Row, PredictedCategory]]:
     return [
         (row, category) for row in rows if row.predicted for category in row.predicted.categories
     ]
+
+
+def _with_siblings(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.versus.sibling]
 
 
 def _traced(rows: list[Row]) -> list[Row]:

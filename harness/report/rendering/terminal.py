@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from harness.report import stories
-from harness.report.data import speed, units
+from harness.report.data import parity, speed, units
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.compare import Comparison
 from harness.report.data.grid import Grid
@@ -88,7 +88,7 @@ def _group(group: Group, console: Console) -> None:
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
     for text in sentences.warnings(group):
-        console.print(f"[red]{escape(text)}[/red]" if "DIFFERS" in text else escape(text))
+        console.print(f"[red]{escape(text)}[/red]" if parity.alarming(text) else escape(text))
 
 
 def draw(grid: Grid, console: Console) -> None:

@@ -12,7 +12,7 @@ from harness.report.data.grid import Grid
 from harness.report.data.rows import Report
 from harness.report.stories import claims, depth, each, fast_dit, ladder
 
-__all__ = ["STORIES", "tables"]
+__all__ = ["OF_A_STEP", "STORIES", "tables"]
 
 STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "claims": claims.tables,
@@ -21,6 +21,8 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "fast_dit": fast_dit.tables,
     "depth": depth.tables,
 }
+OF_A_STEP = ("claims", "each", "ladder")
+"""Stories whose memory is the peak of one training step (``harness.report.data.lookup``)."""
 
 
 def tables(report: Report) -> list[Grid]:

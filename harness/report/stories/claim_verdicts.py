@@ -20,27 +20,30 @@ __all__ = [
     "Verdict",
     "change",
     "number",
+    "points",
     "share",
+    "spread_words",
 ]
 
 FRACTION, HALF, MUCH, SOME, NOTHING = 0.5, 0.45, 0.25, 0.05, 0.02
 """Shares of the peak, from which on a saving leaves only a fraction, halves, is much (or medium),
-is any at all; and from which on a cost is one."""
+is any at all; and from which on a cost is one. Each word ends where the next begins."""
 MOST_PLACES = 6
 
 
 class Verdict(str, Enum):
-    """What the numbers say of a claim."""
+    """What the numbers say of a claim, of the model and machine that they are of."""
 
-    HOLDS = "holds"
-    ONLY = "holds only when"
-    NOT = "does not hold"
+    HOLDS = "holds here"
+    ONLY = "holds here only"
+    NOT = "does not hold here"
+    NEAR = "cannot be told here:"
     OPEN = "not measured"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, the condition of ``holds only when``, and the numbers as a sentence."""
+    """A verdict, where it holds (or why it cannot be told), and the numbers as a sentence."""
 
     verdict: Verdict
     numbers: str
@@ -72,3 +75,15 @@ def change(fraction: float, *limits: float) -> str:
 def share(fraction: float, *limits: float) -> str:
     """A part of a whole as text."""
     return f"{100 * fraction:.{places(100 * fraction, [100 * x for x in limits])}f}%"
+
+
+def spread_words(spread: float | None) -> str:
+    """How far a value is known, behind it."""
+    if spread is None:
+        return "(of two points)"
+    return "+- <0.001" if spread < 0.001 else f"+- {spread:.2g}"
+
+
+def points(spread: float | None) -> str:
+    """How far two estimates of a share lie apart, in points of a hundred."""
+    return "of two points" if spread is None else f"+-{100 * spread:.1f}"

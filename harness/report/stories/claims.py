@@ -1,9 +1,9 @@
 """The story "claims": what posts and docs say about saving memory, judged by measured rows.
 
-The rule of each claim is a small function in ``claim_rules``: the numbers decide, and a claim
-whose rows were not measured stays open, with the reason. The suite is
-``harness/suite/catalog/claims.yaml``; every claim is about one DiT, one machine and one step,
-which the report names.
+The rule of each claim is a small function in ``claim_sweeps`` (over batches) or ``claim_rules``
+(over depth and tokens): the numbers decide, and a claim whose rows were not measured stays open,
+with the reason. The suite is ``harness/suite/catalog/claims.yaml``; every claim is about one DiT,
+one machine and one step, which the report names.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.report.data.fits import Band
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
 from harness.report.data.rows import Report
-from harness.report.stories import claim_rules
+from harness.report.stories import claim_rules, claim_sweeps, claim_tables
 from harness.report.stories.claim_verdicts import (
     FRACTION,
     HALF,
@@ -38,24 +39,39 @@ class Claim:
 
 
 def tables(report: Report) -> list[Grid]:
-    """Each claim, who makes it, the verdict and the numbers."""
+    """Each claim, who makes it, the verdict and the numbers; then what they were taken from."""
     lines = []
     for number, (claim, judgement) in enumerate(judge(report), 1):
-        verdict = judgement.verdict.value + (
-            f" {judgement.condition}" if judgement.condition else ""
-        )
+        verdict = f"{judgement.verdict.value} {judgement.condition}".strip()
         lines.append([str(number), claim.says, claim.where, verdict, judgement.numbers])
     heads = ("Claim", "Who says so", "Verdict", "Measured")
     kinds = {"#": "count", **dict.fromkeys(heads, "text")}
+    rows = Rows(report)
+    title = f"Claims, measured on {rows.model}" if rows.model else "Claims, measured"
+    grids = [text_grid("claims", title, kinds, lines, _note(report))]
+    return [*grids, *claim_tables.tables(rows)]
+
+
+def _note(report: Report) -> str:
     much, half, fraction, some = map(share, (MUCH, HALF, FRACTION, SOME))
-    note = (
-        "Peaks are those of one training step: the allocator's on a GPU, the traced tensors' "
-        "without one. Each verdict is about the model and machine named below, at the batches it "
-        f"names (else {claim_rules.LARGE}). Much, or medium: from {much} of the peak on; half: "
-        f"from {half}; down to a fraction: from {fraction}; any: from {some}. Speeds are of the "
-        "few steps that each row took: other work on the machine shows in them."
+    by = "the allocator's" if _on_gpu(report) else "the traced tensors'"
+    return (
+        f"Here: the model, machine and step of this page. Peaks are {by}, of one training step. "
+        f"Each claim of a saving is judged at every batch measured. Much: from {much} of the peak "
+        f"on; half: from {half}; down to a fraction: from {fraction}; any, or little: from {some}; "
+        f"little to medium: from {some} to less than {half}. Where a verdict turns between two "
+        "batches, both peaks are taken to be linear between them, as a peak is but where it moves "
+        "to another instant of the step: the neighbours are certain, the batch between them is "
+        "not. Limit for large batches: the ratio of what one more sample adds to each, beyond the "
+        "state, from the two largest batches; behind +- how far the pair before them is from it, "
+        "in points. Powers: least squares through the logarithms of all points, +- the standard "
+        "error of the slope. Speeds are of the few steps that each row took: other work on the "
+        "machine shows in them."
     )
-    return [text_grid("claims", "Claims, measured", kinds, lines, note)]
+
+
+def _on_gpu(report: Report) -> bool:
+    return any(group.meter == "cuda" for group in report.groups[:1])
 
 
 def judge(report: Report) -> list[tuple[Claim, Judgement]]:
@@ -75,44 +91,48 @@ CLAIMS = (
     Claim(
         says="gradient checkpointing saves a medium to high share of memory",
         where="trainers' guides; DeepSpeed and Hugging Face performance docs",
-        rule=lambda rows: claim_rules.by_batch(rows, "single+checkpoint", MUCH),
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+checkpoint", Band(least=MUCH)),
     ),
     Claim(
         says="mixed precision saves much memory",
         where="trainers' guides",
-        rule=lambda rows: claim_rules.by_batch(rows, "single+bf16", MUCH),
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+bf16", Band(least=MUCH)),
     ),
     Claim(
         says="mixed precision halves memory",
         where="posts on AMP and bf16",
-        rule=lambda rows: claim_rules.by_batch(rows, "single+bf16", HALF),
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+bf16", Band(least=HALF)),
     ),
     Claim(
         says="training in pure bf16 halves memory",
         where="posts on low-memory fine-tuning",
-        rule=claim_rules.pure_bf16,
+        rule=claim_sweeps.pure_bf16,
     ),
     Claim(
         says="gradient accumulation saves little to medium memory at an equal global batch",
         where="trainers' guides",
-        rule=claim_rules.accumulation,
+        rule=claim_sweeps.accumulation,
     ),
-    Claim(says="pruning saves much memory in training", where="posts", rule=claim_rules.pruning),
-    Claim(says="smaller batches save memory", where="everywhere", rule=claim_rules.smaller_batch),
+    Claim(
+        says="pruning saves much memory in training",
+        where="posts",
+        rule=lambda rows: claim_sweeps.pruning(rows, Band(least=MUCH)),
+    ),
+    Claim(says="smaller batches save memory", where="everywhere", rule=claim_sweeps.smaller_batch),
     Claim(
         says="torch.autograd.grad or retain_graph=True costs memory",
         where="forum answers on out-of-memory errors",
-        rule=claim_rules.graph_kept,
+        rule=claim_sweeps.graph_kept,
     ),
     Claim(
         says="compressing or sparsifying gradients saves memory",
         where="posts; papers on communication are quoted for it",
-        rule=claim_rules.compression,
+        rule=claim_sweeps.compression,
     ),
     Claim(
         says="activations, not weights, fill the memory of diffusion models",
         where="posts on training diffusion models",
-        rule=claim_rules.activations_fill,
+        rule=claim_sweeps.activations_fill,
     ),
     Claim(
         says="sqrt(L) checkpoints take O(sqrt L) memory for one more forward",
@@ -132,6 +152,6 @@ CLAIMS = (
     Claim(
         says="LoRA needs a fraction of full fine-tuning's memory",
         where="Hu et al. 2021 (arXiv:2106.09685); posts",
-        rule=lambda rows: claim_rules.by_batch(rows, "single+lora", FRACTION),
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+lora", Band(least=FRACTION)),
     ),
 )

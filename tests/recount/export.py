@@ -1,0 +1,223 @@
+"""report.csv and report.json: every number in base units, by its name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.recount import answers
+from tests.recount import measures as m
+from tests.recount import predicted as p
+from tests.recount import versus as v
+from tests.recount.cells import GIB
+from tests.recount.columns import NUMBERS, UNFINISHED, VERSUS
+from tests.recount.raw import Group, ResultSet, Row, Run
+
+__all__ = ["csv_faults", "json_faults"]
+
+Take = Callable[[Row], Any]
+WHERE: dict[str, Take] = {
+    "recipe": lambda row: row.recipe,
+    "status": lambda row: "ok",
+    "device": lambda row: row.runs[0].device,
+    "meter": lambda row: row.first["meter"],
+    "processes": lambda row: row.spec["processes"],
+    "world": lambda row: row.spec.get("world") or None,
+    "global_batch": lambda row: row.spec["global_batch"],
+    "command": lambda row: row.first["command"],
+    "mfu_missing": lambda row: None if m.mfu_fraction(row) else str,
+}
+"""``str`` stands for any words."""
+
+
+def _predicted(take: Take) -> Take:
+    return lambda row: take(row) if p.prediction(row) else None
+
+
+def host_memory(row: Row) -> int | None:
+    """What a run on CPUs had: the machine's memory, or its container's."""
+    facts = row.first["environment"]
+    known = (facts.get("memory_bytes"), facts.get("container_bytes"))
+    return min((size for size in known if size), default=None)
+
+
+PREDICTED: dict[str, Take] = {
+    "predicted_by": lambda row: p.prediction(row)["method"],
+    "predicted_step_bytes": p.step_predicted,
+    "traced_step_bytes": p.step_traced,
+    "predicted_step_error_fraction": p.step_error,
+    "predicted_worst_category": lambda row: p.worst(row) and p.worst(row).name,
+    "predicted_worst_category_error_fraction": lambda row: p.worst(row) and p.worst(row).error,
+    "predicted_peak_bytes": p.run_predicted,
+    "predicted_peak_error_fraction": p.run_error,
+    "predicted_reserved_bytes": lambda row: p.prediction(row)["reserved"],
+    "predicted_reserved_error_fraction": lambda row: None,
+    "predicted_least_bytes": lambda row: p.run_predicted(row) * row.spec["processes"],
+    "available_bytes": host_memory,
+}
+COLUMNS = WHERE | VERSUS | NUMBERS | {name: _predicted(t) for name, t in PREDICTED.items()}
+UNCOUNTED = ("group",)
+"""Which group of the report a row is in: its place among the tables, which are checked there."""
+ENDED: dict[str, Callable[[Run], Any]] = {
+    "recipe": lambda run: run.spec["recipe"],
+    "status": lambda run: run.status,
+    "processes": lambda run: run.spec["processes"],
+    "global_batch": lambda run: run.spec["global_batch"],
+    "phase": lambda run: run.data["phase"],
+    "peak_so_far_bytes": lambda run: run.data["peak_so_far_bytes"] or m.peak_of(run.ranks),
+    "reason": UNFINISHED["Why"],
+    "way_out": UNFINISHED["Way out"],
+    "command": lambda run: run.data["command"],
+}
+OF_ENDED = ("phase", "peak_so_far_bytes", "reason", "way_out", "reserved_peak_bytes")
+
+
+def differs(found: Any, expected: Any) -> bool:
+    """Whether a value, as CSV's text or as JSON has it, is not the one expected."""
+    if expected is str:
+        return not found
+    if expected is None or (isinstance(expected, float) and not math.isfinite(expected)):
+        return found not in (None, "", "inf", "nan")
+    if isinstance(expected, bool) or not isinstance(expected, int | float):
+        return str(found) != str(expected)
+    try:
+        return not math.isclose(float(found), expected, rel_tol=1e-9, abs_tol=1e-12)
+    except (TypeError, ValueError):
+        return True
+
+
+# ---- CSV ----
+
+
+def csv_faults(path: Path, results: ResultSet) -> Iterator[str]:
+    """Mismatches of a report.csv: every row, every column."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    rows = {row.first["command"]: row for row in results.rows}
+    ended = {run.data["command"]: run for run in results.unfinished}
+    if len(lines) != len(rows) + len(ended):
+        yield f"{len(lines)} lines, {len(rows) + len(ended)} recounted"
+    for line in lines:
+        row = rows.get(line["command"])
+        if row:
+            yield from _values(line, COLUMNS, row, (*UNCOUNTED, *OF_ENDED[:-1]))
+        elif line["command"] in ended:
+            run = ended[line["command"]]
+            told = {name: text for name, text in line.items() if name in ENDED}
+            yield from _values(told, ENDED, run, ())
+        else:
+            yield f"{line['recipe']}: no raw result has its command"
+
+
+def _values(
+    found: dict[str, Any], columns: dict[str, Callable[[Any], Any]], subject: Any, skip: Any
+) -> Iterator[str]:
+    name = columns["recipe"](subject) if "recipe" in columns else subject.label
+    for head, value in found.items():
+        if head in skip:
+            continue
+        if head not in columns:
+            yield f"no rule here for the column {head!r}"
+        elif differs(value, columns[head](subject)):
+            yield f"{name}, {head}: {value!r} is written, {columns[head](subject)!r} recounted"
+
+
+# ---- JSON ----
+
+
+def json_faults(path: Path, results: ResultSet) -> Iterator[str]:
+    """Mismatches of a report.json."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    rows = {row.first["command"]: row for row in results.rows}
+    for group in data["groups"]:
+        for entry in group["rows"]:
+            row = rows.pop(entry["command"], None)
+            yield from _entry(entry, row) if row else [f"{entry['label']}: no raw result"]
+        yield from _answers(group, results)
+    yield from (f"{row.label} is missing" for row in rows.values())
+
+
+RAW: dict[str, Take] = {
+    "label": lambda row: row.label,
+    "spec": lambda row: row.spec,
+    "step_seconds": lambda row: [run.steps for run in row.runs],
+    "losses": lambda row: [run.data["losses"] for run in row.runs],
+    "grad_norms": lambda row: [run.data["grad_norms"] for run in row.runs],
+    "evidence": lambda row: row.evidence,
+    "environment": lambda row: row.first["environment"],
+    "command": lambda row: row.first["command"],
+}
+NOTED = ("notes",)
+
+
+def _entry(entry: dict[str, Any], row: Row) -> Iterator[str]:
+    for name, value in entry.items():
+        if name == "numbers":
+            yield from _values(value, {**COLUMNS, **NUMBERS}, row, ())
+        elif name == "versus_reference":
+            yield from _values(value, {**COLUMNS, **VERSUS}, row, ())
+        elif name == "predicted":
+            told = {k: v for k, v in value.items() if k != "parts"}
+            yield from _values(told, COLUMNS, row, ())
+            yield from _parts(value["parts"], row)
+        elif name == "loss_distances":
+            theirs = row.group.reference.first["losses"]
+            pairs = zip(row.first["losses"], theirs, strict=False)
+            again = [v.curve_distance([a], [b]) for a, b in pairs]
+            if any(differs(v, e) for v, e in zip(value, again, strict=True)):
+                yield f"{row.label}: loss_distances"
+        elif name in RAW:
+            # Fields that results had not when they were written are added as they are read.
+            again = RAW[name](row)
+            if name == "spec":
+                value = {k: v for k, v in value.items() if k in again}
+            if value != again:
+                yield f"{row.label}: {name} is not as in the raw result"
+        elif name not in NOTED:
+            yield f"no rule here for {name!r} of a row"
+
+
+def _parts(parts: list[dict[str, Any]], row: Row) -> Iterator[str]:
+    again = [
+        {
+            "category": part.name,
+            "predicted_bytes": part.predicted,
+            "traced_bytes": part.traced,
+            "error_fraction": part.error,
+        }
+        for part in p.parts(row)
+    ]
+    if len(parts) != len(again):
+        yield f"{row.label}: {len(parts)} categories, {len(again)} recounted"
+    for part, other in zip(parts, again, strict=False):
+        if set(part) != set(other) or any(differs(part[k], other[k]) for k in part):
+            yield f"{row.label}: {part} is written, {other} recounted"
+
+
+def _answers(data: dict[str, Any], results: ResultSet) -> Iterator[str]:
+    """The rows that a group names."""
+    commands = {entry["command"] for entry in data["rows"]}
+    groups = results.groups
+    alike = (g for g in groups if {row.first["command"] for row in g.rows} == commands)
+    group = next(alike, None)
+    if group is None:
+        yield f"no group of the raw results has the rows of {data['reference']}'s"
+        return
+    if data["reference"] != group.reference.label:
+        yield f"the reference is {group.reference.label}, not {data['reference']}"
+    for answer in data["answers"]:
+        text = f"{answer['question']}: {answer['row']}: {answer['text']}"
+        yield from answers.answer_faults(text, group)
+    for fit in data["fastest_that_fits"]:
+        yield from _fit(fit, group)
+
+
+def _fit(fit: dict[str, Any], group: Group) -> Iterator[str]:
+    for size in (fit["limit_bytes"], fit["upto_bytes"] or math.inf):
+        row = answers.fastest_within(size, group)
+        if fit["row"] != (row and row.label):
+            yield f"fits in {size / GIB} GiB: {row and row.label}, not {fit['row']}"

@@ -1,0 +1,77 @@
+"""Every page of the repository with a table of numbers, and the raw results that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.recount import prose
+from tests.recount.check import page_faults, report_faults
+from tests.recount.export import csv_faults, json_faults
+from tests.recount.pages import Table, items
+from tests.recount.raw import ResultSet
+
+__all__ = ["RESULTS", "ROOT", "faults", "page_faults_of", "set_faults"]
+
+ROOT = Path(__file__).parents[2]
+RESULTS = "docs/results"
+SOURCES = {
+    ("README.md", "What you get"): "cpu-2-cores",
+    ("docs/suites.md", "The ladder"): "cpu-2-cores-ladder",
+    ("docs/claims.md", "Claims, measured"): "cpu-2-cores-claims",
+}
+"""Page and title of a table of numbers -> the result set that it is about."""
+WORDS = {
+    ("module", "what it is"),
+    ("command", "what it does", "read on"),
+    ("strategy", "place", "what it does", "losses"),
+    ("suite", "what it tells"),
+    ("--data", "what it is"),
+    ("to add or change", "page", "files it touches"),
+    ("file", "what to write there"),
+    ("file", "what to change there"),
+}
+"""Heads of the tables that measure nothing."""
+
+
+def faults(root: Path = ROOT) -> Iterator[str]:
+    """Mismatches of all pages and of all result sets."""
+    for folder in sorted(p for p in (root / RESULTS).iterdir() if p.is_dir()):
+        yield from set_faults(folder)
+    folders = [root / "docs", root / "docs/adding"]
+    for page in [root / "README.md", *(page for f in folders for page in sorted(f.glob("*.md")))]:
+        yield from page_faults_of(page, root)
+    yield from prose.faults(root)
+
+
+def set_faults(folder: Path) -> Iterator[str]:
+    """Mismatches of a result set's own reports."""
+    checks: dict[str, Callable[[Path, ResultSet], Iterator[str]]] = {
+        "report.md": report_faults,
+        "report.html": report_faults,
+        "report.csv": csv_faults,
+        "report.json": json_faults,
+    }
+    results = ResultSet(folder)
+    for name, check in checks.items():
+        if (folder / name).exists():
+            yield from (f"{folder.name}/{name}: {fault}" for fault in check(folder / name, results))
+    for page in sorted(set(folder.glob("*.md")) - {folder / "report.md"}):
+        yield from (f"{folder.name}/{page.name}: {f}" for f in page_faults(page, results, []))
+
+
+def page_faults_of(page: Path, root: Path = ROOT) -> Iterator[str]:
+    """Mismatches of the tables of one page."""
+    name = str(page.relative_to(root))
+    for item in items(page):
+        if isinstance(item, Table) and tuple(item.heads) not in WORDS:
+            source = SOURCES.get((name, item.title))
+            if source is None:
+                yield f"{name}: no raw results are named here for a table of {item.heads}"
+                continue
+            results = ResultSet(root / RESULTS / source)
+            yield from (f"{name}: {f}" for f in page_faults(page, results, [], [item]))
+    missing = {t for n, t in SOURCES if n == name} - {
+        item.title for item in items(page) if isinstance(item, Table)
+    }
+    yield from (f"{name}: the table {title!r} is gone" for title in missing)

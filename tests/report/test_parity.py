@@ -1,0 +1,211 @@
+"""Verdicts: which distance is read as which word, and what each design explains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from harness.report import build
+from harness.report.data import parity
+from harness.report.data.answers import believable
+from harness.result import Projections, Result, Status
+from harness.spec import Spec
+from strategies import CATALOG
+from strategies.base import ALTERS, Parity
+from tests.made.results import row
+
+FLOAT32 = {"compute_dtype": "float32", "parameters": "float32", "master": "float32"}
+AUTOCAST = {**FLOAT32, "compute_dtype": "bfloat16"}
+SHORT = {**AUTOCAST, "parameters": "bfloat16"}
+
+
+def result(recipe: str = "ddp", **fields) -> Result:
+    """Eight steps of a made-up run that did nothing unusual."""
+    usual = {
+        "losses": [1.0 - 0.01 * i for i in range(8)],
+        "grad_norms": [0.5 + 0.01 * i for i in range(8)],
+        "projections": did(),
+        "evidence": {"fp32": FLOAT32},
+        "parity": "exact" if "+" not in recipe else "by design",
+    }
+    return Result(status=Status.OK, spec=Spec(recipe=recipe), **{**usual, **fields})
+
+
+def did(**changed) -> Projections:
+    """What an optimizer did to two parameters."""
+    sums = {"a": [1.0, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.4]}
+    kinds = {"update": sums, "moment": sums, "average": sums, "inputs": {"t": [4.0, 2.0, 1.0, 3.0]}}
+    return Projections(**{**{k: dict(v) for k, v in kinds.items()}, **changed})
+
+
+def moved(values: list[float], by: float, at: int = 0) -> list[float]:
+    """The same curve with one step a share ``by`` away."""
+    return [v * (1 + by) if i == at else v for i, v in enumerate(values)]
+
+
+REFERENCE = result()
+LIMITS = parity.limits([REFERENCE])
+
+
+def word(row: Result, reference: Result = REFERENCE) -> str:
+    return parity.against_the_reference(row, reference, LIMITS).word
+
+
+# ---- rows that promise the same ----
+
+
+def test_a_row_within_all_limits_is_equal():
+    near = result(
+        losses=moved(REFERENCE.losses, 0.9e-5),
+        grad_norms=moved(REFERENCE.grad_norms, 1.9e-5),
+        projections=did(update={"a": [1.001, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.4]}),
+    )
+    assert word(near) == "equal"
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"losses": moved(REFERENCE.losses, 1.1e-5)}, "loss 1.1e-05 away"),
+        ({"grad_norms": moved(REFERENCE.grad_norms, 2.2e-5, 3)}, "norm 2.2e-05 away"),
+        ({"losses": [math.nan, *REFERENCE.losses[1:]]}, "loss inf away"),
+        (
+            {"projections": did(update={"a": [2.0, -4.0, 1.0, 0.2], "b": [0.1, 0.2, -0.3, 0.4]})},
+            "a",
+        ),
+        ({"projections": did(moment={"a": [1.0, -2.0, 0.5, 0.1]})}, "moment of b 1.0e+00 away"),
+        (
+            {"projections": did(average={"a": [1.0, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.3]})},
+            "b",
+        ),
+        ({"projections": did(inputs={"t": [4.0, 2.0, 1.0, 3.1]})}, "first step: t"),
+        ({"configs": {"initial_weights": "other"}}, "other first weights: other"),
+    ],
+)
+def test_a_row_that_did_another_thing_differs_and_is_told_in_what(fields, what):
+    reference = result(configs={"initial_weights": "these"} if "configs" in fields else {})
+    verdict = parity.against_the_reference(result(**fields), reference, LIMITS)
+    assert verdict.word == "DIFFERS" and what in verdict.what
+
+
+@pytest.mark.parametrize(
+    ("fields", "reference", "expected"),
+    [
+        ({"grad_norms": [], "projections": None}, REFERENCE, "equal losses"),
+        ({"losses": []}, REFERENCE, "not comparable"),
+        ({}, result(parity="by design"), "not comparable"),
+        ({"projections": None}, REFERENCE, "equal"),
+    ],
+)
+def test_what_a_row_lacks_is_not_made_up(fields, reference, expected):
+    assert word(result(**fields), reference) == expected
+
+
+def test_late_steps_are_held_to_the_wider_limit():
+    steps = parity.EARLY_STEPS + 1
+    long = result(losses=[1.0] * steps, grad_norms=[1.0] * steps)
+    for at, by, expected in ((3, 3e-5, "DIFFERS"), (-1, 3e-5, "equal"), (-1, 2e-3, "DIFFERS")):
+        losses = moved(long.losses, by, at % steps)
+        row = result(losses=losses, grad_norms=long.grad_norms)
+        found = parity.against_the_reference(row, long, parity.limits([long]))
+        assert found.word == expected
+
+
+# ---- limits ----
+
+
+@pytest.mark.parametrize(
+    ("meter", "facts", "tight"),
+    [
+        ("resident", FLOAT32, True),
+        ("resident", AUTOCAST, False),
+        ("resident", {}, False),
+        ("cuda", {**FLOAT32, "tf32": True}, False),
+        ("cuda", FLOAT32, False),
+    ],
+)
+def test_float32_on_a_cpu_is_held_closely(meter, facts, tight):
+    found = parity.limits([result(meter=meter, evidence={"fp32": facts})])
+    assert found == (parity.FLOAT32 if tight else parity.WIDE)
+
+
+def test_on_a_gpu_the_limit_follows_from_what_the_reference_is_away_from_itself():
+    first = result(meter="cuda")
+    again = dataclasses.replace(first, losses=moved(first.losses, 1e-5))
+    found = parity.limits([first, again])
+    assert found.loss == pytest.approx(parity.SLACK * 1e-5)
+    assert found.norm == parity.FLOAT32.norm and "2 runs" in found.why
+    chaotic = dataclasses.replace(first, losses=moved(first.losses, 0.5))
+    assert parity.limits([first, chaotic]).loss == parity.WIDE.loss
+
+
+# ---- rows that change it by design ----
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields", "expected"),
+    [
+        ("ddp+bf16", {"losses": moved(REFERENCE.losses, 5e-3, 4)}, "by design"),
+        ("ddp+bf16", {"losses": moved(REFERENCE.losses, 2e-2, 4)}, "beyond design"),
+        ("ddp+bf16", {"grad_norms": moved(REFERENCE.grad_norms, 0.1, 4)}, "beyond design"),
+        # Another optimizer explains all but the first step.
+        ("ddp+sgd", {"losses": moved(REFERENCE.losses, 0.5, 1)}, "by design"),
+        ("ddp+sgd", {"losses": moved(REFERENCE.losses, 2e-5, 0)}, "beyond design"),
+        ("ddp+sgd", {"grad_norms": moved(REFERENCE.grad_norms, 1e-4, 0)}, "beyond design"),
+        # An adapter has gradients of its own; its first forward is the model's.
+        ("single+lora", {"grad_norms": moved(REFERENCE.grad_norms, 0.5, 0)}, "by design"),
+        ("single+lora", {"losses": moved(REFERENCE.losses, 2e-5, 0)}, "beyond design"),
+        ("single+prune", {"losses": moved(REFERENCE.losses, 0.5, 0)}, "by design"),
+        ("single+bf16_pure+sgd", {"losses": moved(REFERENCE.losses, 0.5, 1)}, "by design"),
+        ("single+bf16_pure+sgd", {"losses": moved(REFERENCE.losses, 0.5, 0)}, "beyond design"),
+    ],
+)
+def test_a_design_explains_so_much_and_no_more(recipe, fields, expected):
+    assert word(result(recipe, **fields)) == expected
+
+
+def test_every_part_of_the_catalog_says_what_it_alters():
+    for kind in CATALOG.values():
+        assert bool(kind.alters) == (kind.parity is Parity.BY_DESIGN), kind.name
+        assert set(kind.alters) <= set(ALTERS)
+        assert ("rounding" in kind.alters) == (kind.unit > 0), kind.name
+
+
+# ---- siblings ----
+
+
+def rows(*results: Result):
+    """What the report says of each, by recipe."""
+    return {row.label: row.versus for row in build(list(results), []).groups[0].rows}
+
+
+def made(recipe: str, types: dict[str, str], shift: float) -> Result:
+    """A row of the report's tests with these types."""
+    one = row(recipe, 380.0, parity="by design" if "+" in recipe else "exact", shift=shift)
+    one.evidence = {"precision": types}
+    return one
+
+
+def test_a_row_is_held_to_the_plainest_of_its_own_computation():
+    found = rows(
+        made("ddp", FLOAT32, 0.0),
+        made("ddp+bf16", AUTOCAST, 4e-5),
+        made("zero2+bf16", SHORT, 1.6e-3),
+        made("zero3+bf16", SHORT, 1.65e-3),
+        made("zero3+bf16+checkpoint", SHORT, 6e-3),
+    )
+    assert found["ddp+bf16"].sibling == ""
+    assert found["zero2+bf16"].sibling == "ddp+bf16 (autocast)"
+    assert found["zero2+bf16"].parity == "by design"
+    assert found["zero3+bf16"].sibling == "zero2+bf16" and not found["zero3+bf16"].wrong
+    far = found["zero3+bf16+checkpoint"]
+    assert far.parity == "DIFFERS" and far.wrong and far.differs_in.startswith("zero2+bf16: loss")
+
+
+def test_a_row_that_is_wrong_is_in_no_answer():
+    report = build([made("ddp", FLOAT32, 0.0), made("ddp+bf16", AUTOCAST, 0.5)], [])
+    (group,) = report.groups
+    assert [row.label for row in believable(group)] == ["ddp"]
+    assert not {row.label: row for row in group.rows}["ddp+bf16"].versus.front

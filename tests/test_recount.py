@@ -1,0 +1,306 @@
+"""Every table of README and docs is what its raw results say, recounted by code that shares
+nothing with the reports'; and whatever is changed in a table or in a raw result is found."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recount import house
+from tests.recount.check import group_of, page_faults, report_faults, table_faults
+from tests.recount.pages import Table, Text, items
+from tests.recount.raw import ResultSet
+
+ROOT = house.ROOT
+SETS = sorted(p for p in (ROOT / house.RESULTS).iterdir() if p.is_dir())
+MADE = sorted(p for p in (ROOT / "tests/golden/report").iterdir())
+"""Sets built by hand: with GPUs, repetitions, and rows of every ending."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = sorted((ROOT / "tests/recount").glob("*.py"))
+
+
+# ---- the pages, as they are ----
+
+
+@pytest.mark.parametrize("folder", [*SETS, *MADE], ids=lambda p: p.name)
+def test_reports_are_what_their_raw_results_say(folder):
+    assert list(house.set_faults(folder)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_tables_of_pages_are_what_the_raw_results_say(page):
+    assert list(house.page_faults_of(page)) == []
+
+
+def test_every_page_sentence_and_set_is_recounted():
+    assert list(house.faults()) == []
+    assert len(SETS) >= 3
+    measured = [page for page, _ in house.SOURCES]
+    assert {"README.md", "docs/claims.md", "docs/suites.md"} <= set(measured)
+
+
+# ---- no code is shared ----
+
+
+def outside(text: str) -> set[str]:
+    """The modules that a source imports, but for those of the recount."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "." * node.level)
+    return {name for name in found if name.split(".")[:2] != ["tests", "recount"]}
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda p: p.name)
+def test_the_recount_imports_the_standard_library_alone(path):
+    text = path.read_text()
+    assert {name.partition(".")[0] for name in outside(text)} <= sys.stdlib_module_names
+    assert "importlib" not in text and "subprocess" not in text and "exec(" not in text
+
+
+def bodies(paths: list[Path]) -> Iterator[str]:
+    """What each function of more than a line does, without its names and words."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                code = node.body[1:] if ast.get_docstring(node) else node.body
+                dump = " ".join(ast.dump(part) for part in code)
+                if len(code) > 1 or dump.count("(") > 25:
+                    yield dump
+
+
+def test_no_function_is_a_copy_of_the_reports():
+    reports = set(bodies(sorted((ROOT / "harness").rglob("*.py"))))
+    ours = list(bodies(CODE))
+    assert len(ours) > 50 and len(reports) > 500
+    assert [dump for dump in ours if dump in reports] == []
+
+
+def test_an_import_of_the_harness_is_noticed():
+    assert outside("from harness.report.data import derive\nimport json") - {"json"}
+    assert outside("import harness.result as result\nfrom tests.recount import raw")
+    assert not outside("from tests.recount.raw import Row")
+
+
+# ---- a table that is changed ----
+
+
+def bumped(text: str) -> str:
+    """The last digit of a cell, one more; the case of a cell without digits, turned."""
+    digits = list(re.finditer(r"\d", text))
+    if not digits:
+        return text.swapcase() if text.strip("- ") else "1"
+    at = digits[-1].start()
+    return text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+
+
+def bent(table: Table, line: int, column: int) -> Table:
+    lines = [list(cells) for cells in table.lines]
+    lines[line][column] = bumped(lines[line][column])
+    return dataclasses.replace(table, lines=lines)
+
+
+def tables_of(page: Path, results: ResultSet) -> Iterator[tuple[Table, Any]]:
+    """A page's tables, each with the group that it is about."""
+    every, group = list(items(page)), None
+    for place, item in enumerate(every):
+        if isinstance(item, Text):
+            group = group_of(every[place:], results, item.text) or group
+        else:
+            yield item, group
+
+
+SHOWN = [(folder, "report.md") for folder in (*SETS[:1], *MADE)] + [
+    (folder, page.name) for folder in SETS[1:] for page in sorted(folder.glob("[cl]*.md"))
+]
+
+
+@pytest.mark.parametrize(("folder", "name"), SHOWN, ids=lambda v: getattr(v, "name", v))
+def test_a_digit_that_is_changed_is_found_in_every_column(folder, name):
+    results, seen = ResultSet(folder), 0
+    for table, group in tables_of(folder / name, results):
+        assert list(table_faults(table, results, group)) == []
+        for column in range(len(table.heads)):
+            line = (3 * column + 1) % len(table.lines)
+            if table.heads[column] == "Who says so":
+                continue  # words that no raw result has
+            wrong = list(table_faults(bent(table, line, column), results, group))
+            assert wrong, (table.title, table.heads[column], table.lines[line])
+            seen += 1
+    assert seen >= 4
+
+
+CHANGES = {
+    "a digit of README": ("README.md", r"\| 15\.25 \|", "| 15.26 |"),
+    "a row of README is gone": ("README.md", r"^\| 3 \| `single`.*\n", ""),
+    "two rows of README are exchanged": (
+        "README.md",
+        r"^(\| 8 \| .*\n)(\| 9 \| .*\n)",
+        r"\2\1",
+    ),
+    "an unknown column": ("README.md", r"^(\| # .*) Notes \|$", r"\1 Joules |"),
+    "an unknown table": ("docs/limits.md", r"\Z", "\n| GPU | GiB |\n|---|--:|\n| H100 | 80 |\n"),
+    "a table is gone": ("docs/suites.md", r"^\|.*\n", ""),
+    "a verdict": ("docs/claims.md", r"\| does not hold \|", "| holds |"),
+    "a claim's number": ("docs/claims.md", r"peak -45% at", "peak -46% at"),
+    "the ladder's saving": ("docs/suites.md", r"\| -95\.2 % \|", "| -95.3 % |"),
+    "a sentence": ("docs/plan.md", r"42 to 85 MiB", "42 to 86 MiB"),
+    "a sentence is gone": ("docs/plan.md", r"the tensors of a step in all", "and tensors"),
+}
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """The pages and result sets, without pictures, to be changed."""
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*")]:
+        if path.suffix in (".md", ".json", ".csv", ".html"):
+            target = tmp_path / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_page_that_is_changed_is_found(copy, name):
+    page, pattern, new = CHANGES[name]
+    text = (copy / page).read_text()
+    changed = re.sub(pattern, new, text, flags=re.M)
+    assert changed != text, "the pattern of this control is not on the page any more"
+    (copy / page).write_text(changed)
+    assert [fault for fault in house.faults(copy) if fault.startswith(page)]
+
+
+# ---- a raw result that is changed ----
+
+
+def slower(data: dict[str, Any]) -> None:
+    for rank in data["ranks"]:
+        rank["step_seconds"] = [1.02 * seconds for seconds in rank["step_seconds"]]
+
+
+def fuller(data: dict[str, Any]) -> None:
+    for rank in data["ranks"]:
+        for peak in rank["phases"].values():
+            peak["allocated"] += 2 << 20
+
+
+def times(factor: float, *keys: Any) -> Any:
+    """Multiplies one raw value, where the keys lead."""
+
+    def change(data: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] *= factor
+
+    return change
+
+
+RAW = {
+    "steps": slower,
+    "peaks": fuller,
+    "a loss": times(1.01, "losses", 3),
+    "a gradient norm": times(1.01, "grad_norms", 3),
+    "host memory": times(1.02, "launch", "tree_peak_bytes"),
+    "a category": times(1.1, "ranks", 0, "categories", "activations"),
+    "the baseline": times(1.02, "ranks", 0, "baseline_bytes"),
+    "FLOPs": times(1.5, "flops_per_step"),
+    "the warm-up": times(1.5, "ranks", 0, "warmup_seconds", 0),
+    "the set-up": times(1.5, "ranks", 0, "phase_seconds", "prepare"),
+    "the whole run": times(1.02, "launch", "wall_seconds"),
+    "a bucket": times(2, "configs", "deepspeed", "zero_optimization", "reduce_bucket_size"),
+    "evidence": lambda data: data["evidence"]["fp32"].update(moments="bfloat16"),
+    "an audit that fails": lambda data: data["audit"][2].update(ok=False),
+    "the promise": lambda data: data.update(parity="by design"),
+    "the status": lambda data: data.update(status="failed"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A copy of the first set."""
+    place = tmp_path_factory.mktemp("sets") / SETS[0].name
+    shutil.copytree(SETS[0], place, ignore=shutil.ignore_patterns("*.png"))
+    return place
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_a_raw_result_that_is_changed_is_found_in_each_format(folder, name):
+    (path,) = folder.glob("runs/zero2-*/result.json")
+    before = path.read_text()
+    data = json.loads(before)
+    RAW[name](data)
+    path.write_text(json.dumps(data))
+    try:
+        faults = list(house.set_faults(folder))
+    finally:
+        path.write_text(before)
+    named = [
+        file for file in ("md", "html", "csv", "json") if any(f".{file}: " in f for f in faults)
+    ]
+    # Which bucket or weight type it was is in no CSV, and the split by category is a picture.
+    wanted = {"a bucket": 2, "evidence": 2, "a category": 3}.get(name, 4)
+    assert len(named) >= wanted, (named, faults[:5])
+    assert any("zero2" in fault or "measured" in fault for fault in faults)
+
+
+def test_a_prediction_that_is_changed_is_found(folder):
+    (path,) = folder.glob("runs/zero2-*/prediction.json")
+    before = path.read_text()
+    data = json.loads(before)
+    data["steady"]["bytes"] = int(1.01 * data["steady"]["bytes"])
+    path.write_text(json.dumps(data))
+    try:
+        faults = list(house.set_faults(folder))
+    finally:
+        path.write_text(before)
+    assert any("Step, predicted GiB" in fault for fault in faults)
+    assert any("tensors of a step" in fault for fault in faults)
+
+
+def test_a_group_that_a_report_leaves_out_is_found(tmp_path):
+    (claims,) = [folder for folder in SETS if folder.name.endswith("claims")]
+    text = (claims / "report.md").read_text()
+    page = tmp_path / "report.md"
+    heads = [match.start() for match in re.finditer(r"^## DiT", text, re.M)]
+    page.write_text(text[: heads[-1]])
+    results = ResultSet(claims)
+    assert any("groups are shown" in fault for fault in report_faults(page, results))
+    assert len(heads) == len(results.groups) > 3
+
+
+def test_a_row_that_a_sentence_names_wrongly_is_found(tmp_path):
+    results = ResultSet(SETS[0])
+    text = (SETS[0] / "report.md").read_text()
+    for question in ("Fastest", "Fastest, same loss", "Least memory", "Best trade"):
+        changed = re.sub(rf"(\*\*{question}\*\*): `[^`]+`", r"\1: `zero1`", text)
+        assert changed != text
+        (tmp_path / "report.md").write_text(changed)
+        found = page_faults(tmp_path / "report.md", results, [])
+        assert any(f"{question} is " in fault for fault in found), question
+
+
+def test_every_number_above_a_ranking_is_recounted(tmp_path):
+    """Each digit of the answers and of the sentence on predictions, one after the other."""
+    results = ResultSet(SETS[0])
+    text = (SETS[0] / "report.md").read_text()
+    start, end = text.index("- **Fastest**"), text.index("| Fits in GiB")
+    spans = [m.span() for m in re.finditer(r"(?<![\w:=])[\d.]+\d(?![\w/])", text[start:end])]
+    assert len(spans) > 15
+    for low, high in itertools.islice(spans, None):
+        said = text[start + low : start + high]
+        (tmp_path / "report.md").write_text(
+            text[: start + low] + bumped(said) + text[start + high :]
+        )
+        assert list(page_faults(tmp_path / "report.md", results, [])), said

@@ -1,0 +1,84 @@
+"""Signed sums: pieces add up to the whole, the signs are the same everywhere, and they see what is
+done to one parameter of many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.data.feed import Feed, open_data
+from harness.spec import Spec
+from harness.subjects.objectives import OBJECTIVES
+from harness.worker import projections
+from harness.worker.audit import gather
+from harness.worker.loop import optimizer_step
+from harness.worker.projections import PERIOD, SIGNS, Inputs, Watch, project, signs
+
+SPEC = Spec(recipe="single", model="DiT-T/4:depth=2", global_batch=4, warmup=1, steps=3)
+
+
+def test_the_signs_are_as_many_plus_as_minus_and_never_change():
+    table = signs("cpu")
+    assert table.shape == (PERIOD, SIGNS) and table.abs().eq(1).all()
+    assert table.mean(0).abs().max() < 0.02
+    assert (table.T @ table / PERIOD - torch.eye(SIGNS)).abs().max() < 0.02, "each its own"
+    assert table[:6, 0].tolist() == [1.0, 1.0, 1.0, 1.0, -1.0, 1.0], "results are kept for years"
+
+
+@pytest.mark.parametrize("cut", [1, 1000, PERIOD, PERIOD + 5, 2 * PERIOD + 3])
+def test_pieces_add_up_to_the_whole(cut):
+    whole = torch.randn(2 * PERIOD + 77, generator=torch.Generator().manual_seed(0))
+    table = signs("cpu")
+    pieces = [project(whole[:cut], "a", 0, table), project(whole[cut:], "a", cut, table)]
+    torch.testing.assert_close(sum(pieces), project(whole, "a", 0, table), rtol=1e-12, atol=1e-9)
+
+
+def test_the_square_of_a_sum_is_the_square_of_the_norm_on_average():
+    table, weights = signs("cpu"), torch.randn(50, 4000, dtype=torch.float64)
+    sums = torch.stack([project(w, f"p{i}", 0, table) for i, w in enumerate(weights)])
+    assert float(sums.square().mean() / weights.square().sum(1).mean()) == pytest.approx(1, abs=0.4)
+
+
+@pytest.mark.parametrize("shares", [2, 4])
+def test_inputs_do_not_depend_on_how_a_batch_is_cut(shares):
+    def seen(shares: int, micro: int) -> dict[str, torch.Tensor]:
+        total: dict[str, torch.Tensor] = {}
+        for share in range(shares):
+            feed = Feed(
+                dataset=open_data("digits", "cpu"), draw=OBJECTIVES["epsilon"].draw, seed=0,
+                global_batch=8, shares=shares, share=share, micro_batch=micro,
+            )  # fmt: skip
+            inputs = Inputs(feed)
+            for batch in feed.micro_batches(0):
+                inputs.add(batch)
+            total = {n: total.get(n, 0) + found for n, found in inputs.found.items()}
+        return total
+
+    whole, cut = seen(1, 8), seen(shares, 2)
+    assert set(whole) == {"t", "noise", "y", "drop"} == set(cut)
+    for name, sums in whole.items():
+        torch.testing.assert_close(cut[name], sums, rtol=1e-9, atol=1e-9)
+
+
+def test_what_was_done_is_the_difference_that_was_made(train_here):
+    run, log = train_here(SPEC, 0)
+    watch = Watch(run.trained, run.feed)
+    log.inputs = watch.inputs
+    before = {n: p.detach().clone() for n, p in run.trained.module.named_parameters()}
+    for step in range(4):
+        optimizer_step(run, step, log)
+    did, table = watch.end(gather), signs("cpu")
+    for name, p in run.trained.module.named_parameters():
+        if p.requires_grad:
+            moved = (p.detach().double() - before[name].double()).flatten()
+            expected = pytest.approx(project(moved, name, 0, table).tolist(), rel=1e-6, abs=1e-9)
+            assert did.update[name] == expected
+            moment = run.trained.inner_optimizer.state[p]["exp_avg"].flatten()
+            assert did.moment[name] == pytest.approx(
+                project(moment, name, 0, table).tolist(), rel=1e-6, abs=1e-12
+            )
+    assert set(did.update) == set(did.moment) == set(did.average) and any(did.inputs["noise"])
+
+
+def test_a_wrapped_module_keeps_its_parameter_s_name():
+    assert projections._plain("blocks.0._orig_mod.mlp.fc1.weight") == "blocks.0.mlp.fc1.weight"
