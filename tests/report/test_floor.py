@@ -159,6 +159,20 @@ def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
     assert "higher --noise-floor make it smaller" in speed.noise_floor(group)
 
 
+def test_a_reference_that_does_not_repeat_itself_is_told():
+    results = suite(QUIET)
+    said = "ddp did not compute the same when it was measured again"
+    assert said not in markdown.render(build(results, [], SuiteHead(reference="ddp")))
+    last = next(r for r in results if r.spec.repeat == 2)
+    last.losses = [loss * 1.001 for loss in last.losses]
+    assert said in markdown.render(build(results, [], SuiteHead(reference="ddp")))
+
+
+def test_a_floor_beyond_sense_is_not_spelled_out():
+    group = group_of([*references((0.4, 2.0)), steady(SAME, 0.4)])
+    assert speed.noise_floor(group).startswith("Noise floor above 1000 %: ddp was measured 2")
+
+
 def test_what_is_measured_twice_is_not_another_row():
     group = group_of(suite(QUIET))
     assert [row.numbers.repeats for row in group.rows] == [3, 1, 1]

@@ -25,6 +25,8 @@ ALIKE = "~1"
 """The same where there is little room."""
 WIDE = 0.2
 """A floor from which on it is said what makes it smaller."""
+ABSURD = 10.0
+"""A floor above which its size says nothing more: nothing can be told."""
 
 
 def differ(row: Row, base: Row) -> bool | None:
@@ -74,16 +76,22 @@ def noise_floor(group: Group) -> str:
 
 
 def _stated(floor: Floor) -> str:
-    size, rests = f"{units.one('percent', floor.fraction)} %", rests_on(floor)
+    size, rests = _size(floor.fraction), rests_on(floor)
     if floor.source:
         return (
             f"Noise floor {size}, borrowed: no row of this group was measured twice, but of "
             f"{floor.source} {rests}. Its own may be larger."
         )
     return (
-        f"Noise floor {size}: {rests}. Of rows closer than that none is said to be faster: "
-        f"'{NONE_SEEN}', and one rank."
+        f"Noise floor {size}: {rests}. Rows closer than that are not told apart: "
+        f"'{NONE_SEEN}' stands for their difference."
     )
+
+
+def _size(fraction: float) -> str:
+    """In percent; what is beyond sense is not spelled out."""
+    most = f"above {100 * ABSURD:.0f} %"
+    return most if fraction > ABSURD else f"{units.one('percent', fraction)} %"
 
 
 def rests_on(floor: Floor) -> str:

@@ -106,6 +106,11 @@ def warnings(group: Group) -> list[str]:
             f"Computed something else than promised: {'; '.join(wrong)}. Left out of the answers "
             "and of the front."
         )
+    if group.reference.versus.differs_in:
+        texts.append(
+            f"{group.reference.label} did not compute the same when it was measured again "
+            f"({group.reference.versus.differs_in}): the other rows' distances to it say less."
+        )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
     texts += _disturbed(group)
