@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import forward
+from strategies.evidence import flops, forward
 from strategies.evidence.frozen import count
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -56,9 +56,7 @@ def prune_channels(mlp: Any, keep: int) -> None:
 
 def forward_flops(trained: Trained) -> int:
     """FLOPs of one sample's forward, counted op by op; every rank takes part."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
+    with flops.counting() as counter:
         forward.forward_once(trained)
     return counter.get_total_flops()
 
