@@ -22,6 +22,7 @@ from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
 from strategies.evidence import frozen
+from strategies.evidence.observed import observe_step
 
 __all__ = ["measure"]
 
@@ -89,6 +90,8 @@ def measure(
     categories = traced_steps(bench) if traced else {}
     if portrait:
         _portray(bench)
+    if traced:
+        observe_step(bench.run.trained, resolved.recipe.strategies, bench.step)
     losses, evidence, checks = _prove(bench)
     reporter.enter("save")
     if training is not None:

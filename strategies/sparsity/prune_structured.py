@@ -108,6 +108,7 @@ class PruneStructured(Strategy):
             shape = (block.attn.num_heads, block.mlp.fc1.out_features)
             wanted = (self._kept(heads), self._kept(channels))
             demand(shape == wanted, f"a block has {shape} heads and channels, not {wanted}")
+            self._cut(trained, block)
             before, after = before + parameters, after + count(block.parameters(), trained.engine)
         demand(after < before, f"the blocks still have {after} parameters")
         return {
@@ -117,3 +118,12 @@ class PruneStructured(Strategy):
             "block_parameters_before": before,
             "forward_flops_per_sample": forward_flops(trained),
         }
+
+    def _cut(self, trained: Trained, block: Any) -> None:
+        """The weights themselves have the rows of what was kept, whatever the layers say."""
+        heads, channels, _ = block.had
+        size = trained.subject.dimensions.width // heads
+        wanted = (3 * self._kept(heads) * size, self._kept(channels))
+        weights = (block.attn.qkv.weight, block.mlp.fc1.weight)
+        rows = tuple(trained.engine.shape(weight)[0] for weight in weights)
+        demand(rows == wanted, f"the weights have {rows} rows, not {wanted}")

@@ -30,6 +30,7 @@ from harness.result import (
 )
 from harness.spec import Spec
 from strategies import parse
+from strategies.evidence.settings import label
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 MIB, GIB = 2**20, 2**30
@@ -207,7 +208,7 @@ def done(
         ranks=[rank(i, step * (1 + 0.01 * i), parts, spread, gpu) for i in range(spec.processes)],
         audit=audit(spec),
         evidence={
-            sharding: {"distributed_type": engine, "stage": stage},
+            sharding: label({"distributed_type": engine, "stage": stage}, "distributed_type"),
             "bf16" if kind == "bfloat16" else "fp32": precise,
         },
         configs={
