@@ -11,7 +11,7 @@ In the order of a run: ``of`` and the facts of the launch file (the launching pr
 torch); ``accelerator_kwargs``, ``configure``, ``sixteen_bits``, ``prepare``, ``ready`` (each rank,
 ``harness.worker.setup``); ``micro_steps``, ``norm``, ``clip``, ``mean`` (``harness.worker.loop``);
 ``marks``, ``held``, ``makers`` (a traced step, ``harness.memory.tracer``); ``observe`` (one more
-step, ``strategies.evidence.observed``); ``told`` and
+step, ``strategies.evidence.watching``); ``told`` and
 ``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the same set-up and
 step with ``imitation`` in place of what needs real ranks or devices (``harness.predict``).
 
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from strategies.base import Attachment, Settings
+from strategies.evidence.observed import Observed
 from strategies.evidence.stored import stored, tensors
 from strategies.launch_file import LaunchFile
 from strategies.sizes import Sizes
@@ -35,8 +36,6 @@ from strategies.subject import Subject
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from strategies.evidence.observed import Observed
 
 __all__ = [
     "STEP_PHASES",

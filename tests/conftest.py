@@ -137,7 +137,7 @@ def part_named(text: str, name: str) -> Strategy:
 def observe_here(run, log, text: str) -> None:
     """One more step of a run of ``train_here``, watched for evidence as a measured run's is."""
     from harness.worker.loop import optimizer_step
-    from strategies.evidence.observed import observe_step
+    from strategies.evidence.watching import observe_step
 
     def step() -> None:
         optimizer_step(run, run.trained.optimizer_steps, log)

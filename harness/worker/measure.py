@@ -22,7 +22,7 @@ from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
 from strategies.evidence import frozen
-from strategies.evidence.observed import observe_step
+from strategies.evidence.watching import observe_step
 
 __all__ = ["measure"]
 

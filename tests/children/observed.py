@@ -25,7 +25,7 @@ from strategies import CATALOG, sharding
 from strategies.base import NotInForce
 from strategies.engine import Trained
 from strategies.evidence import forward
-from strategies.evidence.observed import observe_step
+from strategies.evidence.watching import observe_step
 
 FOLDER = Path(sys.argv[sys.argv.index("--out") + 1])
 
