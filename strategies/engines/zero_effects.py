@@ -148,8 +148,10 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _file_digest(path: Path, size: int) -> str:
-    """Of a file's first ``size`` bytes: swap files are padded to whole blocks."""
+    """Of a file's first ``size`` bytes: swap files are padded to whole blocks. Empty without one."""
     digest = hashlib.blake2b(digest_size=16)
+    if not path.exists():
+        return ""
     with path.open("rb") as stream:
         while size > 0 and (piece := stream.read(min(size, 2**24))):
             digest.update(piece)
@@ -178,8 +180,8 @@ def evidence(trained: Trained) -> dict[str, Any]:
 def _gradients(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
     """Stage 1 has all gradients until backward ends; above, each goes as its bucket is full."""
     ds, stage = trained.model, trained.engine.stage
-    item = next(trained.module.parameters()).element_size()
     parameters = [p for p in trained.module.parameters() if p.requires_grad]
+    item = parameters[0].element_size()
     sizes = sorted(item * (getattr(p, "ds_numel", None) or p.numel()) for p in parameters)
     whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
     # This rank's own share stays; on their way are a bucket, and the gradients at its two ends.

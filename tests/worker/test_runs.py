@@ -314,16 +314,15 @@ def test_a_run_shows_its_own_launch_and_no_other(run):
 
 PRETENDED = {
     "ddp": {"bfloat16 on the wire": "gradients were sent as ['bfloat16'], not ['float32']"},
-    "zero1": {
-        "zero2": "bytes of gradients were alive in backward",
-        "zero2_offload": "CPU Adam wrote 0 elements",
-    },
+    "zero1": dict.fromkeys(
+        ["zero2", "zero2_offload"], "5184000 bytes of gradients were alive in backward, of 5184000"
+    ),
     "zero2": {"zero1": "not kept whole", "zero2_offload": "CPU Adam wrote 0 elements"},
     "zero3": {"zero3_offload": "CPU Adam wrote 0 elements"},
     "zero2_offload": {"zero2": "optimizer for host memory took the step"},
     "zero3_offload": {
         "zero3": "optimizer for host memory took the step",
-        "zero3_nvme": "no swap file",
+        "zero3_nvme": "nothing goes to files",
     },
     "zero3_nvme": {"other bytes": "1 of 3 swap files hold other bytes"},
 }
@@ -349,7 +348,8 @@ def test_what_zero_shows_is_read_off_a_step_and_settings_are_labelled(run):
     whole = 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
     assert facts["all_gradient_bytes"] == whole and facts["gradients_sent_as"] == "float32"
     most = facts["most_gradient_bytes"]
-    assert most == whole if row.spec.recipe == "zero1" else most < 0.3 * whole
+    # Stage 2 keeps its own share between the buckets; where that goes to the host, a bucket alone.
+    assert most == whole if row.spec.recipe == "zero1" else most < 0.6 * whole
     assert ("optimizer_on" in settings(facts)) == (place == "offload"), "one memory on a CPU"
     if place:
         assert facts["stepped_by"] == "DeepSpeedCPUAdam.adam_update"
