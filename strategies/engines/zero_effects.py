@@ -148,7 +148,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _file_digest(path: Path, size: int) -> str:
-    """Of a file's first ``size`` bytes: swap files are padded to whole blocks. Empty without one."""
+    """Of a file's first ``size`` bytes: they are padded to whole blocks. Empty without one."""
     digest = hashlib.blake2b(digest_size=16)
     if not path.exists():
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from conftest import TINY, observe_here, part_named
 from harness.worker import measure
 from strategies import parse
 from strategies.base import NotInForce
-from strategies.evidence.observed import Observed, Sent
+from strategies.engine import Trained
+from strategies.engines import zero_effects
+from strategies.evidence.observed import Observed, Ran, Sent
 from strategies.evidence.settings import SETTINGS, effects, label, settings, worded
 
 MUON = "single+muon+accumulate"
@@ -61,8 +64,6 @@ def test_it_is_taken_when_everything_has_been_measured(monkeypatch, tmp_path):
             measure, name, lambda *_, name=name, result=result: (order.append(name), result)[1]
         )
     rest = {"_begin": None, "_record": [], "_measured": None, "_result": None}
-    from types import SimpleNamespace
-
     bench = SimpleNamespace(
         run=SimpleNamespace(trained=None),
         step=None,
@@ -125,6 +126,64 @@ def test_what_a_cpu_cannot_show_is_a_setting(text, name, fact, train_here):
 
 
 # -- on the wire ------------------------------------------------------------------------------
+
+
+def of_zero(
+    stage: int, processes: int, most: int, sent: str = "float32", asked: str = ""
+) -> Trained:
+    """What the evidence of ZeRO reads, of a model of 100 elements under a bucket of ten."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(10)) for _ in range(10)])
+    settings = {"communication_data_type": asked} if asked else {}
+    observed = Observed(
+        ran=[Ran("aten::mm", [], "float32", "forward")],
+        sent=[
+            Sent("allreduce_", sent, 400, "backward"),
+            Sent("allreduce_", "float32", 4, "optimizer"),
+        ],
+        engine=zero_effects.Effects(most=most),
+    )
+    return SimpleNamespace(
+        model=SimpleNamespace(config={"zero_optimization": {"reduce_bucket_size": 10}}),
+        module=module,
+        engine=SimpleNamespace(stage=stage, file=SimpleNamespace(settings=settings)),
+        launch=SimpleNamespace(processes=processes),
+        observed=observed,
+    )
+
+
+def test_another_type_on_zero_s_wire_is_noticed():
+    assert zero_effects._wire(of_zero(2, 2, 100)) == {"gradients_sent_as": "float32"}
+    with pytest.raises(NotInForce, match=r"sent as \['bfloat16'\], not \['float32'\]"):
+        zero_effects._wire(of_zero(2, 2, 100, sent="bfloat16"))
+    lowered = of_zero(2, 2, 100, sent="bfloat16", asked="bfp16")
+    assert zero_effects._wire(lowered) == {"gradients_sent_as": "bfloat16"}
+    with pytest.raises(NotInForce, match="not \\['bfloat16'\\]"):
+        zero_effects._wire(of_zero(2, 2, 100, asked="bfp16"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "processes", "most", "outcome"),
+    [
+        (1, 2, 400, "shown"),
+        (1, 2, 320, "not kept whole"),
+        # A half of its own, a bucket, and two gradients.
+        (2, 2, 320, "shown"),
+        (2, 2, 360, "keeps no more than 320"),
+        (3, 4, 400, "keeps no more than 220"),
+        (2, 1, 400, "a setting"),
+    ],
+)
+def test_gradients_alive_in_backward_tell_the_stage(stage, processes, most, outcome):
+    trained = of_zero(stage, processes, most)
+    facts = {"stage": stage, "gradients_partitioned": stage == 2}
+    if outcome not in ("shown", "a setting"):
+        with pytest.raises(NotInForce, match=outcome):
+            zero_effects._gradients(trained, trained.observed.engine, facts)
+        return
+    found = zero_effects._gradients(trained, trained.observed.engine, facts)
+    assert found["most_gradient_bytes"] == most and found["all_gradient_bytes"] == 400
+    assert ("gradients_partitioned" in settings(found)) == (outcome == "a setting")
+
 
 SPARSE = "single+sgd:momentum=0.0+sparse_embedding"
 
