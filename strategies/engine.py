@@ -11,9 +11,9 @@ In the order of a run: ``of`` and the facts of the launch file (the launching pr
 torch); ``accelerator_kwargs``, ``configure``, ``fill``, ``sixteen_bits``, ``prepare``, ``ready``
 (each rank, ``harness.worker.setup``); ``micro_steps``, ``norm``, ``clip``, ``mean``
 (``harness.worker.loop``); ``marks``, ``held``, ``makers`` (a traced step,
-``harness.memory.tracer``); ``told`` and ``evidence`` (after the last step,
-``harness.worker.audit``). A prediction runs the same set-up and step with ``imitation`` in place of
-what needs real ranks or devices (``harness.predict``).
+``harness.memory.tracer``); ``observe`` (one more step, ``strategies.evidence.watching``); ``told``
+and ``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the same set-up
+and step with ``imitation`` in place of what needs real ranks or devices (``harness.predict``).
 
 ``Launch`` and ``Trained`` stand here because an engine is part of both and is given both.
 """
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from strategies.base import Attachment, Settings
+from strategies.evidence.observed import Observed
 from strategies.evidence.stored import stored, tensors
 from strategies.launch_file import LaunchFile
 from strategies.sizes import Sizes
@@ -477,6 +478,12 @@ class Engine:
 
     # ---- proof and prediction ----
 
+    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+        """Entered for one untimed step behind the measured ones; what it yields is kept in
+        ``trained.observed.engine``. What a step alone can show (what was alive in backward, who
+        wrote the state) is noted here, for ``evidence``."""
+        return contextlib.nullcontext()
+
     def told(self, trained: Trained) -> Told:
         """What the engine's library says of itself after the last step, for the audit."""
         scaler = trained.accelerator.scaler
@@ -530,7 +537,8 @@ class Trained:
     model inside. Counts are the loop's own, and evidence compares the engine's with them:
     ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
     ``micro_steps`` by this one. ``ops`` names every operator of one whole step, as torch's
-    dispatcher spells them; empty where no step was traced (a training run). Where gradients are
+    dispatcher spells them; empty where no step was traced (a training run). ``observed`` is what
+    one step showed that was watched for evidence, None where none was. Where gradients are
     gone before the loop could look at them, whoever takes them sets ``gradient_norm``: the global
     norm of the backward that just ended.
     """
@@ -547,6 +555,7 @@ class Trained:
     micro_steps: int = 0
     gradient_norm: Callable[[], Any] | None = None
     ops: set[str] = field(default_factory=set)
+    observed: Observed | None = None
 
     @property
     def engine(self) -> Engine:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from strategies import engines
 from strategies.base import Slot, demand
-from strategies.engine import Engine, Launch, Trained
+from strategies.engine import STEP_PHASES, Engine, Launch, Trained
+from strategies.evidence.settings import label
 from strategies.launch_file import FOLDER
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -68,7 +69,10 @@ class Sharding(Strategy):
             f"{processes} processes share the work, {launch.processes} were asked for",
         )
         facts = {"distributed_type": kind, "processes": processes}
-        return {**facts, **launch.engine.evidence(trained)}
+        if trained.observed is not None and trained.observed.sent:
+            sent = {phase: trained.observed.sent_in(phase) for phase in STEP_PHASES}
+            facts["sent_bytes"] = {phase: found for phase, found in sent.items() if found}
+        return label({**facts, **launch.engine.evidence(trained)}, "distributed_type")
 
 
 def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:

@@ -6,6 +6,7 @@ parsed, refused and listed in milliseconds and on a machine without torch.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,8 +76,19 @@ class Strategy:
         """State to keep beside the model, made after prepare."""
         return None
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        """A context for one untimed step behind the measured ones: what it yields is kept as
+        ``trained.observed.notes[name]``, for ``evidence`` to read. Training runs have no such step.
+        """
+        return nullcontext()
+
+    def note(self, trained: Trained) -> Any | None:
+        """What this part's ``observe`` noted; None where no step was observed."""
+        return None if trained.observed is None else trained.observed.notes.get(self.name)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        """Facts read back that show the effect; raise NotInForce where it is missing."""
+        """Facts read back that show the effect; raise NotInForce where it is missing. A fact that
+        is only a setting is labelled so (``strategies.evidence.settings``)."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strategies.evidence import flops
 from strategies.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -43,17 +44,16 @@ def take(
     module: nn.Module, blocks: Sequence[nn.Module], sizes: Sizes, run: Callable[[], Any]
 ) -> Survey:
     """``run`` takes one sample through ``module`` on the meta device: every product is counted, as
-    torch's FlopCounterMode counts them; elementwise work is not."""
+    torch's FlopCounterMode counts them (``evidence.flops``); elementwise work is not."""
     import torch
     from torch import nn
-    from torch.utils.flop_counter import FlopCounterMode
 
     layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     rows: dict[nn.Module, int] = {}
     for layer in layers:
         layer.register_forward_pre_hook(_note_rows(rows))
     calls: list[Attended] = []
-    with torch.no_grad(), _noting(calls), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _noting(calls), flops.counting() as counter:
         run()
     names = {layer: name for name, layer in module.named_modules()}
     return Survey(

@@ -134,6 +134,17 @@ def part_named(text: str, name: str) -> Strategy:
     return next(part for part in parse(text).strategies if part.name == name)
 
 
+def observe_here(run, log, text: str) -> None:
+    """One more step of a run of ``train_here``, watched for evidence as a measured run's is."""
+    from harness.worker.loop import optimizer_step
+    from strategies.evidence.watching import observe_step
+
+    def step() -> None:
+        optimizer_step(run, run.trained.optimizer_steps, log)
+
+    observe_step(run.trained, parse(text).strategies, step)
+
+
 def living() -> list:
     """The plain tensors that live in this process: a trace counts what other tests have left."""
     import torch

@@ -23,6 +23,7 @@ from harness.worker.status import Reporter
 from harness.worker.training import Training
 from harness.worker.usage import as_usage
 from strategies.evidence import frozen
+from strategies.evidence.watching import observe_step
 
 __all__ = ["measure"]
 
@@ -54,6 +55,8 @@ def measure(
     categories = traced_steps(bench) if traced else {}
     if portrait:
         _portray(bench)
+    if traced:
+        observe_step(bench.run.trained, resolved.recipe.strategies, bench.step)
     losses, evidence, checks = _prove(bench, did)
     reporter.enter("save")
     if training is not None:

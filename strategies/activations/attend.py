@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from strategies.activations.attended import (
+    WRITTEN_OUT,
+    in_a_step,
+    layers,
+    ran_by,
+    score_matrices,
+)
 from strategies.activations.kernels import KERNELS, ByKernel, flex, forced, naive
 from strategies.activations.runners import surround
 from strategies.base import Slot, demand
@@ -14,9 +21,6 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 __all__ = ["Attend"]
-
-FUSED = "aten::_scaled_dot_product_{}_attention"
-WRITTEN_OUT = ("naive", "math")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +70,14 @@ class Attend(Strategy):
             attention.attend = chosen
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
+        """One forward of the blocks as they run, compiled or not; and, where its operators were
+        watched, every attention of a whole training step."""
+        return self._forward(trained) | in_a_step(trained, self.kernel)
+
+    def _forward(self, trained: Trained) -> dict[str, Any]:
         ran = forward.operations(trained)
-        counts = {name: sum(_is(name, operation.name) for operation in ran) for name in KERNELS}
-        depth, full = _layers(trained), _score_matrices(trained, ran)
+        counts = {name: sum(ran_by(name, operation.name) for operation in ran) for name in KERNELS}
+        depth, full = layers(trained), score_matrices(trained, ran)
         demand(depth > 0, "no attention of torch's is called")
         facts = {"calls": {name: count for name, count in counts.items() if count}}
         facts["score_matrices"] = full
@@ -85,33 +94,3 @@ class Attend(Strategy):
         demand(set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, not {self.kernel}")
         demand(fused[self.kernel] >= depth, f"it ran {fused[self.kernel]} times in {depth} layers")
         return facts
-
-
-def _layers(trained: Trained) -> int:
-    """Attentions of one forward pass."""
-    subject = trained.subject
-    if "attend" in subject.parts:
-        return len(subject.attentions(trained.module))
-    return len(subject.survey.attention)
-
-
-def _score_matrices(trained: Trained, ran: list[forward.Operation]) -> int:
-    """Products that took a matrix [queries, keys] a head: the scores, times v.
-
-    Where a head is as wide as there are keys, q looks alike, and is one more a layer.
-    """
-    calls = trained.subject.survey.attention
-    scores = {(call.queries, call.keys) for call in calls}
-    square = sum(o.name == "aten::bmm" and tuple(o.shapes[0][1:]) in scores for o in ran)
-    alike = any((call.queries, call.width) in scores for call in calls)
-    return square // 2 if alike else square
-
-
-def _is(kernel: str, operation: str) -> bool:
-    """Whether a profiled operation is the forward of ``kernel``."""
-    if kernel == "flex":
-        return operation.startswith("triton_") and "flex_attention" in operation
-    if kernel == "math":  # its softmax is the one that handles fully masked rows
-        return operation == "aten::_safe_softmax"
-    name = FUSED.format(kernel)
-    return operation in (name, f"{name}_for_cpu")

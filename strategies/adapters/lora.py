@@ -67,7 +67,7 @@ def adapter_facts(trained: Trained, name: str, rank: int, magnitudes: bool) -> d
     """Adapters beside every target with the rank asked for, moved, and nothing else moved."""
     layers, wanted = adapted(trained.module), len(trained.subject.linears)
     demand(len(layers) == wanted, f"{len(layers)} layers carry an adapter, not {wanted}")
-    ranks = {layer.r["default"] for layer in layers}
+    ranks = {trained.engine.shape(layer.lora_A["default"].weight)[0] for layer in layers}
     demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, not {rank}")
     dora = [layer for layer in layers if len(layer.lora_magnitude_vector)]
     demand(len(dora) == len(layers) * magnitudes, f"{len(dora)} layers have a magnitude")
@@ -76,8 +76,11 @@ def adapter_facts(trained: Trained, name: str, rank: int, magnitudes: bool) -> d
     strange = [n for n in free if "lora_" not in n]
     demand(not strange, f"{len(strange)} weights outside the adapters take a gradient")
     # The second matrix starts at zero: where it moved, the adapter acts.
-    moved = [n for n in trained.attached[name].changed() if "lora_B" in n]
+    changed = trained.attached[name].changed()
+    moved = [n for n in changed if "lora_B" in n]
     demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have moved")
+    scaled = [n for n in changed if "magnitude" in n]
+    demand(len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} magnitudes have moved")
     return {"adapters": len(layers), "rank": rank, **facts}
 
 

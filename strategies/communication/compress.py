@@ -61,6 +61,9 @@ class Compress(Strategy):
         facts = wire.facts(trained, self.name)
         if self.kind != "powersgd":
             demand(facts["ratio"] == 0.5, f"{facts['ratio']} of the dense bytes were sent")
+            wanted = {"fp16": "float16", "bf16": "bfloat16"}[self.kind]
+            sent = facts["wire_dtype"]
+            demand(sent == wanted, f"gradients were sent as {sent}, not {wanted}")
             return facts
         power = getattr(trained.attached[self.name], "power", None)
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot, Watcher, demand
 from strategies.engine import Launch, Trained
+from strategies.evidence.settings import label
 from strategies.evidence.stored import stored
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -73,9 +74,17 @@ class SparseEmbedding(Strategy):
         launch = trained.launch
         alone = "one_process" in launch.traits or launch.processes == 1
         sent = not (alone or launch.simulated)
-        return {
+        facts = {
             "rows": rows.rows,
             "wire_bytes" if sent else "gradient_bytes": rows.bytes,
             "dense_bytes": rows.dense_bytes,
             "ratio": round(rows.bytes / rows.dense_bytes, 4),
         }
+        if not sent:
+            return facts
+        if trained.observed is None or not trained.observed.sent:
+            return label(facts, "wire_bytes")  # those of the gradient: nobody saw it sent
+        backward = [s for s in trained.observed.sent if s.phase == "backward"]
+        places = sum(s.bytes for s in backward if s.dtype == "int64")
+        demand(places > 0, "the table's gradient was sent as a dense one")
+        return {**facts, "place_bytes_sent": places}

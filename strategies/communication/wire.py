@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from strategies.base import Watcher, demand
+from strategies.communication.counted import CountedCollectives
 from strategies.engine import Launch, Trained
 
 __all__ = ["Compression", "CountedCollectives", "WithFeedback", "counted_hooks", "facts", "refusal"]
-
-
-class CountedCollectives:
-    """Stands in a module of torch's hooks for ``torch.distributed``, and counts what this rank
-    hands to its collectives: what is really sent, whatever the hook says of itself."""
-
-    def __init__(self, distributed: ModuleType) -> None:
-        self.distributed, self.bytes = distributed, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.distributed, name)
-
-    def all_reduce(self, tensor: Any, *given: Any, **more: Any) -> Any:
-        """The collective, with the bytes of its input counted."""
-        self.bytes += tensor.numel() * tensor.element_size()
-        return self.distributed.all_reduce(tensor, *given, **more)
-
-    def all_gather(self, outputs: Any, tensor: Any, *given: Any, **more: Any) -> Any:
-        """The collective, with the bytes of its input counted."""
-        self.bytes += tensor.numel() * tensor.element_size()
-        return self.distributed.all_gather(outputs, tensor, *given, **more)
 
 
 def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
@@ -55,6 +34,7 @@ class Compression(Watcher):
     ) -> None:
         self.trained, self.wire, self.buckets = trained, wire, 0
         self.dense_bytes = self.sent = self.dense = 0
+        self.types: set[str] = set()
         self.storages: set[int] = set()
 
         def counting(link, bucket):  # DDP reads annotations, and knows none but its own
@@ -72,7 +52,8 @@ class Compression(Watcher):
 
     def after_step(self) -> None:
         """Keep the bytes of the step that ended, and count the next one's from zero."""
-        self.sent, self.wire.bytes = self.wire.bytes, 0
+        self.sent, self.types = self.wire.bytes, self.wire.types
+        self.wire.forget()
         self.dense, self.dense_bytes = self.dense_bytes, 0
 
 
@@ -116,7 +97,8 @@ def refusal(launch: Launch) -> str | None:
 
 
 def facts(trained: Trained, name: str) -> dict[str, Any]:
-    """Bytes that this rank handed over in the last step, against the same gradients in float32."""
+    """Bytes and types that this rank handed over in the last step, against the same gradients in
+    float32."""
     link = trained.attached.get(name)
     demand(isinstance(link, Compression), "no hook is on DDP's all-reduce")
     demand(link.buckets > 0 and link.dense > 0, "the hook saw no gradients")
@@ -124,6 +106,7 @@ def facts(trained: Trained, name: str) -> dict[str, Any]:
     demand(link.dense == total, f"the hook saw {link.dense} bytes of {total} in the last step")
     return {
         "wire_bytes": link.sent,
+        "wire_dtype": "+".join(sorted(link.types)),
         "dense_bytes": link.dense,
         "ratio": round(link.sent / link.dense, 4),
     }

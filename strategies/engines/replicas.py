@@ -94,7 +94,23 @@ class Replicas(Engine):
             spread == 0.0,
             f"the replicas drifted apart by {spread:.3g}: gradients were not averaged",
         )
-        return {"wrapper": "DistributedDataParallel", "replica_spread": spread}
+        facts = {"wrapper": "DistributedDataParallel", "replica_spread": spread}
+        return facts | self._wire(trained)
+
+    def _wire(self, trained: Trained) -> dict[str, Any]:
+        """The type in which gradients were averaged, off the collectives of a watched backward;
+        whoever replaces them shows its own."""
+        own = {"edits_gradients", "hooks_allreduce", "sparse_gradients"} & trained.launch.traits
+        if own or trained.observed is None or not trained.observed.ran:
+            return {}
+        sent = [s for s in trained.observed.sent if s.phase == "backward"]
+        trainable = [p for p in trained.module.parameters() if p.requires_grad]
+        wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
+        found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)
+        demand(found == wanted, f"gradients were sent as {sorted(found)}, not {sorted(wanted)}")
+        whole = sum(p.nbytes for p in trainable)
+        demand(size == whole, f"{size} bytes of gradients were sent, of {whole}")
+        return {"gradients_sent_as": "+".join(sorted(found)), "gradient_bytes_sent": size}
 
     def imitation(self) -> Imitation:
         from strategies.engines.replicas_imitation import Reducerless

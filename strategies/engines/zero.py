@@ -24,7 +24,7 @@ from strategies.engine import (
     Told,
     Workload,
 )
-from strategies.engines import zero_facts
+from strategies.engines import zero_effects, zero_facts
 from strategies.engines.zero_ops import plain_file_access
 from strategies.engines.zero_sizes import buffer_sizes, swap_block_bytes
 from strategies.engines.zero_waste import Job, waste
@@ -243,8 +243,11 @@ class Zero(Engine):
             swapped_bytes=sum(size for _, size in zero_facts.swap_files(ds)),
         )
 
+    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+        return zero_effects.observe(trained)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return zero_facts.evidence(trained)
+        return zero_effects.evidence(trained)
 
     def imitation(self) -> Imitation:
         from strategies.engines.zero_imitation import Storageless

@@ -47,6 +47,9 @@ def evidence(trained: Trained) -> dict[str, Any]:
     )
     stage = int(ds.zero_optimization_stage())
     demand(stage == wanted, f"DeepSpeed runs stage {stage}, not {wanted}")
+    if trained.engine.place("optimizer") == "nvme":
+        swapper = getattr(ds.optimizer, "optimizer_swapper", None)
+        demand(swapper is not None, "DeepSpeed swaps no optimizer: nothing goes to files")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     facts |= _gradients(trained) | _offload(trained)

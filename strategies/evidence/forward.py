@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from strategies.engine import Trained
 from strategies.evidence.stored import wrapped
 
-__all__ = ["Operation", "compute_dtype", "forward_once", "loss_once", "operations"]
+__all__ = ["Operation", "compute_dtype", "eager", "forward_once", "loss_once", "operations"]
 
 
 def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
@@ -26,7 +26,7 @@ def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
 
 def loss_once(trained: Trained) -> Any:
     """A loss to call backward on, of one sample of zeros; compiled graphs run uncompiled."""
-    with _eager(trained):
+    with eager(trained):
         return forward_once(trained, gradients=True).float().square().mean()
 
 
@@ -40,14 +40,15 @@ def compute_dtype(trained: Trained) -> str:
     first = trained.module.get_submodule(trained.subject.linears[0])
     handle = first.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
     try:
-        with _eager(trained):
+        with eager(trained):
             forward_once(trained)
     finally:
         handle.remove()
     return seen[-1].removeprefix("torch.") if seen else "none"
 
 
-def _eager(trained: Trained) -> Any:
+def eager(trained: Trained) -> Any:
+    """A context in which compiled blocks run uncompiled, so that hooks and modes see them."""
     if "compiled" not in trained.launch.traits:
         return contextlib.nullcontext()
     import torch
@@ -86,7 +87,7 @@ def operations(trained: Trained, *, compiled: bool = True) -> list[Operation]:
             seen.append(Operation(f.overloadpacket._qualified_op_name, shapes, dtype))
             return out
 
-    with _eager(trained), Watch():
+    with eager(trained), Watch():
         forward_once(trained)
     return seen
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
+from strategies.evidence.settings import label
 from strategies.optimizers.quantised import low_bit_facts, torchao_adam
 from strategies.strategy import Strategy
 
@@ -79,7 +80,8 @@ class PagedAdam8bit(Adam8bit):
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
         demand(bool(paged) and all(paged), f"{sum(paged)} of {len(paged)} moments are paged")
-        return {**facts, "paged_moments": len(paged)}
+        # bitsandbytes' own mark: what the driver does with the pages is not seen from here.
+        return label({**facts, "paged_moments": len(paged)}, "paged_moments")
 
 
 @dataclass(frozen=True, kw_only=True)

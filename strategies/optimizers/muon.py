@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import states
+from strategies.evidence import states, updates
+from strategies.evidence.orthogonal import orthogonal
+from strategies.evidence.settings import label
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -65,6 +68,12 @@ class Muon(Strategy):
             parts["adamw"] = torch.optim.AdamW(others, fused=True, **settings.adam)
         return TwoOptimizers(parts)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        """The update of one whole matrix, of the last block."""
+        inner = [p for p in trained.blocks()[-1].parameters() if p.requires_grad and p.ndim == 2]
+        target = min(inner, key=lambda p: p.numel(), default=None)
+        return updates.watch(trained.inner_optimizer, lambda p: p is target, whole=True)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kinds = {name: type(p).__name__ for name, p in getattr(optimizer, "parts", {}).items()}
@@ -80,9 +89,14 @@ class Muon(Strategy):
         )
         counted = {float(s["step"]) for s in optimizer.state.values()}
         demand(len(counted) == 1, f"the two optimizers stepped {sorted(counted)} times")
-        return {
+        facts = {
             "classes": kinds,
             "steps": states.steps(trained),
             "muon_matrices": len(wanted),
             "state_bytes_per_element": round(states.per_element(trained), 3),
         }
+        seen = self.note(trained)
+        # A bfloat16 weight rounds most of an update away: what is left shows no singular values.
+        if not seen or seen[0].before["weight"].element_size() < 4:
+            return label(facts, "classes")
+        return facts | orthogonal(seen[0], settings, self.momentum)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.communication import wire
 from strategies.engine import Launch, Trained
-from strategies.evidence import states
+from strategies.evidence import states, updates
 from strategies.strategy import Strategy
 
 __all__ = ["OneBitAdam"]
@@ -56,6 +57,9 @@ class OneBitAdam(Strategy):
 
         return OneBitHook(trained)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return updates.watch(trained.inner_optimizer)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
@@ -67,4 +71,9 @@ class OneBitAdam(Strategy):
         demand(facts["ratio"] < 0.1, f"{facts['ratio']} of the dense bytes were sent")
         missed = trained.attached[self.name].tensors()
         demand(any(bool(m.any()) for m in missed), "nothing missed is kept: no error feedback")
-        return {**facts, "steps": steps, "error_bytes": sum(m.nbytes for m in missed)}
+        facts |= {"steps": steps, "error_bytes": sum(m.nbytes for m in missed)}
+        for update in self.note(trained) or ():
+            kept = update.before["exp_avg_sq"].equal(update.after["exp_avg_sq"])
+            demand(kept, "the variance still moves")
+            facts["variance_moves"] = not kept
+        return facts

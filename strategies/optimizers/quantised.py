@@ -7,6 +7,7 @@ from typing import Any
 from strategies.base import Settings, demand
 from strategies.engine import Trained
 from strategies.evidence import states
+from strategies.evidence.settings import label
 from strategies.evidence.stored import bytes_of, stored
 
 __all__ = ["low_bit_facts", "torchao_adam"]
@@ -59,13 +60,14 @@ def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str
     mean = bytes_of(moments) / elements
     compiled = {"compiled_step": names[0].startswith(home)} if home == "torchao" else {}
     demand(mean <= 1.2 * 2 * bits / 8, f"{mean:.2f} bytes of moments an element")
-    return {
+    facts = {
         "class": f"{home}.{kind}",
         **compiled,
         "steps": states.steps(trained),
         "moment_bytes_per_element": round(mean, 3),
         "state_bytes_per_element": round(states.per_element(trained), 3),
     }
+    return label(facts, "compiled_step") if compiled else facts
 
 
 def _moments(state: dict[str, Any]) -> list[Any]:

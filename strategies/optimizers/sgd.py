@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import states
+from strategies.evidence import states, updates
 from strategies.strategy import Strategy
 
 __all__ = ["Sgd"]
@@ -51,6 +52,9 @@ class Sgd(Strategy):
         )
         return states.count_steps(optimizer)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return updates.watch(trained.inner_optimizer)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
         kind = type(trained.inner_optimizer).__name__
         demand(kind == "SGD", f"the optimizer is {kind}, not SGD")
@@ -67,8 +71,13 @@ class Sgd(Strategy):
         itemsize = sum(w.numel() * w.element_size() for w in weights) / elements
         wanted = itemsize if self.momentum else 0.0
         demand(mean == wanted, f"{mean:.2f} bytes of state an element, not {wanted}")
-        return {
+        facts = {
             "class": kind,
             "steps": states.steps(trained),
             "state_bytes_per_element": mean,
         }
+        for update in self.note(trained) or ():
+            error = updates.sgd_error(update, settings, self.momentum)
+            demand(error <= 0.01, f"an update is {error:.2g} of itself away from SGD's rule")
+            facts["update_error"] = float(f"{error:.2g}")
+        return facts

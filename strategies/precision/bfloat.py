@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.precision.mixed import Bf16, dtypes
+from strategies.evidence.types import dtypes
+from strategies.precision.mixed import Bf16
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 

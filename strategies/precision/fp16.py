@@ -7,9 +7,13 @@ from typing import Any, ClassVar
 
 from strategies.base import demand
 from strategies.engine import Launch, Trained
+from strategies.evidence.settings import label
 from strategies.precision.mixed import Bf16
 
 __all__ = ["Fp16"]
+
+UNSCALED = "_amp_foreach_non_finite_check_and_unscale_"
+"""torch's operator that divides gradients by the loss scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,4 +53,8 @@ class Fp16(Bf16):
         facts, scale = super().evidence(trained), trained.engine.told(trained).loss_scale
         demand(scale is not None, "no loss scale is kept")
         demand(scale > 1, f"the loss is scaled by {scale}")
-        return {**facts, "loss_scale": scale}
+        facts = {**facts, "loss_scale": scale}
+        seen = trained.observed.ran if trained.observed else []
+        unscaled = any(UNSCALED in ran.name for ran in seen)
+        # An engine that scales by itself unscales by plain products, which tell nothing.
+        return {**facts, "unscaled_in_step": True} if unscaled else label(facts, "loss_scale")

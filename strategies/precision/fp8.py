@@ -60,6 +60,9 @@ class Fp8(Bf16):
             config=Float8LinearConfig(emulate=self.emulate),
         )
 
+    def _products(self, trained: Trained) -> None:
+        """Those of float8 are told apart below, by what they take."""
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
         types = super().evidence(trained)
         wanted = float8_layers(trained)

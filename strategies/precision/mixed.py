@@ -7,27 +7,15 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import forward
+from strategies.evidence.settings import label
+from strategies.evidence.types import dtypes, product_error, products
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-__all__ = ["Bf16", "Fp32"]
+__all__ = ["Bf16", "Fp32", "Tf32"]
 
-
-def dtypes(trained: Trained) -> dict[str, str]:
-    """Types of computation, stored parameters and the optimizer's weights and moments."""
-    state = trained.inner_optimizer.state
-    moments = {
-        str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
-    }
-    weights = {str(w.dtype) for w in trained.optimized()}
-    # Packed codes are no type to compute in; whoever packed them shows what they are.
-    stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
-    kinds = {"parameters": stored, "master": weights, "moments": moments}
-    return {
-        "compute_dtype": forward.compute_dtype(trained),
-        **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()},
-    }
+FLOAT32_ERROR = 1e-5
+"""Of a product in norm: float32 is some 1e-7 off, TF32's 10 bits of mantissa some 3e-4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +45,17 @@ class Fp32(Strategy):
         demand(types["parameters"] == "float32", f"keeps parameters in {types['parameters']}")
         tf32 = torch.backends.cuda.matmul.allow_tf32
         demand(tf32 == self.rounds, f"TF32 is {'on' if tf32 else 'off'}")
-        if trained.launch.device == "cuda":
-            types["tf32_rounds"] = _tf32_rounds()
-            demand(types["tf32_rounds"] == self.rounds, "the GPU's products round otherwise")
-        return {**types, "tf32": tf32}
+        facts = {**types, "tf32": tf32, **products(trained)}
+        others = set(facts.get("products", ())) - {"float32"}
+        demand(not others, f"products of a training step ran in {sorted(others)}")
+        error = product_error(trained)
+        if error is not None:
+            # A CPU knows no TF32: there the flag is all that can be set, and nothing rounds.
+            rounds = self.rounds and trained.launch.device == "cuda"
+            told = f"a product of the model is {error:.2g} of itself away from float64's"
+            demand((error > FLOAT32_ERROR) == rounds, told)
+            facts["product_error"] = float(f"{error:.2g}")
+        return label(facts, "tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +73,6 @@ class Tf32(Fp32):
     needs: ClassVar[tuple[str, ...]] = ("tf32",)
 
     rounds: ClassVar[bool] = True
-
-
-def _tf32_rounds() -> bool:
-    """Whether a float32 product on this GPU loses bits that TF32 has not: 1 + 2^-12 squared."""
-    import torch
-
-    a = torch.full((128, 128), 1 + 2**-12, device="cuda")
-    eye = torch.eye(128, device="cuda")
-    return bool(((a @ eye) != a).any())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,4 +103,20 @@ class Bf16(Strategy):
         demand(types["compute_dtype"] == self.half, f"computes in {types['compute_dtype']}")
         demand(types["parameters"] == kept, f"keeps parameters in {types['parameters']}")
         demand(types["master"] == "float32", f"the optimizer updates {types['master']} weights")
-        return types
+        self._products(trained)
+        return {**types, **products(trained)}
+
+    def _products(self, trained: Trained) -> None:
+        """Forward and backward of every linear layer of the blocks, in the watched step; layers of
+        another kind are shown by whoever made them."""
+        traits = trained.launch.traits
+        if traits & {"replaced_layers", "quantized_weights"} or not products(trained):
+            return
+        least = len(trained.subject.linears) * trained.observed.micro_steps
+        phases = ("forward",) if "frozen_blocks" in traits else ("forward", "backward")
+        for phase in phases:
+            ran = trained.observed.products(phase)
+            demand(
+                ran[self.half] >= least,
+                f"{ran[self.half]} products ran in {self.half} in {phase}, of {least}: {dict(ran)}",
+            )

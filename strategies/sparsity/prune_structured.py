@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import forward
+from strategies.evidence import flops, forward
 from strategies.evidence.frozen import count
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -56,9 +56,7 @@ def prune_channels(mlp: Any, keep: int) -> None:
 
 def forward_flops(trained: Trained) -> int:
     """FLOPs of one sample's forward, counted op by op; every rank takes part."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
+    with flops.counting() as counter:
         forward.forward_once(trained)
     return counter.get_total_flops()
 
@@ -112,6 +110,7 @@ class PruneStructured(Strategy):
             shape = (block.attn.num_heads, block.mlp.fc1.out_features)
             wanted = (self._kept(heads), self._kept(channels))
             demand(shape == wanted, f"a block has {shape} heads and channels, not {wanted}")
+            self._cut(trained, block)
             before, after = before + parameters, after + count(block.parameters(), trained.engine)
         demand(after < before, f"the blocks still have {after} parameters")
         return {
@@ -121,3 +120,12 @@ class PruneStructured(Strategy):
             "block_parameters_before": before,
             "forward_flops_per_sample": forward_flops(trained),
         }
+
+    def _cut(self, trained: Trained, block: Any) -> None:
+        """The weights themselves have the rows of what was kept, whatever the layers say."""
+        heads, channels, _ = block.had
+        size = trained.subject.dimensions.width // heads
+        wanted = (3 * self._kept(heads) * size, self._kept(channels))
+        weights = (block.attn.qkv.weight, block.mlp.fc1.weight)
+        rows = tuple(trained.engine.shape(weight)[0] for weight in weights)
+        demand(rows == wanted, f"the weights have {rows} rows, not {wanted}")

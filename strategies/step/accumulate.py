@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from strategies.base import Slot, demand
 from strategies.engine import Launch, Trained
 from strategies.evidence import states
+from strategies.evidence.settings import label
 from strategies.strategy import Strategy
 
 __all__ = ["Accumulate"]
@@ -46,4 +47,4 @@ class Accumulate(Strategy):
         demand(taken is not None, "the optimizer holds no state: it never stepped")
         ratio = trained.micro_steps / (taken - trained.resumed_steps)
         demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")
-        return {"steps": known, "micro_steps_per_optimizer_step": ratio}
+        return label({"steps": known, "micro_steps_per_optimizer_step": ratio}, "steps")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot, Watcher, demand
 from strategies.engine import Trained
+from strategies.evidence.settings import label
 from strategies.strategy import Strategy
 
 __all__ = ["PIECE", "Average", "Ema"]
@@ -177,5 +178,15 @@ class Ema(Strategy):
         devices = {s.device.type for s in average.shards}
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
         demand(devices == {wanted}, f"the average lives on {devices}, not {wanted}")
+        weights = {_address(p) for p in trained.module.parameters()} - {0}
+        own = {_address(shard) for shard in average.shards}
+        demand(not own & weights, "the average lies in the weights' own storage")
         size = sum(s.numel() * s.element_size() for s in average.shards)
-        return {"device": devices.pop(), "bytes": size, "updates": average.updates}
+        facts = {"device": devices.pop(), "bytes": size, "updates": average.updates}
+        # Where training is in host memory itself, the place is the same whatever was asked.
+        one_memory = trained.accelerator.device.type == "cpu"
+        return label(facts, "device") if one_memory else facts
+
+
+def _address(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,17 +1,21 @@
 """The real worker, and one more look when its evidence has been collected.
 
 Started by accelerate instead of ``harness.train``, with the same words. Beside ``result.json`` it
-leaves what this run says to the launch of every *other* sharding strategy (``crossed.json``), what
-the replicas say once one of them drifts (ddp), and the averaged weights put together (``ema.pt``).
+leaves what this run says to the launch of every *other* sharding strategy (``crossed.json``), also
+where DeepSpeed's flags say what that launch asks for (``pretended.json``), what the replicas say
+once one of them drifts (ddp), and the averaged weights put together (``ema.pt``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -20,6 +24,8 @@ from harness.worker import measure
 from strategies import CATALOG, sharding
 from strategies.base import NotInForce
 from strategies.engine import Trained
+from strategies.evidence import forward
+from strategies.evidence.watching import observe_step
 
 FOLDER = Path(sys.argv[sys.argv.index("--out") + 1])
 
@@ -48,14 +54,84 @@ def crossed(trained: Trained) -> dict[str, str]:
     return found
 
 
+PRETENCES = {
+    "zero1": ["zero2", "zero2_offload"],
+    "zero2": ["zero1", "zero2_offload"],
+    "zero3": ["zero3_offload"],
+    "zero2_offload": ["zero2"],
+    "zero3_offload": ["zero3", "zero3_nvme"],
+}
+"""Launch -> others that differ from it in flags of DeepSpeed."""
+
+
+def pretended(trained: Trained) -> dict[str, str]:
+    """Answers to other launches, with every flag of DeepSpeed's set as those would: what was done
+    is still what was done."""
+    found = {}
+    for name in PRETENCES.get(trained.launch.sharding, ()):
+        launch = CATALOG[name].launch("cpu", trained.launch.processes, trained.subject)
+        with flags_as(launch.engine, trained.model):
+            found[name] = answer(name, dataclasses.replace(trained, launch=launch))
+    return found
+
+
+def other_bytes(trained: Trained) -> dict[str, str]:
+    """The answer to its own launch where a swap file holds something else."""
+    found = {}
+    if "swapped_weights" in trained.launch.traits:
+        info = next(iter(trained.model.optimizer.optimizer_swapper.swap_params_info.values()))
+        file = Path(info.tensors[-1].swap_path)
+        file.write_bytes(bytes(file.stat().st_size))
+        found["other bytes"] = answer(trained.launch.sharding, trained)
+    return found
+
+
+@contextlib.contextmanager
+def flags_as(engine: Any, ds: Any) -> Iterator[None]:
+    """DeepSpeed's flags as ``engine`` asks for them."""
+    host = {what: engine.place(what) != "device" for what in ("optimizer", "parameters")}
+    flags = {
+        "partition_gradients": engine.stage == 2,
+        "cpu_offload": host["optimizer"],
+        "offload_optimizer": host["optimizer"],
+        "offload_param": host["parameters"],
+        "swap_optimizer": engine.place("optimizer") == "nvme",
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(ds, "zero_optimization_stage", lambda: engine.stage))
+        for flag, value in flags.items():
+            if hasattr(ds.optimizer, flag):
+                stack.enter_context(mock.patch.object(ds.optimizer, flag, value))
+        yield
+
+
+def in_other_types(trained: Trained) -> str:
+    """What DDP's evidence says when gradients travel in bfloat16, and no setting tells it."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    trained.model.register_comm_hook(None, bf16_compress_hook)
+
+    def step() -> None:
+        trained.accelerator.backward(forward.loss_once(trained))
+        trained.micro_steps += 1
+
+    observe_step(trained, (), step)
+    return answer(trained.launch.sharding, trained)
+
+
 def observe(resolved: Any, trained: Trained) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
     collected = real(resolved, trained)
     average = trained.attached.get("ema")
     state = average.full_state() if average else None
+    pretending = pretended(trained)
+    if "replicas" in trained.launch.traits:
+        pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
     found = crossed(trained)
+    pretending |= other_bytes(trained)
     rank = trained.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
+    (FOLDER / f"pretended{rank}.json").write_text(json.dumps(pretending))
     if rank == 0:
         torch.save(state, FOLDER / "ema.pt")
     return collected

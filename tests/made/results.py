@@ -31,6 +31,7 @@ from harness.result import (
 )
 from harness.spec import Spec
 from strategies import parse
+from strategies.evidence.settings import label
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 MIB, GIB = 2**20, 2**30
@@ -237,7 +238,7 @@ def done(
         ],
         audit=audit(spec),
         evidence={
-            sharding: {"distributed_type": engine, "stage": stage},
+            sharding: label({"distributed_type": engine, "stage": stage}, "distributed_type"),
             "bf16" if kind == "bfloat16" else "fp32": precise,
         },
         configs={

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, part_named
+from conftest import SUBJECT, TINY, observe_here, part_named
 
 from harness import ROOT
 from harness.memory.tracer import trace_step
@@ -26,6 +26,8 @@ from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.parts import block_runs, halves, prefixes, segments
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.engines.zero_sizes import buffer_sizes
+from strategies.evidence.settings import SETTINGS as LABEL
+from strategies.evidence.settings import effects, settings
 from strategies.optimizers import bf16_adamw
 from strategies.optimizers.adamw import AdamW
 from strategies.recipe import RecipeError
@@ -212,8 +214,11 @@ def test_strategies_import_nothing_of_the_harness():
 def test_evidence_is_shown_by_a_real_training(text, train_here):
     run, log = train_here(dataclasses.replace(TINY, recipe=text), 2)
     assert run.trained.optimizer_steps == 2 and len(log.losses) == 2
+    observe_here(run, log, text)
     for part in parse(text).strategies:
-        assert part.evidence(run.trained), f"{part} shows facts"
+        facts = part.evidence(run.trained)
+        assert effects(facts), f"{part} shows an effect"
+        assert set(settings(facts)) <= set(facts), "a label of something that is there"
 
 
 def evidence_of(name: str, text: str, train_here, **fields) -> dict:
@@ -226,10 +231,9 @@ def test_evidence_says_what_was_read_back(train_here):
     assert (bf16["compute_dtype"], bf16["parameters"], bf16["master"]) == (
         "bfloat16", "float32", "float32",
     )  # fmt: skip
-    assert evidence_of("accumulate", "single+accumulate:steps=4", train_here) == {
-        "steps": 4,
-        "micro_steps_per_optimizer_step": 4.0,
-    }
+    accumulate = evidence_of("accumulate", "single+accumulate:steps=4", train_here)
+    assert accumulate.pop(LABEL) == ["steps"], "accelerate's own number is a setting"
+    assert accumulate == {"steps": 4, "micro_steps_per_optimizer_step": 4.0}
     sqrt = evidence_of("checkpoint", "single+checkpoint:every=sqrt", train_here)
     assert sqrt["parts"] == 2 and sqrt["block_forwards"] == 2.0
     plain = evidence_of("adamw", "single+adamw:impl=plain", train_here)

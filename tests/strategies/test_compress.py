@@ -17,7 +17,9 @@ from strategies.communication import power_sgd
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.engine import Trained
+from strategies.evidence.observed import Observed
 from strategies.optimizers.adamw import AdamW
+from strategies.optimizers.one_bit import FrozenVarianceAdam
 from strategies.optimizers.onebit_adam import OneBitAdam
 from strategies.optimizers.signs import pack, unpack
 from tests.made.stubs.wire import LOST
@@ -168,6 +170,42 @@ def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
     trained = trained_with(strategy)
     with pytest.raises(NotInForce):
         strategy.evidence(trained)
+
+
+def watched(trained: Trained, strategy) -> Trained:
+    """After one more step that the strategy watched."""
+    with strategy.observe(trained) as note:
+        trained.optimizer.zero_grad()
+        index_B = torch.tensor([3, 7])
+        trained.model(torch.ones(2, 4, 32, 32), index_B, index_B).square().mean().backward()
+        trained.optimizer.step()
+    for kept in trained.attached.values():
+        kept.after_step()
+    trained.optimizer_steps += 1
+    trained.observed = Observed(notes={strategy.name: note})
+    return trained
+
+
+def test_a_variance_that_still_moves_is_noticed(group, monkeypatch):
+    strategy = OneBitAdam()
+    facts = strategy.evidence(watched(trained_with(strategy), strategy))
+    assert facts["variance_moves"] is False
+    frozen = FrozenVarianceAdam._step
+
+    def moving(self, p, optimizer_group):
+        frozen(self, p, optimizer_group)
+        self.state[p]["exp_avg_sq"].lerp_(p.grad.square(), 0.001)
+
+    monkeypatch.setattr(FrozenVarianceAdam, "_step", moving)
+    with pytest.raises(NotInForce, match="the variance still moves"):
+        strategy.evidence(watched(trained_with(strategy), strategy))
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_the_type_on_the_wire_is_that_of_what_was_handed_over(kind, group):
+    strategy = Compress(kind=kind)
+    facts = strategy.evidence(trained_with(strategy))
+    assert facts["wire_dtype"] == {"fp16": "float16", "bf16": "bfloat16"}[kind]
 
 
 def test_low_rank_bytes_follow_from_rank_and_shapes():

@@ -12,7 +12,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, part_named
+from conftest import SUBJECT, TINY, observe_here, part_named
 
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
@@ -43,8 +43,9 @@ def stood_in(name: str):
 
 
 def evidence(name: str, text: str, train_here) -> dict:
-    """What the evidence of part ``name`` finds after two steps."""
-    run, _ = train_here(dataclasses.replace(TINY, recipe=text, **FITTING.get(name, {})), 2)
+    """What the evidence of part ``name`` finds after two steps and one that was watched."""
+    run, log = train_here(dataclasses.replace(TINY, recipe=text, **FITTING.get(name, {})), 2)
+    observe_here(run, log, text)
     return part_named(text, name).evidence(run.trained)
 
 

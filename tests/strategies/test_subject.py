@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import STRIP, SUBJECT, TINY
+from conftest import STRIP, SUBJECT, TINY, observe_here
 
 from harness import ROOT
 from harness.resolve import resolve
@@ -59,6 +59,7 @@ def here(train_here, text: str, steps: int = 2, **change):
 @pytest.mark.parametrize("text", WORKS)
 def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
     run, log = here(train_here, text)
+    observe_here(run, log, text)
     for part in parse(text).strategies:
         assert part.evidence(run.trained)
     assert all(loss.isfinite() for loss in log.losses)

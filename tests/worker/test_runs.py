@@ -31,6 +31,7 @@ from harness.subjects.dit import model, presets
 from harness.system import probe
 from strategies import CATALOG, parse
 from strategies.engines.zero_sizes import buffer_sizes
+from strategies.evidence.settings import settings
 from strategies.sharding import sharding_kinds
 from strategies.sizes import Sizes
 
@@ -311,6 +312,52 @@ def test_a_run_shows_its_own_launch_and_no_other(run):
         assert {k: v for k, v in found.items() if not v.startswith("NotInForce")} == {}
         if row.spec.recipe == "ddp":
             assert "drifted apart" in drifted
+
+
+PRETENDED = {
+    "ddp": {"bfloat16 on the wire": "gradients were sent as ['bfloat16'], not ['float32']"},
+    "zero1": dict.fromkeys(
+        ["zero2", "zero2_offload"], "5184000 bytes of gradients were alive in backward, of 5184000"
+    ),
+    "zero2": {"zero1": "not kept whole", "zero2_offload": "CPU Adam wrote 0 elements"},
+    "zero3": {"zero3_offload": "CPU Adam wrote 0 elements"},
+    "zero2_offload": {"zero2": "optimizer for host memory took the step"},
+    "zero3_offload": {
+        "zero3": "optimizer for host memory took the step",
+        "zero3_nvme": "nothing goes to files",
+    },
+    "zero3_nvme": {"other bytes": "1 of 3 swap files hold other bytes"},
+}
+"""Launch -> what else the flags were made to say of its run -> what gives it away."""
+
+
+@pytest.mark.parametrize("run", PRETENDED, indirect=True)
+def test_flags_that_say_otherwise_are_given_away_by_what_was_done(run):
+    row, folder = run
+    for rank in row.ranks:
+        found = json.loads((folder / f"pretended{rank.rank}.json").read_text())
+        wanted = PRETENDED[row.spec.recipe]
+        assert found.keys() == wanted.keys()
+        for name, words in wanted.items():
+            assert found[name].startswith("NotInForce") and words in found[name], (name, found)
+
+
+@zero
+def test_what_zero_shows_is_read_off_a_step_and_settings_are_labelled(run):
+    row, _ = run
+    facts, place = row.evidence[row.spec.recipe], row.spec.recipe.partition("_")[2]
+    assert {"stage", "distributed_type", "buckets"} <= set(settings(facts))
+    whole = 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
+    assert facts["all_gradient_bytes"] == whole and facts["gradients_sent_as"] == "float32"
+    most = facts["most_gradient_bytes"]
+    # Stage 2 keeps its own share between the buckets; where that goes to the host, a bucket alone.
+    assert most == whole if row.spec.recipe == "zero1" else most < 0.6 * whole
+    assert ("optimizer_on" in settings(facts)) == (place == "offload"), "one memory on a CPU"
+    if place:
+        assert facts["stepped_by"] == "DeepSpeedCPUAdam.adam_update"
+        assert 4 * facts["stepped_elements"] == row.evidence["ema"]["bytes"]
+    if place == "nvme":
+        assert facts["swapped_bytes_as_written"] == 12 * facts["stepped_elements"]
 
 
 def test_a_run_launched_as_something_else_is_void(tmp_path):

@@ -13,21 +13,13 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.memory.portrait import OpCost
+from strategies.evidence.flops import left_out
 
 __all__ = ["Costs", "bandwidth", "peak_flops"]
 
 SIZE = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
 TRIES = 5
-
-aten = torch.ops.aten
-# The CPU's attention kernel is left out of torch's table (2.13); it takes the same operands.
-COUNTED_AS = {
-    "_scaled_dot_product_flash_attention_for_cpu": aten._scaled_dot_product_flash_attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": (
-        aten._scaled_dot_product_flash_attention_backward
-    ),
-}
 
 
 class Costs(TorchDispatchMode):
@@ -44,6 +36,7 @@ class Costs(TorchDispatchMode):
         super().__init__()
         self.phase, self.synchronize = "forward", synchronize
         self.costs: dict[tuple[str, str], OpCost] = {}
+        self.formulas = {**flop_registry, **left_out()}
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
@@ -68,7 +61,7 @@ class Costs(TorchDispatchMode):
         )
         results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        formula = flop_registry.get(COUNTED_AS.get(name, func._overloadpacket))
+        formula = self.formulas.get(func._overloadpacket)
         cost.calls += 1
         cost.seconds += seconds
         cost.bytes += sum(t.numel() * t.element_size() for t in (*operands, *results))

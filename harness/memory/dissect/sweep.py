@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from harness.memory.dissect.modules import Stack, saving
 from harness.memory.portrait import Point
+from strategies.evidence import flops
 from strategies.subject import Subject
 
 __all__ = ["points"]
@@ -50,7 +50,7 @@ def _flops(subject: Subject, batch: int) -> int:
     """Counted on storage-less tensors, which take attention as the products that it is."""
     with torch.device("meta"):
         module = subject.make()
-        with FlopCounterMode(display=False) as counter:
+        with flops.counting() as counter:
             out = subject.predict(module, *_samples(subject, batch, "meta"))
             out.square().mean().backward()
     return counter.get_total_flops()

@@ -14,6 +14,7 @@ from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.rendering.explanations import GLOSSARY
 from harness.report.rendering.svg import element
+from strategies.evidence.settings import worded
 
 __all__ = [
     "HEAD",
@@ -147,7 +148,7 @@ def _row_details(row: Row) -> str:
     checks = row.first.audit
     held = sum(check.ok for check in checks)
     summary = f"<summary>{escape(row.label)}<small>{held} of {len(checks)} checks hold</small>"
-    lines = [[name, _plain(facts)] for name, facts in row.first.evidence.items()]
+    lines = [[name, _plain(worded(facts))] for name, facts in row.first.evidence.items()]
     left = _facts(["Strategy", "Read back"], lines)
     right = _facts(["Audit", "Asked", "Found"], _checks(checks))
     return f'<details>{summary}</summary><div class="pair">{left}{right}</div></details>'

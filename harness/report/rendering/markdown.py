@@ -7,7 +7,7 @@ from harness.report.data import environment_facts, speed, units
 from harness.report.data.answers import Answer, answers, fastest_that_fits
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
-from harness.report.rendering import recorded, sentences, tables
+from harness.report.rendering import in_force, recorded, sentences, tables
 from harness.report.rendering.markdown_parts import table_lines
 from harness.report.rendering.story_stamp import story_stamp
 
@@ -31,6 +31,7 @@ def render(report: Report) -> str:
     for group in report.groups:
         lines += _group(group)
     lines += recorded.markdown(report)
+    lines += in_force.markdown(report)
     if report.unfinished:
         lines += _table(tables.unfinished_grid(report.unfinished))
     if report.skipped:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from strategies.activations import kernels
 from strategies.activations.attend import Attend
 from strategies.activations.checkpoint import Checkpoint
@@ -85,6 +87,17 @@ def one_in_four(self, module, subject):
     module.blocks[0].attn.attend = kernels.naive
 
 
+def flash_when_asked(q, k, v):
+    """What one forward after training would be shown, and what training does instead."""
+    attend = kernels.naive if torch.is_grad_enabled() else kernels.forced("FLASH_ATTENTION")
+    return attend(q, k, v)
+
+
+def naive_when_asked(q, k, v):
+    attend = kernels.forced("FLASH_ATTENTION") if torch.is_grad_enabled() else kernels.naive
+    return attend(q, k, v)
+
+
 LOST: Table = {
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "every=2 edits nothing": ("single+checkpoint:every=2", Checkpoint, "edit_model", nothing),
@@ -136,6 +149,12 @@ LOST: Table = {
     "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
     "naive, not math": (
         "single+attend:kernel=math", Attend, "edit_model", attend_by(kernels.naive),
+    ),
+    "flash in one forward, naive in training": (
+        "single+attend:kernel=flash", Attend, "edit_model", attend_by(flash_when_asked),
+    ),
+    "naive in one forward, flash in training": (
+        "single+attend", Attend, "edit_model", attend_by(naive_when_asked),
     ),
     "naive, not flash": (
         "single+attend:kernel=flash", Attend, "edit_model", attend_by(kernels.naive),

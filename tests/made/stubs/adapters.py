@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strategies.adapters import lora
 from strategies.adapters.controlnet import ControlNet
 from strategies.adapters.lora import Dora, Lora, Qlora, inject
 from strategies.adapters.partial import DiffFit, Head
@@ -48,9 +49,27 @@ def half(self, module, subject):
     CONTROL(ControlNet(), module, subject)
 
 
+def rank_by_name_alone(self, module, subject):
+    twice_the_rank(self, module, subject)
+    for layer in lora.adapted(module):
+        layer.r["default"] = self.rank
+
+
+DORA = Dora.edit_model
+
+
+def magnitudes_that_stay(self, module, subject):
+    DORA(self, module, subject)
+    for name, p in module.named_parameters():
+        if "magnitude" in name:
+            p.requires_grad_(False)
+
+
 LOST: Table = {
     "no adapters": ("single+lora", Lora, "edit_model", nothing),
     "adapters of another rank": ("single+lora", Lora, "edit_model", twice_the_rank),
+    "another rank, by another name": ("single+lora", Lora, "edit_model", rank_by_name_alone),
+    "magnitudes that do not train": ("single+dora", Dora, "edit_model", magnitudes_that_stay),
     "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
     "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
     "no checksums": ("single+lora", Lora, "attach", nothing),

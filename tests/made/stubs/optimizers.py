@@ -72,6 +72,52 @@ def plain_sgd(self, params, settings, launch):
     return torch.optim.SGD(params, lr=settings.learning_rate, momentum=0.9)
 
 
+def behind(kind, **other):
+    """An optimizer of that class and name: its groups say one thing, and its step does another."""
+
+    def step(self, closure=None):
+        told = [{name: group[name] for name in other} for group in self.param_groups]
+        for group in self.param_groups:
+            group.update(other)
+        try:
+            return kind.step(self, closure)
+        finally:
+            for group, said in zip(self.param_groups, told, strict=True):
+                group.update(said)
+
+    return type(kind.__name__, (kind,), {"step": step})
+
+
+def adamw_behind(**other):
+    def make(self, params, settings, launch):
+        return behind(torch.optim.AdamW, **other)(params, **settings.adam, fused=True)
+
+    return make
+
+
+def sgd_behind(**other):
+    def make(self, params, settings, launch):
+        kind = behind(torch.optim.SGD, **other)
+        made = kind(params, lr=settings.learning_rate, momentum=self.momentum)
+        return states.count_steps(made)
+
+    return make
+
+
+MUON = Muon.make_optimizer
+
+
+def muon_with(**other):
+    def make(self, params, settings, launch):
+        optimizer = MUON(self, params, settings, launch)
+        for group in optimizer.param_groups:
+            if group["part"] == "muon":
+                group.update(other)
+        return optimizer
+
+    return make
+
+
 LOST: Table = {
     "adamw rounds to nearest": (
         "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
@@ -94,6 +140,24 @@ LOST: Table = {
         "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unmanaged,
     ),
     "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "betas that its groups do not tell": (
+        "single", AdamW, "make_optimizer", adamw_behind(betas=(0.5, 0.9)),
+    ),
+    "a learning rate that its groups do not tell": (
+        "single", AdamW, "make_optimizer", adamw_behind(lr=2e-4),
+    ),
+    "a momentum that its groups do not tell": (
+        "single+sgd", Sgd, "make_optimizer", sgd_behind(momentum=0.0),
+    ),
+    "a step of sgd that its groups do not tell": (
+        "single+sgd:momentum=0.0", Sgd, "make_optimizer", sgd_behind(lr=1e-3),
+    ),
+    "muon that makes nothing orthogonal": (
+        "single+muon", Muon, "make_optimizer", muon_with(ns_steps=0),
+    ),
+    "muon with another momentum": (
+        "single+muon", Muon, "make_optimizer", muon_with(momentum=0.5),
+    ),
     "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
     "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
     "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),

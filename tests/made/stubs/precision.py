@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.fp8 import Fp8
 from strategies.precision.fp16 import Fp16
@@ -22,8 +24,27 @@ def first_block_in_float8(self, module, subject):
     convert_to_float8_training(module.blocks[0])
 
 
+def while_training(autocast):
+    """A model that computes as asked when it is looked at, and otherwise while it trains."""
+
+    def edit(self, module, subject):
+        inner = module.forward
+
+        def forward(*given, **named):
+            if not torch.is_grad_enabled():
+                return inner(*given, **named)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return inner(*given, **named).float()
+
+        module.forward = forward
+
+    return edit
+
+
 LOST: Table = {
     "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "fp32 that trains as bf16": ("single", Fp32, "edit_model", while_training(True)),
+    "bf16 that trains as fp32": ("single+bf16", Bf16, "edit_model", while_training(False)),
     "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
     "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),

@@ -37,6 +37,8 @@ def every_matrix(_, trained):
 LOST = {
     "no hook at all": (Compress(), lambda *_: None),
     "dense for fp16": (Compress(kind="fp16"), dense),
+    "bf16 for fp16": (Compress(kind="fp16"), lambda _, t: compress.cast(t, "bf16")),
+    "fp16 for bf16": (Compress(), lambda _, t: compress.cast(t, "fp16")),
     "dense for powersgd": (Compress(kind="powersgd"), dense),
     "another rank": (Compress(kind="powersgd"), lambda _, t: power_sgd.PowerSgd(t, 2)),
     "every matrix thin": (Compress(kind="powersgd"), every_matrix),

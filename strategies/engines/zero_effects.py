@@ -1,0 +1,261 @@
+"""What a step of ZeRO shows of itself: gradients alive in backward, who wrote the optimizer's state
+and where, what lies in the swap files, and the type of what was sent.
+
+DeepSpeed's flags say what was asked of it; these are read off one watched step (``observe``). Where
+none was watched, or the machine cannot tell, what is left are settings, and they are labelled so.
+Attribute names are DeepSpeed's own (0.19).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from strategies.base import demand
+from strategies.engine import Trained
+from strategies.engines import zero_facts
+from strategies.evidence.settings import label
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Effects", "Write", "evidence", "observe"]
+
+NEARLY = 0.95
+"""From this share on, gradients count as all of them: an unused parameter may have none."""
+SAMPLE = 4096
+TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}
+"""communication_data_type, as DeepSpeed spells it."""
+
+
+class Write(NamedTuple):
+    """One update by DeepSpeed's kernel for host memory: elements of the master, devices and
+    storages of all that it was handed, whether the master moved, and, where the optimizer is
+    swapped, a digest of the master and of each moment as the kernel left them."""
+
+    numel: int
+    devices: frozenset[str]
+    storages: frozenset[int]
+    moved: bool
+    digests: tuple[str, ...]
+
+
+@dataclass
+class Effects:
+    """What one step showed. ``most`` and ``between``: bytes of gradients that parameters held, at
+    most as one arrived, and at most between two micro steps; ``weights``: the storages that the
+    model's weights were in."""
+
+    most: int = 0
+    between: int = 0
+    weights: frozenset[int] = frozenset()
+    writes: list[Write] = field(default_factory=list)
+
+
+# ---- watching ----
+
+
+@contextlib.contextmanager
+def observe(trained: Trained) -> Iterator[Effects]:
+    """Watch one step; DeepSpeed's objects are as they were when it ends."""
+    found = Effects(weights=frozenset(map(_address, _weights(trained))))
+    trainable = [p for p in trained.module.parameters() if p.requires_grad]
+
+    def arrived(_: Any) -> None:
+        found.most = max(found.most, _gradient_bytes(trainable))
+
+    def began(module: Any, given: Any) -> None:
+        found.between = max(found.between, _gradient_bytes(trainable))
+
+    handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
+    handles.append(trained.module.register_forward_pre_hook(began))
+    try:
+        with _kernel_watched(trained, found.writes):
+            yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _gradient_bytes(parameters: list[Any]) -> int:
+    kept = [(p.grad, getattr(p, "grad_accum", None)) for p in parameters]
+    return sum(g.nbytes for pair in kept for g in pair if g is not None)
+
+
+def _weights(trained: Trained) -> list[torch.Tensor]:
+    """What the model computes with, and this rank's share of it."""
+    parameters = list(trained.module.parameters())
+    return [p.data for p in parameters] + [
+        p.ds_tensor.data for p in parameters if hasattr(p, "ds_tensor")
+    ]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class WatchedKernel:
+    """Stands before DeepSpeed's compiled CPU Adam, and notes what it wrote."""
+
+    def __init__(self, kernel: Any, writes: list[Write], digests: bool) -> None:
+        self.kernel, self.writes, self.digests = kernel, writes, digests
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def adam_update(self, *given: Any) -> Any:
+        """The kernel, and a note of the tensors that it was handed (master, gradient, moments)."""
+        import torch
+
+        handed = [value for value in given if isinstance(value, torch.Tensor)]
+        master, state = handed[0], [handed[0], *handed[2:]]
+        before = master.flatten()[:SAMPLE].clone()
+        done = self.kernel.adam_update(*given)
+        self.writes.append(
+            Write(
+                numel=master.numel(),
+                devices=frozenset(t.device.type for t in handed),
+                storages=frozenset(map(_address, state)),
+                moved=not before.equal(master.flatten()[:SAMPLE]),
+                digests=tuple(map(_digest, state)) if self.digests else (),
+            )
+        )
+        return done
+
+
+@contextlib.contextmanager
+def _kernel_watched(trained: Trained, writes: list[Write]) -> Iterator[None]:
+    optimizer = trained.inner_optimizer
+    kernel = getattr(optimizer, "ds_opt_adam", None)
+    if kernel is None:
+        yield
+        return
+    digests = "swapped_weights" in trained.launch.traits
+    optimizer.ds_opt_adam = WatchedKernel(kernel, writes, digests)
+    try:
+        yield
+    finally:
+        optimizer.ds_opt_adam = kernel
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """Of a float32 tensor in host memory, without a copy of it."""
+    return hashlib.blake2b(tensor.detach().contiguous().numpy(), digest_size=16).hexdigest()
+
+
+def _file_digest(path: Path, size: int) -> str:
+    """Of a file's first ``size`` bytes: they are padded to whole blocks. Empty without one."""
+    digest = hashlib.blake2b(digest_size=16)
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        while size > 0 and (piece := stream.read(min(size, 2**24))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()
+
+
+# ---- evidence ----
+
+
+def evidence(trained: Trained) -> dict[str, Any]:
+    """DeepSpeed's own account (``zero_facts``), and beside it what the watched step showed.
+
+    Raises:
+        NotInForce: the two are not one training.
+    """
+    facts = label(zero_facts.evidence(trained), "stage", "buckets")
+    seen = trained.observed
+    if seen is None or not isinstance(seen.engine, Effects):
+        return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
+    facts |= _wire(trained)
+    facts = _gradients(trained, seen.engine, facts)
+    return _offload(trained, seen.engine, facts)
+
+
+def _gradients(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
+    """Stage 1 has all gradients until backward ends; above, each goes as its bucket is full."""
+    ds, stage = trained.model, trained.engine.stage
+    parameters = [p for p in trained.module.parameters() if p.requires_grad]
+    item = parameters[0].element_size()
+    sizes = sorted(item * (getattr(p, "ds_numel", None) or p.numel()) for p in parameters)
+    whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
+    # This rank's own share stays; on their way are a bucket, and the gradients at its two ends.
+    most = whole // trained.launch.processes + bucket + sum(sizes[-2:])
+    found = {
+        "most_gradient_bytes": seen.most,
+        "all_gradient_bytes": whole,
+        "gradient_bytes_between_micro_steps": seen.between,
+    }
+    told = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
+    if stage == 1:
+        demand(seen.most >= NEARLY * whole, f"{told}: they are not kept whole as stage 1 does")
+    elif most >= NEARLY * whole:
+        # One bucket takes the whole model, or one rank owns it: nothing could leave early.
+        return label({**facts, **found}, "stage", "gradients_partitioned")
+    else:
+        demand(seen.most <= most, f"{told}: stage {stage} keeps no more than {most}")
+        demand(seen.between <= most, f"{seen.between} bytes of gradients wait between micro steps")
+    return {**facts, **found}
+
+
+def _wire(trained: Trained) -> dict[str, Any]:
+    """The type in which gradients were reduced, off the collectives of backward."""
+    sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
+    if trained.launch.processes == 1 or not trained.observed.ran:
+        return {}
+    found = sorted({s.dtype for s in sent})
+    asked = trained.engine.file.settings.get("communication_data_type")
+    trainable = [p for p in trained.module.parameters() if p.requires_grad]
+    stored = {str(p.dtype).removeprefix("torch.") for p in trainable}
+    wanted = [TYPES.get(asked, asked)] if asked else sorted(stored)
+    demand(found == wanted, f"gradients were sent as {found or 'nothing'}, not {wanted}")
+    return {"gradients_sent_as": "+".join(found)}
+
+
+def _offload(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
+    """Who stepped the optimizer, in which memory, and what it left in files."""
+    one_memory = trained.accelerator.device.type == "cpu"
+    if trained.engine.place("optimizer") == "device":
+        demand(not seen.writes, "DeepSpeed's optimizer for host memory took the step")
+        return facts
+    elements = sum(write.numel for write in seen.writes)
+    held = sum(master.numel() for _, master in zero_facts.masters(trained))
+    demand(elements == held, f"DeepSpeed's CPU Adam wrote {elements} elements of {held}")
+    demand(all(write.moved for write in seen.writes), "it wrote and the weights stayed")
+    devices = frozenset().union(*(write.devices for write in seen.writes))
+    demand(devices == {"cpu"}, f"the optimizer's step worked on {sorted(devices)}")
+    storages = frozenset().union(*(write.storages for write in seen.writes))
+    demand(not storages & seen.weights, "the optimizer's state lies in the weights' own storage")
+    facts |= {"stepped_by": "DeepSpeedCPUAdam.adam_update", "stepped_elements": elements}
+    settings = ["parameters_on"] if one_memory and "parameters_on" in facts else []
+    if trained.engine.place("optimizer") == "nvme":
+        facts |= _swapped(trained, seen)
+    elif one_memory:
+        settings.append("optimizer_on")
+    return label(facts, *settings) if settings else facts
+
+
+def _swapped(trained: Trained, seen: Effects) -> dict[str, Any]:
+    """Each swap file holds, byte by byte, what the kernel last wrote; memory holds none of it."""
+    swapper = trained.model.optimizer.optimizer_swapper
+    written = {digest for write in seen.writes for digest in write.digests}
+    kept = [t for info in swapper.swap_params_info.values() for t in info.tensors]
+    sizes = {
+        t.swap_path: info.numel() * info.dtype().itemsize
+        for info in swapper.swap_params_info.values()
+        for t in info.tensors
+    }
+    demand(bool(sizes), "no tensor of the optimizer is swapped")
+    other = [p for p, size in sizes.items() if _file_digest(Path(p), size) not in written]
+    demand(
+        not other,
+        f"{len(other)} of {len(sizes)} swap files hold other bytes than the optimizer wrote",
+    )
+    left = sum(t.compute_tensor.numel() for t in kept)
+    demand(left == 0, f"{left} elements of swapped state are in memory between two steps")
+    return {"swapped_tensors": len(sizes), "swapped_bytes_as_written": sum(sizes.values())}

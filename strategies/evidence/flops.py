@@ -1,0 +1,43 @@
+"""FLOPs as they run: torch's counter, and the formulas that its table lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["counting", "left_out"]
+
+
+def left_out() -> dict[Any, Any]:
+    """Operation -> formula, of what torch's own table (2.13) leaves out.
+
+    On a CPU fused attention is an operation of its own, which counted nothing: a model's FLOPs then
+    depended on the kernel that ran. It takes the operands of the GPU's flash kernel.
+    """
+    import torch
+    from torch.utils.flop_counter import flop_registry
+
+    aten = torch.ops.aten
+    alike = {
+        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+            aten._scaled_dot_product_flash_attention_backward
+        ),
+    }
+    return {op: _raw(flop_registry[same]) for op, same in alike.items() if op not in flop_registry}
+
+
+def _raw(formula: Any) -> Any:
+    """``formula`` with the mark of one that takes tensors: torch's counter wraps those without."""
+
+    def count(*given: Any, **named: Any) -> Any:
+        return formula(*given, **named)
+
+    count._get_raw = True
+    return count
+
+
+def counting() -> Any:
+    """A ``FlopCounterMode`` that counts every kernel of torch's attention alike."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return FlopCounterMode(display=False, custom_mapping=left_out())

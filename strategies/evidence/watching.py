@@ -1,0 +1,76 @@
+"""One whole training step, watched for evidence: behind the measured steps, so that neither their
+time nor their memory has any of it.
+
+A strategy or an engine that needs more than the operators declares ``observe`` (``Strategy``,
+``Engine``); what its context yields is kept as its note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from strategies.evidence.observed import Observed, Ran, Sent
+from strategies.evidence.stored import stored, within, wrapped
+
+if TYPE_CHECKING:
+    from strategies.engine import Trained
+    from strategies.strategy import Strategy
+
+__all__ = ["observe_step"]
+
+
+def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[], None]) -> None:
+    """Take ``step`` once with every part watching; leaves ``trained.observed``."""
+    seen = Observed()
+    before = trained.micro_steps
+    with contextlib.ExitStack() as stack:
+        seen.engine = stack.enter_context(trained.engine.observe(trained))
+        for part in parts:
+            seen.notes[part.name] = stack.enter_context(part.observe(trained))
+        if "compiled" not in trained.launch.traits:
+            watch = _watch(seen)
+            stack.enter_context(trained.engine.marks(trained, watch.enter))
+            stack.enter_context(watch)
+        step()
+    seen.micro_steps = trained.micro_steps - before
+    trained.observed = seen
+
+
+def _watch(seen: Observed) -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        phase = ""
+
+        def enter(self, phase: str) -> None:
+            self.phase = phase
+
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if wrapped(types):
+                return NotImplemented
+            name = f.overloadpacket._qualified_op_name
+            if name.startswith("c10d::"):
+                seen.sent += _handed(name.removeprefix("c10d::"), args, self.phase)
+            out = f(*args, **(kwargs or {}))
+            shapes = [list(getattr(value, "shape", ())) for value in args]
+            seen.ran.append(Ran(name, shapes, _dtype(out), self.phase))
+            return out
+
+    return Watch()
+
+
+INPUT = {"allgather_": 1, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
+"""Collectives whose first argument is the output -> where the input is."""
+
+
+def _handed(name: str, args: Any, phase: str) -> list[Sent]:
+    given = within([args[INPUT.get(name, 0)]]) if args else []
+    plain = [t for tensor in given for t in stored(tensor)]
+    return [Sent(name, _dtype(t), t.numel() * t.element_size(), phase) for t in plain]
+
+
+def _dtype(value: Any) -> str:
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    return str(getattr(first, "dtype", "")).removeprefix("torch.")

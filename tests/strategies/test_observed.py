@@ -1,0 +1,208 @@
+"""The step that is watched for evidence: what it notes, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import TINY, observe_here, part_named
+
+from harness.worker import measure
+from strategies import parse
+from strategies.base import NotInForce
+from strategies.engine import Trained
+from strategies.engines import zero_effects
+from strategies.evidence.observed import Observed, Ran, Sent
+from strategies.evidence.settings import SETTINGS, effects, label, settings, worded
+
+MUON = "single+muon+accumulate"
+
+
+def test_a_watched_step_leaves_no_hook_behind(train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe=MUON), 2)
+    trained, backward = run.trained, run.trained.accelerator.backward
+    optimizer = trained.inner_optimizer
+    before = len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
+    observe_here(run, log, MUON)
+    hooks = len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
+    assert hooks == before and trained.accelerator.backward == backward
+    assert trained.observed.micro_steps == 2 and trained.optimizer_steps == 3
+    assert not any(p._post_accumulate_grad_hooks for p in trained.module.parameters())
+
+
+def test_a_watched_step_trains_as_any_other(train_here):
+    watched, log = train_here(dataclasses.replace(TINY, recipe=MUON), 2)
+    observe_here(watched, log, MUON)
+    plain, other = train_here(dataclasses.replace(TINY, recipe=MUON), 3)
+    assert log.all_losses(watched) == other.all_losses(plain)
+    for mine, theirs in zip(
+        watched.trained.module.parameters(), plain.trained.module.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_operators_are_told_apart_by_phase_and_type(train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe="single+bf16"), 1)
+    observe_here(run, log, "single+bf16")
+    seen = run.trained.observed
+    assert {ran.phase for ran in seen.ran} == {"forward", "backward", "optimizer"}
+    assert seen.products("forward").keys() == {"bfloat16"} and not seen.products("optimizer")
+    assert seen.products("backward")["bfloat16"] > seen.products("forward")["bfloat16"]
+    assert any("_fused_adamw_" in ran.name for ran in seen.ran if ran.phase == "optimizer")
+    assert seen.sent == [], "one process sends nothing"
+
+
+def test_it_is_taken_when_everything_has_been_measured(monkeypatch, tmp_path):
+    """Neither the timed steps nor the traced ones are watched, and training runs never are."""
+    order: list[str] = []
+    named = ("train_steps", "traced_steps", "observe_step", "_prove")
+    for name in named:
+        result = {"traced_steps": {}, "_prove": ([], {}, [])}.get(name)
+        monkeypatch.setattr(
+            measure, name, lambda *_, name=name, result=result: (order.append(name), result)[1]
+        )
+    rest = {"_begin": None, "_record": [], "_measured": None, "_result": None}
+    bench = SimpleNamespace(
+        run=SimpleNamespace(trained=None),
+        step=None,
+        accelerator=SimpleNamespace(is_main_process=True),
+    )
+    for name, result in {**rest, "_begin": bench, "gather": [None]}.items():
+        monkeypatch.setattr(measure, name, lambda *_, result=result: result)
+    resolved = SimpleNamespace(recipe=parse("single"))
+    reporter = SimpleNamespace(enter=lambda phase: None)
+    measure.measure(resolved, tmp_path, reporter)
+    assert order == list(named)
+    order.clear()
+    idle = SimpleNamespace(begin=lambda *_: None, finish=lambda *_: None)
+    bench.log = None
+    measure.measure(resolved, tmp_path, reporter, idle)
+    assert order == ["train_steps", "_prove"]
+
+
+UNWATCHED = ["single+muon", "single+sgd", "single+attend:kernel=flash+bf16", "single+dora"]
+
+
+@pytest.mark.parametrize("text", UNWATCHED)
+def test_a_training_run_has_no_such_step_and_still_shows_its_parts(text, train_here):
+    run, _ = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    for part in parse(text).strategies:
+        assert effects(part.evidence(run.trained)), f"{part} without a watched step"
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+def test_settings_are_labelled_by_name():
+    facts = label(label({"stage": 2, "share": 0.5, "flag": True}, "stage"), "flag", "absent")
+    assert facts[SETTINGS] == settings(facts) == ["flag", "stage"] and effects(facts) == ["share"]
+    assert worded(facts) == {
+        "stage (setting, not effect)": 2,
+        "share": 0.5,
+        "flag (setting, not effect)": True,
+    }
+    assert settings({"share": 0.5}) == [] and worded({"share": 0.5}) == {"share": 0.5}
+    with pytest.raises(KeyError, match="none of stage"):
+        label({"share": 0.5}, "stage")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "fact"),
+    [
+        ("single", "single", "distributed_type"),
+        ("single+tf32", "tf32", "tf32"),
+        ("single+ema:place=cpu", "ema", "device"),
+        ("single+accumulate", "accumulate", "steps"),
+        ("single+muon+bf16_pure", "muon", "classes"),
+    ],
+)
+def test_what_a_cpu_cannot_show_is_a_setting(text, name, fact, train_here):
+    run, log = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    observe_here(run, log, text)
+    facts = part_named(text, name).evidence(run.trained)
+    assert fact in settings(facts) and effects(facts)
+
+
+# -- on the wire ------------------------------------------------------------------------------
+
+
+def of_zero(
+    stage: int, processes: int, most: int, sent: str = "float32", asked: str = ""
+) -> Trained:
+    """What the evidence of ZeRO reads, of a model of 100 elements under a bucket of ten."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(10)) for _ in range(10)])
+    settings = {"communication_data_type": asked} if asked else {}
+    observed = Observed(
+        ran=[Ran("aten::mm", [], "float32", "forward")],
+        sent=[
+            Sent("allreduce_", sent, 400, "backward"),
+            Sent("allreduce_", "float32", 4, "optimizer"),
+        ],
+        engine=zero_effects.Effects(most=most),
+    )
+    return SimpleNamespace(
+        model=SimpleNamespace(config={"zero_optimization": {"reduce_bucket_size": 10}}),
+        module=module,
+        engine=SimpleNamespace(stage=stage, file=SimpleNamespace(settings=settings)),
+        launch=SimpleNamespace(processes=processes),
+        observed=observed,
+    )
+
+
+def test_another_type_on_zero_s_wire_is_noticed():
+    assert zero_effects._wire(of_zero(2, 2, 100)) == {"gradients_sent_as": "float32"}
+    with pytest.raises(NotInForce, match=r"sent as \['bfloat16'\], not \['float32'\]"):
+        zero_effects._wire(of_zero(2, 2, 100, sent="bfloat16"))
+    lowered = of_zero(2, 2, 100, sent="bfloat16", asked="bfp16")
+    assert zero_effects._wire(lowered) == {"gradients_sent_as": "bfloat16"}
+    with pytest.raises(NotInForce, match="not \\['bfloat16'\\]"):
+        zero_effects._wire(of_zero(2, 2, 100, asked="bfp16"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "processes", "most", "outcome"),
+    [
+        (1, 2, 400, "shown"),
+        (1, 2, 320, "not kept whole"),
+        # A half of its own, a bucket, and two gradients.
+        (2, 2, 320, "shown"),
+        (2, 2, 360, "keeps no more than 320"),
+        (3, 4, 400, "keeps no more than 220"),
+        (2, 1, 400, "a setting"),
+    ],
+)
+def test_gradients_alive_in_backward_tell_the_stage(stage, processes, most, outcome):
+    trained = of_zero(stage, processes, most)
+    facts = {"stage": stage, "gradients_partitioned": stage == 2}
+    if outcome not in ("shown", "a setting"):
+        with pytest.raises(NotInForce, match=outcome):
+            zero_effects._gradients(trained, trained.observed.engine, facts)
+        return
+    found = zero_effects._gradients(trained, trained.observed.engine, facts)
+    assert found["most_gradient_bytes"] == most and found["all_gradient_bytes"] == 400
+    assert ("gradients_partitioned" in settings(found)) == (outcome == "a setting")
+
+
+SPARSE = "single+sgd:momentum=0.0+sparse_embedding"
+
+
+@pytest.mark.parametrize(
+    ("types", "shown"), [(("int64", "float32"), True), (("float32",), False), ((), None)]
+)
+def test_a_sparse_gradient_that_travels_dense_is_noticed(types, shown, train_here):
+    run, _ = train_here(dataclasses.replace(TINY, recipe=SPARSE), 2)
+    trained = run.trained
+    traits = trained.launch.traits - {"one_process"}
+    trained.launch = dataclasses.replace(trained.launch, processes=2, traits=traits)
+    sent = [Sent("allreduce_", kind, 64, "backward") for kind in types]
+    trained.observed = Observed(sent=sent)
+    part = part_named(SPARSE, "sparse_embedding")
+    if shown is False:
+        with pytest.raises(NotInForce, match="sent as a dense one"):
+            part.evidence(trained)
+        return
+    facts = part.evidence(trained)
+    assert facts.get("place_bytes_sent") == (64 if shown else None)
+    assert settings(facts) == ([] if shown else ["wire_bytes"])
