@@ -79,7 +79,21 @@ class Building:
             part.edit_model(self.module, self.resolved.subject)
 
     def finish(self, accelerator: Any) -> nn.Module:
-        """The model with its weights, where the engine wants them."""
+        """The model with its weights, where the engine wants them.
+
+        Raises:
+            ValueError: a parameter is left without a value.
+        """
         if self.drawn:
             self.resolved.launch.engine.fill(accelerator, self.module, self.drawn)
+        if accelerator.device.type != "meta":  # as a prediction's GPU is
+            self._see_that_all_have_values()
         return self.module
+
+    def _see_that_all_have_values(self) -> None:
+        for name, p in self.module.named_parameters():
+            if p.device.type == "meta":
+                raise ValueError(
+                    f"{name} has no value: the strategy whose edit_model copied or made it must "
+                    "say reads_weights = True"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -164,12 +165,23 @@ def test_what_must_see_weights_sees_them(recipe, loaded):
     assert not initial.waits(run.trained.module)
 
 
-def test_what_writes_to_weights_that_are_not_there_is_told(loaded, monkeypatch):
+def zeroed(module):
+    nn.init.zeros_(module.pos_embed)
+
+
+def copied(module):
+    module.blocks[0] = copy.deepcopy(module.blocks[1])
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [(zeroed, r"pos_embed was written to before"), (copied, r"blocks\.0\..* has no value")],
+)
+def test_what_uses_weights_that_are_not_there_is_told(edit, words, loaded, monkeypatch):
+    monkeypatch.setattr(Prune, "edit_model", lambda self, module, subject: edit(module))
+    loaded("single+prune")  # it sees weights, and may
     monkeypatch.setattr(Prune, "reads_weights", Strategy.reads_weights)
-    monkeypatch.setattr(
-        Prune, "edit_model", lambda self, module, subject: nn.init.zeros_(module.pos_embed)
-    )
-    with pytest.raises(ValueError, match=r"pos_embed was written to .* reads_weights = True"):
+    with pytest.raises(ValueError, match=rf"{words}.* reads_weights = True"):
         loaded("single+prune")
 
 
