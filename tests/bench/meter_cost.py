@@ -1,7 +1,7 @@
 """What measuring costs a step, the allocator's settings included: how far is a timed step of a run
 from the same step of a process that is not measured at all?
 
-    PYTHONPATH=. .venv/bin/python tests/bench/meter_cost.py [--model DiT-S/4] [--steps 12] [--pairs 4]
+    PYTHONPATH=. .venv/bin/python tests/bench/meter_cost.py [--steps 12] [--pairs 4]
 
 Processes of three kinds take turns, so that the machine's noise hits them alike:
 
@@ -69,7 +69,8 @@ def asked(kind: str) -> dict[str, float]:
     clean = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
     words = [sys.executable, *sys.argv, "--as", kind]
     added = {} if kind == "plain" else ALLOCATOR
-    done = subprocess.run(words, cwd=ROOT, env={**clean, **added}, capture_output=True, text=True)
+    where = {"cwd": ROOT, "env": {**clean, **added}}
+    done = subprocess.run(words, **where, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     return json.loads(done.stdout.splitlines()[-1])
