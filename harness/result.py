@@ -24,6 +24,7 @@ __all__ = [
     "BadResult",
     "Categories",
     "Check",
+    "GpuSample",
     "LaunchRecord",
     "Peak",
     "Projections",
@@ -190,6 +191,24 @@ class Projections:
 
 
 @dataclass(kw_only=True)
+class GpuSample:
+    """How a GPU of the run was at a moment, by nvidia-smi; numbers that it did not tell are 0.
+
+    ``when`` is "before" or "after" the timed steps, with work on the device. ``held_back_by`` names
+    what lowered its clock against the user's wish, ``processes`` counts those that compute on it.
+    """
+
+    when: str
+    index: int
+    uuid: str
+    sm_clock_hz: int
+    max_sm_clock_hz: int
+    celsius: int
+    held_back_by: list[str]
+    processes: int
+
+
+@dataclass(kw_only=True)
 class LaunchRecord:
     """What the launching process saw: nothing of it is needed to read the measurements."""
 
@@ -214,7 +233,8 @@ class Result:
     "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
     run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a
     profiler's (``harness.worker.record``), ``recordings`` the files it or the allocator's history
-    left in the run's folder. ``flops_per_step`` 0: they were not counted.
+    left in the run's folder. ``flops_per_step`` 0: they were not counted. ``gpu_samples`` is empty
+    without a GPU or nvidia-smi.
     """
 
     status: Status
@@ -247,6 +267,7 @@ class Result:
     log_tail: str = ""
     key_averages: list[dict[str, Any]] = field(default_factory=list)
     recordings: list[str] = field(default_factory=list)
+    gpu_samples: list[GpuSample] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""

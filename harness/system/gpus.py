@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["BUSY_BYTES", "Gpu", "has_driver", "parse", "visible"]
+__all__ = ["BUSY_BYTES", "Gpu", "chosen", "has_driver", "number", "parse", "rows", "smi", "visible"]
 
 MIB = 2**20
 BUSY_BYTES = 2**30
@@ -68,50 +70,55 @@ def has_driver() -> bool:
 
 def visible() -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; none without a driver."""
-    gpus = parse(_smi(GPU_QUERY), _smi(APP_QUERY)) if has_driver() else []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return tuple(gpus)
+    return tuple(chosen(parse(smi(GPU_QUERY), smi(APP_QUERY)) if has_driver() else []))
+
+
+def chosen(every: Sequence[Any]) -> list[Any]:
+    """Those of ``every`` (with an ``index`` and a ``uuid``) that CUDA_VISIBLE_DEVICES leaves, in
+    its order."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return list(every)
     picked = []
-    for word in filter(None, (w.strip() for w in chosen.split(","))):
-        match = [g for g in gpus if word == str(g.index) or (g.uuid and g.uuid.startswith(word))]
+    for word in filter(None, (w.strip() for w in said.split(","))):
+        match = [g for g in every if word == str(g.index) or (g.uuid and g.uuid.startswith(word))]
         if not match:  # CUDA itself stops at the first entry that it does not know
             break
         picked.append(match[0])
-    return tuple(picked)
+    return picked
 
 
 def parse(gpu_lines: str, app_lines: str) -> list[Gpu]:
     """nvidia-smi's two answers (CSV, MiB, no units) as GPUs; lines it cannot read are left out."""
     apps: dict[str, list[tuple[int, str, int]]] = {}
-    for uuid, pid, name, used in _rows(app_lines, 4):
-        apps.setdefault(uuid, []).append(
-            (_number(pid), name.rpartition("/")[2], _number(used) * MIB)
-        )
+    for uuid, pid, name, used in rows(app_lines, 4):
+        apps.setdefault(uuid, []).append((number(pid), name.rpartition("/")[2], number(used) * MIB))
     return [
         Gpu(
-            index=_number(index),
+            index=number(index),
             name=name,
-            total_bytes=_number(total) * MIB,
-            used_bytes=_number(used) * MIB,
+            total_bytes=number(total) * MIB,
+            used_bytes=number(used) * MIB,
             uuid=uuid,
             others=tuple(apps.get(uuid, ())),
         )
-        for index, uuid, name, total, used in _rows(gpu_lines, 5)
+        for index, uuid, name, total, used in rows(gpu_lines, 5)
     ]
 
 
-def _rows(text: str, columns: int) -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
-    return [row for row in rows if len(row) == columns]
+def rows(text: str, columns: int) -> list[list[str]]:
+    """The cells of those lines that have so many ``columns``."""
+    lines = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [line for line in lines if len(line) == columns]
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
     """A count, 0 for '[N/A]' and the like."""
     return int(text) if text.isdigit() else 0
 
 
-def _smi(query: str) -> str:
+def smi(query: str) -> str:
+    """nvidia-smi's answer as CSV without heads and units; empty where it has none."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.memory import dissect
 from harness.resolve import Resolved
+from harness.worker.gpu_watch import GpuWatch
 from harness.worker.loop import Log, Run, optimizer_step
 from harness.worker.meter import Meter
 from harness.worker.status import Reporter
@@ -25,6 +26,7 @@ class Bench:
     meter: Meter
     run: Run
     log: Log
+    watch: GpuWatch = field(default_factory=lambda: GpuWatch(0))
 
     @property
     def accelerator(self) -> Any:

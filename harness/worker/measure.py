@@ -13,6 +13,7 @@ from harness.result import Check, Projections, Rank, Result, Status
 from harness.worker import environment, record, setup
 from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.bench import Bench
+from harness.worker.gpu_watch import GpuWatch
 from harness.worker.loop import Log, Run
 from harness.worker.memory_limit import hold
 from harness.worker.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
@@ -86,8 +87,15 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
 
     run = setup.prepare(resolved, feed, accelerator, folder / "nvme", enter)
     meter.notes += run.notes
+    asks = accelerator.device.type == "cuda" and accelerator.is_main_process
     return Bench(
-        resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log()
+        resolved=resolved,
+        folder=folder,
+        reporter=reporter,
+        meter=meter,
+        run=run,
+        log=Log(),
+        watch=GpuWatch(accelerator.num_processes if asks else 0),
     )
 
 
@@ -203,6 +211,7 @@ def _result(
         audit=checks,
         configs=_configs(resolved, run),
         environment=environment.describe(bench.accelerator.device),
+        gpu_samples=bench.watch.samples(),
         **facts,
     )
 

@@ -43,10 +43,14 @@ def measured_steps(bench: Bench) -> None:
     reporter.at(READ)
     heap.keep_freed()
     reporter.enter("settle", SETTLING)
-    _take(bench, SETTLING)
+    bench.watch.begin("before")
+    _take(bench, 1)
+    bench.watch.end()  # the steps after it bring the device's clock up again
+    _take(bench, SETTLING - 1)
     bench.log.timed_from = len(bench.log.seconds)
     reporter.enter("measure", spec.steps)
     _take(bench, spec.steps)
+    bench.watch.begin("after")
 
 
 def training_steps(bench: Bench, training: Training) -> None:

@@ -142,7 +142,7 @@ def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [g.index for g in found] == [0, 1]
     assert found[0].total_bytes == 143771 * 2**20
     assert found[1].others == ((99, "python3", 2040 * 2**20), (98, "[Not Found]", 0))
-    monkeypatch.setattr(gpus, "_smi", lambda query: cards if "query-gpu" in query else apps)
+    monkeypatch.setattr(gpus, "smi", lambda query: cards if "query-gpu" in query else apps)
     monkeypatch.setattr(gpus.os.path, "exists", lambda path: True)
     for chosen, seen in {"1": [1], "1,0": [1, 0], "GPU-aa": [0], "": [], "7,0": []}.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)

@@ -68,6 +68,10 @@ class Steps:
             close=lambda: self.peaks.append(("closed", self.taken)),
             synchronize=lambda: None,
         )
+        self.watch = SimpleNamespace(
+            begin=lambda when: self.calls.append((f"asks {when}", self.taken)),
+            end=lambda: self.calls.append(("answered", self.taken)),
+        )
         self.reporter = SimpleNamespace(
             enter=lambda phase, of: self.phases.append((phase, of, self.taken)),
             at=lambda step, **more: None,
@@ -110,8 +114,9 @@ def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, bench):
     watched = [("first_step", 0), *between, ("steady", warmup), *cut, ("closed", warmup + 2)]
     assert here.peaks == watched, "and no phase is open in a timed step"
     assert {name for name, _ in watched} - {"closed"} <= set(PEAK_PHASES)
-    assert here.calls == [("other heap", warmup + 2)]
     timed = warmup + 2 + passes.SETTLING
+    asked = [("asks before", warmup + 2), ("answered", warmup + 3), ("asks after", timed + 2)]
+    assert here.calls == [("other heap", warmup + 2), *asked], "beside steps that are not timed"
     assert here.phases == [
         ("warmup", warmup, 0), ("memory", 2, warmup), ("settle", passes.SETTLING, warmup + 2),
         ("measure", 2, timed),

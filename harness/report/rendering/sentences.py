@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from harness.report.data import derive, environment_facts
+from harness.report.data.gpu_state import hindered
 from harness.report.data.predicted_fit import OUT_OF_MEMORY
 from harness.report.data.rows import Group, Report, Row, label
 from harness.result import Status
@@ -113,7 +114,7 @@ def warnings(group: Group) -> list[str]:
         )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
-    texts += _disturbed(group)
+    texts += _disturbed(group) + _hindered(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
@@ -151,6 +152,15 @@ def _unknown_places(group: Group) -> list[str]:
         for label, word in said.items()
         if word.startswith("unknown")
     ]
+
+
+def _hindered(group: Group) -> list[str]:
+    """What was in the way of the rows' GPUs."""
+    found = {
+        row.label: dict.fromkeys(word for r in row.results for word in hindered(r.gpu_samples))
+        for row in group.rows
+    }
+    return [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
 
 
 def _missing_flops(group: Group) -> list[str]:

@@ -1,0 +1,102 @@
+"""Clocks, throttling and other processes of GPUs, as nvidia-smi would tell; never seen on one."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from harness.report.data.gpu_state import hindered
+from harness.result import GpuSample
+from harness.system import gpu_state, gpus
+from harness.worker.gpu_watch import GpuWatch
+
+LINES = """0, GPU-aa, 1980, 1980, 61, 0x0000000000000000
+1, GPU-bb, 1410, 1980, 84, 0x0000000000000065
+2, GPU-cc, [N/A], [N/A], 40, [N/A]
+nonsense
+"""
+APPS = "GPU-aa, 100\nGPU-bb, 101\nGPU-bb, 999\n"
+
+
+def test_what_nvidia_smi_says_is_read():
+    first, second, third = gpu_state.parse("before", LINES, APPS)
+    assert first == GpuSample(
+        when="before", index=0, uuid="GPU-aa", sm_clock_hz=1_980_000_000,
+        max_sm_clock_hz=1_980_000_000, celsius=61, held_back_by=[], processes=1,
+    )  # fmt: skip
+    slow = ["software power cap", "software thermal slowdown", "hardware thermal slowdown"]
+    assert second.held_back_by == slow and second.processes == 2, "the bit of idleness is none"
+    assert (third.sm_clock_hz, third.held_back_by, third.processes) == (0, [], 0)
+
+
+def test_old_drivers_are_asked_by_the_old_name_and_only_the_run_s_gpus_count(monkeypatch):
+    asked = []
+
+    def smi(query):
+        asked.append(query)
+        old = "clocks_throttle_reasons" in query
+        return APPS if query == gpu_state.APPS else LINES * old
+
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
+    monkeypatch.setattr(gpus, "smi", smi)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1,0")
+    assert [s.index for s in gpu_state.sample("after", 2)] == [2, 1]
+    assert len(asked) == 3
+    monkeypatch.setattr(gpus, "smi", lambda query: "")  # nvidia-smi is missing
+    assert gpu_state.sample("after", 2) == []
+    monkeypatch.setattr(gpus, "has_driver", lambda: False)
+    monkeypatch.setattr(gpus, "smi", None)  # and is not asked
+    assert gpu_state.sample("after", 2) == []
+
+
+def at(when: str, **more) -> GpuSample:
+    usual = {"index": 0, "uuid": "GPU-aa", "sm_clock_hz": 1_900_000_000, "celsius": 60}
+    free = {"max_sm_clock_hz": 1_980_000_000, "held_back_by": [], "processes": 1}
+    return GpuSample(when=when, **{**usual, **free, **more})
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({}, []),
+        ({"sm_clock_hz": 1_850_000_000}, []),  # a step or two of the clock
+        ({"sm_clock_hz": 1_500_000_000}, ["GPU 0 clock 1900 -> 1500 MHz"]),
+        ({"sm_clock_hz": 0}, []),  # not told
+        ({"held_back_by": ["power brake"]}, ["GPU 0 held back by power brake"]),
+        ({"processes": 2}, ["GPU 0 shared by 2 processes"]),
+        ({"processes": 0}, []),  # a container that does not show even ours
+    ],
+)
+def test_what_was_in_the_way_is_said(after, said):
+    assert hindered([at("before"), at("after", **after)]) == said
+
+
+def test_gpus_are_not_mixed_up():
+    low = {"sm_clock_hz": 1_000_000_000, "index": 1}
+    assert hindered([at("before"), at("before", **low), at("after"), at("after", **low)]) == []
+    assert hindered([at("after", sm_clock_hz=1)]) == hindered([]) == []
+
+
+def test_the_answer_is_there_before_the_next_timed_step():
+    go, asked = threading.Event(), []
+
+    def ask(when, count):
+        asked.append((when, count))
+        assert go.wait(20)
+        return [at(when)]
+
+    watch = GpuWatch(2, ask)
+    watch.begin("before")
+    go.set()
+    watch.end()
+    assert asked == [("before", 2)] and watch._asking is None
+    watch.begin("after")
+    assert [s.when for s in watch.samples()] == ["before", "after"]
+
+
+def test_a_rank_that_does_not_ask_starts_nothing():
+    watch = GpuWatch(0, ask=None)
+    watch.begin("before")
+    watch.end()
+    assert watch.samples() == []
