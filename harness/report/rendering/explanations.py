@@ -27,8 +27,10 @@ NOTES = {
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
-    "own trace (rank 0). Worst category: of those above 5 % of that peak, the one with the largest "
-    "error. Run: the whole run, against Peak; on a GPU both hold cuBLAS's workspaces; without one "
+    "own trace (rank 0): not an independent measure, for one tracer makes both. Worst category: of "
+    "those above 5 % of that peak, the one with the largest error; both sides name categories by "
+    "the same rules. Run: the whole run, against Peak, an independent measure where an allocator "
+    "or the kernel counted it; on a GPU both hold cuBLAS's workspaces; without one "
     "Peak is a process's resident high-water mark, which has libraries' scratch in it that no "
     "tensor holds. Reserved, on a GPU: in the allocator's mode that ran (expandable segments or "
     "not).",
