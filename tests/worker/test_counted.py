@@ -31,7 +31,7 @@ def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("counted")
     library, source = folder / "allocations.so", Path("tests/children/allocations.cpp")
     compiler = os.environ.get("CXX", "c++")
-    words = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+    words = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
     subprocess.run(words, check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(library))
