@@ -11,15 +11,18 @@ import functools
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from harness import train
+from harness.data.feed import Feed
 from harness.memory.tracer import trace_step
-from harness.resolve import resolve
+from harness.resolve import Resolved, resolve
 from harness.result import write_json
 from harness.spec import Spec, from_arguments
 from harness.worker import setup, world
@@ -37,18 +40,28 @@ def engine_of(engine: Engine) -> dict[str, str]:
     return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": name}
 
 
-def categories(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Two steps of ``spec``, then a traced one; what earlier recipes left behind is not its."""
+def living() -> list[torch.Tensor]:
+    """Every tensor of the process, without those that only cycles keep alive."""
     gc.collect()
-    before = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+
+
+def ready(spec: Spec) -> tuple[Resolved, Accelerator, Feed]:
+    """What a recipe is prepared with, as in a process of its own."""
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()
     GradientState._reset_state()
-    resolved, log = resolve(spec), Log()
+    resolved = resolve(spec)
     os.environ.pop("ACCELERATE_USE_CPU", None)
     os.environ.update(engine_of(resolved.launch.engine))
     accelerator = setup.make_accelerator(resolved)
-    feed = setup.build_feed(resolved, accelerator)
+    return resolved, accelerator, setup.build_feed(resolved, accelerator)
+
+
+def categories(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Two steps of ``spec``, then a traced one; what earlier recipes left behind is not its."""
+    before, log = living(), Log()
+    resolved, accelerator, feed = ready(spec)
     run = setup.prepare(resolved, feed, accelerator, folder / "nvme", lambda phase: None)
     for step in range(STEPS):
         optimizer_step(run, step, log)
@@ -57,17 +70,18 @@ def categories(spec: Spec, folder: Path) -> dict[str, Any]:
     return {**dataclasses.asdict(found), "total": found.total}
 
 
-def main() -> None:
+def each_recipe(look: Callable[[Spec, Path], dict[str, Any]], name: str) -> None:
+    """What ``look`` finds of each recipe that is asked for, in a file of rank 0."""
     # One group serves all recipes: torch makes no second one beside it.
     world.simulate = functools.cache(world.simulate)
     cut = sys.argv.index("--several")
     options = train.parse_options(sys.argv[1:cut])
     spec = from_arguments(options)
     each = [dataclasses.replace(spec, recipe=recipe) for recipe in sys.argv[cut + 1 :]]
-    found = {one.recipe: categories(one, options.out) for one in each}
+    found = {one.recipe: look(one, options.out) for one in each}
     if int(os.environ["RANK"]) == 0:
-        write_json(options.out / "traced.json", found)
+        write_json(options.out / name, found)
 
 
 if __name__ == "__main__":
-    main()
+    each_recipe(categories, "traced.json")

@@ -66,11 +66,13 @@ NOTES = {
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
-    "own trace (rank 0). Worst category: of those above 5 % of that peak, the one with the largest "
-    "error. Host: the same of what is kept in host memory. Run: the whole run, set-up included: on "
-    "a GPU against the allocator's highest phase, both with cuBLAS's workspaces; without one "
-    "tensors of both places against Resident, which has libraries' scratch in it. Reserved, on a "
-    "GPU: in the allocator's mode that ran (expandable segments or not).",
+    "own trace (rank 0): not an independent measure, for one tracer makes both. Worst category: of "
+    "those above 5 % of that peak, the one with the largest error; both sides name categories by "
+    "the same rules. Host: the same of what is kept in host memory. Run: the whole run, set-up "
+    "included, an independent measure: on a GPU against the allocator's highest phase, both with "
+    "cuBLAS's workspaces; without one tensors of both places against Resident, which has "
+    "libraries' scratch in it. Reserved, on a GPU: in the allocator's mode that ran (expandable "
+    "segments or not).",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did, to speed "

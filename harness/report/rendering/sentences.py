@@ -182,10 +182,13 @@ def prediction_errors(group: Group) -> str:
     rows = [row.predicted for row in group.rows if row.predicted]
     meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
-        _spread("tensors of a step, against the run's own trace", [r.step_error for r in rows]),
+        _spread(
+            "tensors of a step, against the run's own trace, which is no independent measure",
+            [r.step_error for r in rows],
+        ),
         _category_errors(group),
         _spread("tensors kept in host memory", [r.hosted_error for r in rows]),
-        _spread(f"whole run, against {meter}", [r.run_error for r in rows]),
+        _spread(f"whole run, against {meter}, an independent measure", [r.run_error for r in rows]),
         _spread("reserved", [r.reserved_error for r in rows]),
     ]
     none = [row.label for row in group.rows if row.predicted and row.predicted.method == "none"]
