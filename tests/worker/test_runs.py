@@ -363,7 +363,7 @@ def predicted(tmp_path_factory) -> dict[str, Prediction]:
 def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, predicted):
     """The same recipe on tensors without storage, in a process group that moves nothing: the
     peak of a step is what rank 0 of the real run traced, within half a percent, and its
-    categories within two."""
+    categories within two, or half a percent of that peak."""
     row, _ = runs(recipe)
     made = predicted[recipe]
     assert made.method == "trace", made.reason
@@ -378,4 +378,5 @@ def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, predicted):
     compared = predicted_categories(found, true)
     # What is offloaded is on the host: of the device's categories one is empty then.
     assert len(compared) >= (3 if true.host else 4)
-    assert {p.name: p for p in compared if abs(p.error) > 0.02} == {}
+    far = [p for p in compared if abs(p.predicted - p.measured) > 0.005 * true.total]
+    assert {p.name: p for p in far if abs(p.error) > 0.02} == {}
