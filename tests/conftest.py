@@ -42,7 +42,8 @@ SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 
 LONGEST = (
     "worker/test_runs", "strategies/test_launched", "predict/test_predict_truth",
-    "worker/test_world", "predict/test_closed_form", "worker/test_resume", "strategies/test_stubs",
+    "worker/test_world", "memory/test_places", "predict/test_closed_form", "worker/test_resume",
+    "strategies/test_stubs",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.places import DEVICE, HOST, Places, storage_of
+from harness.memory.places import BY_DEVICE, DEVICE, HOST, Places, storage_of
 from harness.memory.record import Record, Storage, by_place, step_categories
 from harness.result import Categories
 from strategies.engine import Maker, Trained
@@ -157,7 +157,7 @@ class Tracer(TorchDispatchMode):
         """Count everything as on the device if forward showed that a place is wrong."""
         if self.places is not None and self.places.joined:
             for storage in self.record.storages:
-                storage.pool = DEVICE
+                storage.pool = DEVICE if storage.pool == HOST else storage.pool
 
     def tag_gradients(self, trained: Trained) -> None:
         """Name what the parameters hold as ``.grad``."""
@@ -316,7 +316,9 @@ def trace_step(
         step()
     trained.ops |= tracer.ops
     if tracer.places is None:
-        return step_categories(tracer.record, DEVICE, trained.engine.buckets)
+        found = step_categories(tracer.record, DEVICE, trained.engine.buckets)
+        found.placed_by = BY_DEVICE
+        return found
     tracer.keep_held(trained)
     tracer.disbelieve()
     return by_place(tracer.record, trained.engine.buckets, tracer.places.known_by)

@@ -425,3 +425,36 @@ def test_recorded_sets_are_what_the_builder_builds():
         assert [dataclasses.asdict(r) for r in results] == [
             dataclasses.asdict(built[key]) for key in sorted(built)
         ]
+
+
+# ---- what a CPU's peak is of ----
+
+
+def edited(edit) -> str:
+    """The Markdown report of the CPU's set with its zero3_offload row edited."""
+    results = recorded("cpu")
+    for result in results:
+        for rank in result.ranks if result.spec.recipe == "zero3_offload" else ():
+            edit(rank)
+    return markdown.render(build(results, []))
+
+
+def test_an_older_result_says_that_places_were_not_told_apart():
+    assert "an older result: offload cannot show" not in edited(lambda rank: None)
+    told = edited(lambda rank: setattr(rank.categories, "placed_by", ""))
+    assert "an older result: offload cannot show a saving in it" in told
+
+
+def test_places_that_are_not_known_are_said_in_the_row():
+    words = "unknown: 4 operations of forward took operands in both places, as aten.mm"
+    told = edited(lambda rank: setattr(rank.categories, "placed_by", words))
+    assert f"Places of zero3_offload: {words}; all of its tensors count as on the device." in told
+    assert "places unknown" in next(x for x in told.splitlines() if "| 10 | `zero3_off" in x)
+
+
+def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
+    told = edited(lambda rank: setattr(rank, "categories", None))
+    line = next(x for x in told.splitlines() if "| 10 | `zero3_off" in x)
+    assert "not traced: see Resident" in line and "| 0.530 |" in line
+    assert "**Least memory**: `zero3+checkpoint`" in told
+    assert "**Least memory**: `zero3_offload`" in edited(lambda rank: None)
