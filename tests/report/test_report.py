@@ -449,12 +449,14 @@ def test_places_that_are_not_known_are_said_in_the_row():
     words = "unknown: 4 operations of forward took operands in both places, as aten.mm"
     told = edited(lambda rank: setattr(rank.categories, "placed_by", words))
     assert f"Places of zero3_offload: {words}; all of its tensors count as on the device." in told
-    assert "places unknown" in next(x for x in told.splitlines() if "| 10 | `zero3_off" in x)
+    assert "places unknown" in next(
+        x for x in told.splitlines() if re.match(r"\| \d+ \| `zero3_off", x)
+    )
 
 
 def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
     told = edited(lambda rank: setattr(rank, "categories", None))
-    line = next(x for x in told.splitlines() if "| 10 | `zero3_off" in x)
+    line = next(x for x in told.splitlines() if re.match(r"\| \d+ \| `zero3_off", x))
     assert "not traced: see Resident" in line and "| 0.530 |" in line
     assert "**Least memory**: `zero3+checkpoint`" in told
     assert "**Least memory**: `zero3_offload`" in edited(lambda rank: None)
