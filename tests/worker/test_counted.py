@@ -48,7 +48,11 @@ def test_the_trace_is_the_allocator_s_peak(pairs, recipe):
     found = pairs[recipe]
     assert found["total"] > 50 * 2**20, "too small a case to tell anything"
     missed = found["allocated"] - found["total"]
-    assert -SLACK * found["total"] <= missed <= SLACK * found["total"] + SCRATCH + HELD * ("zero3" in recipe)
+    assert (
+        -SLACK * found["total"]
+        <= missed
+        <= SLACK * found["total"] + SCRATCH + HELD * ("zero3" in recipe)
+    )
 
 
 def test_without_a_convolution_at_the_peak_they_are_the_same_to_the_kilobyte(pairs):
