@@ -3,59 +3,70 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tests.recount import measures as m
+from tests.recount import noise
 from tests.recount import predicted as p
 from tests.recount import versus as v
-from tests.recount.cells import GIB, Number, change, fault, percent
+from tests.recount.cells import GIB, Number, change, fault, gib, percent
 from tests.recount.raw import Group, Row
 
-__all__ = ["answer_faults", "believable", "best", "fastest_within", "fits_faults"]
-__all__ += ["prediction_faults"]
+__all__ = ["alike_within", "answer_faults", "best", "fastest_within", "fits_faults"]
+__all__ += ["missing_answers", "prediction_faults"]
 
 NUMBER = r"([+-]?\d[\d.]*(?:e[+-]\d+)?)"
 
 
 def believable(group: Group) -> list[Row]:
     """Rows that may be named, fastest first."""
-    rows = v.ranked(group)
-    return [row for row in rows if v.parity(row) != "DIFFERS" and m.need_bytes(row) is not None]
+    return [row for row in v.ranked(group) if not v.wrong(row)]
+
+
+def weighed(group: Group) -> list[Row]:
+    """Those whose memory is known."""
+    return [row for row in believable(group) if m.need_bytes(row) is not None]
 
 
 # ---- which row is best ----
 
 
 def _same_loss(group: Group) -> Row | None:
+    """Nothing where it is the fastest of all."""
     words = ("equal", "equal losses", "reference")
-    return next((row for row in believable(group) if v.parity(row) in words), None)
+    row = next((row for row in believable(group) if v.parity(row) in words), None)
+    return None if row is believable(group)[0] else row
 
 
-def _least(group: Group) -> Row:
-    return min(believable(group), key=lambda r: (m.peak_bytes(r), -m.samples_per_second(r)))
+def _least(group: Group) -> Row | None:
+    rows = weighed(group)
+    key = [(m.need_bytes(row), -m.samples_per_second(row)) for row in rows]
+    return rows[key.index(min(key))] if len(rows) > 1 else None
 
 
-def _fastest_of_front(group: Group) -> Row:
-    return next(row for row in believable(group) if v.front(row))
+def _front(group: Group) -> list[Row]:
+    return [row for row in weighed(group) if v.front(row)]
 
 
 def margins(group: Group, row: Row) -> tuple[float, float]:
-    """Shares of the fastest row's memory and speed that a row saves and gives up."""
-    top = _fastest_of_front(group)
-    memory = 1 - m.peak_bytes(row) / m.peak_bytes(top)
+    """Shares of the fastest row's memory and speed that a row of the front saves and gives up."""
+    top = _front(group)[0]
+    memory = 1 - m.need_bytes(row) / m.need_bytes(top)
     return memory, 1 - m.samples_per_second(row) / m.samples_per_second(top)
 
 
-def _trade(group: Group) -> Row:
+def _trade(group: Group) -> Row | None:
     """The row of the front that saves most memory for the speed it gives up."""
+    if len(weighed(group)) < 2:
+        return None
 
     def margin(row: Row) -> float:
         saved, slower = margins(group, row)
         return saved - slower
 
-    row = max((row for row in believable(group) if v.front(row)), key=margin)
-    return row if margin(row) > 0 else believable(group)[0]
+    row = max(_front(group), key=margin)
+    return row if margin(row) > 0 else weighed(group)[0]
 
 
 best: dict[str, Callable[[Group], Row | None]] = {
@@ -67,26 +78,82 @@ best: dict[str, Callable[[Group], Row | None]] = {
 """Question -> the row that answers it."""
 
 
-# ---- the numbers in an answer ----
+# ---- what is said of it ----
 
 
-def _known(group: Group, row: Row) -> dict[str, list[Number]]:
-    """Pattern of words around numbers -> what the numbers are."""
-    fastest = believable(group)[0]
+def alike(row: Row, others: list[Row]) -> list[Row]:
+    """Those that the noise does not tell from a row; where none is known, those whose steps spread
+    over its steps."""
+    if noise.floor_of(row.group):
+        return [other for other in others if noise.differ(row, other) is False]
+    low, high = (m.tenth(m.steps(row), end) for end in (1, 9))
+    ends = [(m.tenth(m.steps(o), 1), m.tenth(m.steps(o), 9), o) for o in others]
+    return [other for first, last, other in ends if first <= high and last >= low]
+
+
+def names(rows: list[Row]) -> str:
+    more = f" and {len(rows) - 3} more" * (len(rows) > 3)
+    return ", ".join(row.label for row in rows[:3]) + more
+
+
+def speed(row: Row) -> list[Any]:
+    text: list[Any] = [Number(m.samples_per_second(row), 1), " samples/s"]
+    if not row.is_reference:
+        none = noise.differ(row, row.group.reference) is False
+        text += [" (~1)"] if none else [" (x", Number(v.speed_ratio(row), 2), ")"]
+    return [*text, ", ", *memory(row), *design(row)]
+
+
+def memory(row: Row) -> list[Any]:
+    if m.need_bytes(row) is None:
+        return ["its memory not traced"]
+    word = "needs " if row.group.gpu else "peak "
+    return [word, gib(m.need_bytes(row)), " GiB a device"]
+
+
+def design(row: Row) -> list[Any]:
+    if v.parity(row) != "by design":
+        return []
+    far = f"{v.loss_distance(row):.1e}"
+    return [f"; changes the computation by design (loss {far} away)"]
+
+
+def _of_fastest(group: Group, row: Row) -> list[Any]:
+    close = alike(row, believable(group)[1:])
+    word = "no difference seen to" if noise.floor_of(group) else "within the spread of its steps:"
+    return speed(row) + ([f"; {word} {names(close)}"] if close else [])
+
+
+def _of_least(group: Group, row: Row) -> list[Any]:
+    text, top = memory(row), believable(group)[0]
+    less = v.need_change_fraction(row)
+    text += [" (", change(less), " %)"] if less is not None and not row.is_reference else []
+    if row is not top and noise.differ(row, top) is False:
+        text += [", no difference seen to the fastest row's samples/s"]
+    elif row is not top:
+        part = m.samples_per_second(row) / m.samples_per_second(top)
+        text += [", at ", percent(part), " % of the fastest row's samples/s"]
+    return text + design(row)
+
+
+def _of_trade(group: Group, row: Row) -> list[Any]:
     saved, slower = margins(group, row)
-    share = m.samples_per_second(row) / m.samples_per_second(fastest)
-    return {
-        rf"{NUMBER} samples/s": [Number(m.samples_per_second(row), 1)],
-        rf"\(x{NUMBER}\)": [Number(v.speed_ratio(row), 2)],
-        rf"peak {NUMBER} GiB": [Number(m.peak_bytes(row) / GIB, 2)],
-        rf"\({NUMBER} %\)": [change(v.peak_change_fraction(row) or 0.0)],
-        rf"at {NUMBER} % of the fastest row's samples/s": [percent(share)],
-        rf"saves {NUMBER} % of the fastest row's memory for {NUMBER} % of its speed": [
-            percent(saved),
-            percent(slower),
-        ],
-        rf"loss {NUMBER} away": [Number(v.loss_distance(row) or 0.0)],
-    }
+    if saved - slower <= 0:
+        return ["no other row saves a larger share of this one's memory than of its speed"]
+    price: list[Any] = [percent(slower), " % of its speed"]
+    if noise.differ(row, _front(group)[0]) is False:
+        price = ["no difference seen in speed"]
+    text = ["saves ", percent(saved), " % of the fastest row's memory for ", *price]
+    return [*text, ", the largest margin on the front", *design(row)]
+
+
+SAID: dict[str, Callable[[Group, Row], list[Any]]] = {
+    "Fastest": _of_fastest,
+    "Fastest, same loss": lambda group, row: speed(row),
+    "Least memory": _of_least,
+    "Best trade": _of_trade,
+}
+"""Question -> the whole sentence on the row."""
 
 
 def answer_faults(text: str, group: Group) -> Iterator[str]:
@@ -98,23 +165,15 @@ def answer_faults(text: str, group: Group) -> Iterator[str]:
     if row is None or named != row.label:
         yield f"{question} is {row and row.label}, not {named}"
         return
-    said = said.removeprefix(f"{named}: ")
-    for label in labels:  # others that are named: their digits are no numbers
-        said = said.replace(label, "")
-    yield from number_faults(said, _known(group, row), question)
+    wrong = fault(said.removeprefix(f"{named}: "), tuple(SAID[question](group, row)))
+    yield from [f"{question}: {wrong}"] if wrong else []
 
 
-def number_faults(said: str, known: dict[str, list[Number]], what: str) -> Iterator[str]:
-    """Numbers that are not as recounted, and those that nothing here knows."""
-    for pattern, numbers in known.items():
-        found = re.search(pattern, said)
-        if found:
-            said = said.replace(found[0], "", 1)
-            for text, number in zip(found.groups(), numbers, strict=True):
-                if fault(text, number):
-                    yield f"{what}: {fault(text, number)}"
-    if re.search(r"\d", said):
-        yield f"{what}: no rule here for the numbers in {said!r}"
+def missing_answers(questions: Sequence[str], group: Group) -> Iterator[str]:
+    """Questions that a group answers, and that are not among those shown."""
+    wanted = [] if group.world else [q for q, take in best.items() if take(group)]
+    if list(questions) != wanted:
+        yield f"answers to {wanted} are expected, {list(questions)} are given"
 
 
 # ---- what fits ----
@@ -128,7 +187,7 @@ def sizes_of(group: Group) -> list[float]:
     """GiB that may be asked about: those of GPUs, or the round values next above a need."""
     if group.gpu:
         return list(GPU_SIZES)
-    needs = [m.need_bytes(row) / GIB for row in believable(group)]
+    needs = [m.need_bytes(row) / GIB for row in weighed(group)]
     steps = [step * 10.0**power for power in range(-4, 5) for step in ROUND]
     return sorted({min(step for step in steps if step >= need) for need in needs})
 
@@ -149,18 +208,30 @@ def fits_faults(lines: list[list[str]], group: Group) -> Iterator[str]:
             yield f"fits in {sizes}: sizes do not grow"
         before = top
         for size in (low, top):
-            yield from _one_size(size, name, rate, need, group)
+            yield from _one_size(size, low, name, rate, need, group)
 
 
 def fastest_within(size: float, group: Group) -> Row | None:
     """The fastest row that needs no more bytes."""
-    return next((row for row in believable(group) if m.need_bytes(row) <= size), None)
+    return next((row for row in weighed(group) if m.need_bytes(row) <= size), None)
 
 
-def _one_size(size: float, name: str, rate: str, need: str, group: Group) -> Iterator[str]:
+def alike_within(size: float, group: Group) -> list[Row]:
+    """Those that fit as well, and that the noise does not tell from the fastest."""
+    able = [row for row in weighed(group) if m.need_bytes(row) <= size]
+    return alike(able[0], able[1:]) if able and noise.floor_of(group) else []
+
+
+def _one_size(
+    size: float, low: float, name: str, rate: str, need: str, group: Group
+) -> Iterator[str]:
+    """``low``: the smallest of the line's sizes, of which the rows that are as fast are named."""
     row = fastest_within(size * GIB, group)
+    name, _, others = name.partition("; no difference seen to ")
     if (row.label if row else "") != ("" if name.startswith("nothing measured") else name):
         yield f"fits in {size}: {row and row.label} is the fastest, not {name}"
+    elif others != names(alike_within(low * GIB, group)):
+        yield f"fits in {size}: {names(alike_within(low * GIB, group))!r} are as fast, not {others!r}"
     elif row:
         cells = {rate: Number(m.samples_per_second(row), 1), need: Number(m.need_bytes(row) / GIB)}
         yield from (f"fits in {size}: {fault(t, n)}" for t, n in cells.items() if fault(t, n))
@@ -170,33 +241,43 @@ def _one_size(size: float, name: str, rate: str, need: str, group: Group) -> Ite
 
 
 def prediction_faults(text: str, group: Group) -> Iterator[str]:
-    """What is wrong in the sentence on the errors of predictions: each clause has a median, the
-    largest, and how many."""
+    """What is wrong in the sentence on the errors of predictions."""
+    wrong = fault(text, tuple(_of_predictions(group)))
+    yield from [f"the errors of predictions: {wrong}"] if wrong else []
+
+
+def _of_predictions(group: Group) -> list[Any]:
+    """Each clause has a median, the largest, and of how many; nothing without a prediction."""
     rows = [row for row in v.ranked(group) if p.prediction(row)]
     parts = [part for row in rows for part in p.parts(row)]
-    clauses = {
-        "tensors of a step": [p.step_error(row) for row in rows],
-        "its categories": [part.error for part in parts],
-        "whole run": [p.run_error(row) for row in rows],
-    }
-    largest = max(parts, key=lambda part: abs(part.error), default=None)
-    for clause in text.partition(": ")[2].split("; "):
-        name = next((name for name in clauses if clause.startswith(name)), None)
-        if name:
-            middle, worst, count = p.errors_of(clauses[name])
-            yield from _clause(clause, name, middle, worst, count)
-        elif re.fullmatch(r"\d+ values\)\.?", clause):
-            yield from number_faults(clause, {rf"{NUMBER} values": [Number(len(parts))]}, clause)
-        else:
-            yield f"no rule here for {clause!r}"
-    if parts and f"({largest.title} of {largest.row.label}" not in text:
-        yield f"the largest error of a category is {largest.title} of {largest.row.label}"
+    worst = max(parts, key=lambda part: abs(part.error), default=None)
+    meter = "the allocator's highest" if group.gpu else "the resident mark"
+    own = "tensors of a step, against the run's own trace, which is no independent measure"
+    where = worst and f"{worst.title} of {worst.row.label}; {len(parts)} values"
+    clauses = [
+        _clause(own, map(p.step_error, rows)),
+        _clause("its categories above 5 % of the peak", [part.error for part in parts], where),
+        _clause("tensors kept in host memory", map(p.hosted_error, rows)),
+        _clause(f"whole run, against {meter}, an independent measure", map(p.run_error, rows)),
+        _clause("reserved", map(p.reserved_error, rows)),
+    ]
+    none = [row.label for row in rows if p.prediction(row)["method"] == "none"]
+    clauses += [[f"not predicted: {', '.join(none)}"]] if none else []
+    said: list[Any] = []
+    for clause in filter(None, clauses):
+        said += ["; ", *clause] if said else ["Predicted without running: ", *clause]
+    return [*said, "."] if said else []
 
 
-def _clause(clause: str, name: str, middle: float, worst: float, count: int) -> Iterator[str]:
-    known: dict[str, Any] = {
-        rf"median error {NUMBER} %, largest {NUMBER} %": [percent(middle, 2), percent(worst, 2)],
-        rf"\({NUMBER} rows\)": [Number(count)],
-        rf"above {NUMBER} % of the peak": [Number(5)],
-    }
-    yield from number_faults(re.sub(r" \(\w+ \w* ?of .*", "", clause), known, name)
+def _clause(name: str, errors: Iterable[float | None], where: str | None = None) -> list[Any]:
+    known = [error for error in errors if error is not None]
+    if not known:
+        return []
+    middle, worst, count = p.errors_of(known)
+    ends = ["median error ", percent(middle, 2), " %, largest ", percent(worst, 2), " %"]
+    return [f"{name}: ", *ends, f" ({where or f'{count} rows'})"]
+
+
+def needs_predictions(group: Group) -> bool:
+    """Whether there is anything to say of predictions."""
+    return bool(_of_predictions(group))

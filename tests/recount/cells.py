@@ -62,9 +62,9 @@ def change(fraction: float | None, places: int = 1) -> Number | None:
     return Number(value, places, signed=True)
 
 
-def distance(value: float | None) -> Number | None:
-    """A relative distance, as a power of ten with one decimal."""
-    return None if value is None else Number(value)
+def distance(value: float | None) -> str | None:
+    """A relative distance, as a power of ten with one decimal; 0 only where it is."""
+    return None if value is None else f"{value:.1e}" if value else "0"
 
 
 def fault(text: str, expected: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.recount import effects, noise, same
 from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
@@ -31,6 +32,10 @@ def _number(take: Take, places: int, scale: float = 1.0) -> Take:
     return cell
 
 
+def _ratio(value: float | str) -> Number | str:
+    return value if isinstance(value, str) else Number(value, 2)
+
+
 def _versus(take: Take) -> Take:
     """Of a row that is not the reference itself."""
     return lambda row: None if row.is_reference else take(row)
@@ -52,6 +57,9 @@ NUMBERS: dict[str, Take] = {
     "noise_fraction": m.noise_fraction,
     "repeat_spread_fraction": m.repeat_spread_fraction,
     "noisy": m.noisy,
+    "step_cpu_seconds_median": m.usage_median("cpu_seconds"),
+    "step_minor_faults_median": m.usage_median("minor_faults"),
+    "disturbed_steps": m.disturbed_steps,
     "samples_per_second": m.samples_per_second,
     "flops_per_second": m.flops_per_second,
     "flops_per_second_device": m.flops_per_second_device,
@@ -60,6 +68,9 @@ NUMBERS: dict[str, Take] = {
     "peak_bytes": m.peak_bytes,
     "peak_phase": m.peak_phase,
     "need_bytes": m.need_bytes,
+    "resident_peak_bytes": m.resident_bytes,
+    "hosted_bytes": m.hosted_bytes,
+    "placed_by": m.placed_by,
     "reserved_peak_bytes": m.highest("reserved"),
     "active_peak_bytes": m.highest("active"),
     "process_peak_bytes": m.highest("process"),
@@ -69,63 +80,84 @@ NUMBERS: dict[str, Take] = {
     "host_total_bytes": m.host_total_bytes,
     "pinned_bytes": m.highest_of_ranks("pinned_bytes"),
     "nvme_bytes": m.nvme_bytes,
-    **{f"{phase}_peak_bytes": m.phase_peak(phase) for phase in m.PHASES},
+    **{f"{phase}_metered_bytes": m.metered(phase) for phase in m.PHASES},
     **{f"{name}_bytes": m.category(name) for name in (*m.CATEGORIES, "beyond_state")},
     "untraced_bytes": m.untraced_bytes,
-    "untraced_raw_bytes": m.untraced_raw_bytes,
     "setup_seconds": m.setup_seconds,
     "warmup_seconds": m.warmup_seconds,
     "wall_seconds": m.wall_seconds,
 }
 """Column of report.csv -> its value, of a row alone."""
 VERSUS: dict[str, Take] = {
-    "rank": lambda row: 1 + v.ranked(row.group).index(row),
+    "place": v.place,
+    "rank": v.rank,
     "front": v.front,
     "is_reference": lambda row: row.is_reference,
     "speed_ratio": v.speed_ratio,
-    "peak_change_fraction": v.peak_change_fraction,
+    "speed_differs": v.of_reference(noise.differ),
+    "speed_margin_fraction": v.of_reference(noise.margin_fraction),
+    "need_change_fraction": v.need_change_fraction,
     "loss_distance": v.loss_distance,
-    "grad_norm_distance": v.grad_norm_distance,
+    "grad_norm_distance": v.distance("norm"),
+    **{f"{kind}_distance": v.distance(kind) for kind in ("moment", "update", "average")},
     "parity": v.parity,
+    "differs_in": v.differs_in,
+    "sibling": v.sibling_name,
+    "sibling_loss_distance": v.sibling_distance("loss"),
+    "sibling_norm_distance": v.sibling_distance("norm"),
 }
 """Column of report.csv -> its value, against the reference row."""
 
 # ---- the tables ----
 
 RECIPE = {"Recipe": lambda row: row.label}
-SPEED = {
-    "Samples/s": _number(m.samples_per_second, 1),
-    "x ref": _versus(_number(v.speed_ratio, 2)),
-    "Step ms": _number(m.step_seconds_median, 0, 1e3),
-    "p10 to p90 ms": w.p10_to_p90,
-}
+STEP = {"Step ms": _number(m.step_seconds_median, 0, 1e3)}
 PEAK = {
     "Peak GiB": _gib(m.peak_bytes),
-    "vs ref %": _versus(lambda row: change(v.peak_change_fraction(row))),
+    "Needs GiB": lambda row: gib(m.need_bytes(row)) if row.group.gpu else None,
+    "On host GiB": _gib(m.hosted_bytes),
+    "Resident GiB": _gib(m.resident_bytes),
     "Active GiB": _gib(NUMBERS["active_peak_bytes"]),
     "Reserved GiB": _gib(NUMBERS["reserved_peak_bytes"]),
     "Process GiB": _gib(NUMBERS["process_peak_bytes"]),
-    "Host GiB": _gib(m.host_total_bytes),
 }
 RANKING = {
-    "#": _number(VERSUS["rank"], 0),
+    "#": _number(v.rank, 0),
     **RECIPE,
     "Processes": _number(lambda row: row.spec["processes"], 0),
-    **SPEED,
+    "Samples/s": _number(m.samples_per_second, 1),
+    "x ref": v.of_reference(lambda row, base: _ratio(v.ratio_cell(row, base))),
+    **STEP,
+    "p10 to p90 ms": w.p10_to_p90,
     **PEAK,
+    "vs ref %": _versus(lambda row: change(v.need_change_fraction(row))),
+    "Host GiB": _gib(m.host_total_bytes),
     "MFU %": lambda row: percent(m.mfu_fraction(row)),
     "Loss vs ref": w.loss,
     "Notes": w.notes,
 }
+SIMULATED = {
+    name: RANKING[name]
+    for name in ("#", "Recipe", "Peak GiB", "Needs GiB", "vs ref %", "On host GiB")
+} | {
+    **{name: PEAK[name] for name in ("Resident GiB", "Reserved GiB")},
+    "Host GiB": _gib(m.host_total_bytes),
+    "Step ms, no communication": STEP["Step ms"],
+    "Notes": lambda row: "simulated",
+}
+OF_EACH_PHASE = {
+    **RECIPE,
+    **{f"{w.title(n)} GiB": _gib(m.metered(n)) for n in m.PHASES},
+    "Peak in": lambda row: w.phase(row) if row.group.gpu else None,
+}
 TABLES: dict[str, dict[str, Take]] = {
     "Ranking": RANKING,
-    "Peak of each phase": {
-        **RECIPE,
-        **{f"{w.title(n)} GiB": _gib(m.phase_peak(n)) for n in m.PHASES},
-        "Peak in": w.phase,
-    },
+    "Live tensors of each phase": OF_EACH_PHASE,
+    "Resident mark of each phase": OF_EACH_PHASE,
     "What the peak is made of": {
         **RECIPE,
+        "Traced peak GiB": _gib(m.traced_bytes),
+        "Peak in": lambda row: None if row.group.gpu else w.phase(row),
         **{f"{w.title(name)} GiB": _gib(m.category(name)) for name in m.CATEGORIES},
         "Untraced GiB": _gib(m.untraced_bytes),
     },
@@ -158,9 +190,15 @@ TABLES: dict[str, dict[str, Take]] = {
         "Step error %": lambda row: change(p.step_error(row), 2),
         "Worst category": lambda row: p.worst(row) and p.worst(row).title,
         "Its error %": lambda row: p.worst(row) and change(p.worst(row).error, 2),
+        "Host, predicted GiB": _gib(p.hosted_predicted),
+        "Host, traced GiB": _gib(p.hosted_measured),
+        "Host error %": lambda row: change(p.hosted_error(row), 2),
         "Run, predicted GiB": _gib(p.run_predicted),
         "Run, measured GiB": _gib(p.run_measured),
         "Run error %": lambda row: change(p.run_error(row), 2),
+        "Reserved, predicted GiB": _gib(p.reserved_predicted),
+        "Reserved, measured GiB": _gib(p.reserved_measured),
+        "Reserved error %": lambda row: change(p.reserved_error(row), 2),
         "Why no trace": lambda row: p.prediction(row)["reason"] or None,
     },
     "Predicted and traced, by category": {
@@ -172,11 +210,13 @@ TABLES: dict[str, dict[str, Take]] = {
     },
     "Time": {
         **RECIPE,
-        **SPEED,
+        **STEP,
         "p10 ms": _number(NUMBERS["step_seconds_p10"], 0, 1e3),
         "p90 ms": _number(NUMBERS["step_seconds_p90"], 0, 1e3),
         "Spread %": lambda row: percent(m.noise_fraction(row)),
         "Steps": _number(lambda row: len(m.steps(row)), 0),
+        "Disturbed": w.disturbed,
+        "CPU s a step": _number(m.usage_median("cpu_seconds"), 1),
         "Repeats": _number(lambda row: len(row.runs), 0),
         "Between repeats %": lambda row: percent(m.repeat_spread_fraction(row)),
         "TFLOP/s a device": _number(m.flops_per_second_device, 1, 1e-12),
@@ -190,10 +230,22 @@ TABLES: dict[str, dict[str, Take]] = {
         **RECIPE,
         "Promised": lambda row: row.first["parity"],
         "Loss distance": _versus(lambda row: distance(v.loss_distance(row))),
-        "Gradient norm distance": _versus(lambda row: distance(v.grad_norm_distance(row))),
+        "Gradient norm distance": _versus(lambda row: distance(v.distance("norm")(row))),
+        "Moment distance": _versus(lambda row: distance(v.distance("moment")(row))),
+        "Update distance": _versus(lambda row: distance(v.distance("update")(row))),
+        "Average distance": _versus(lambda row: distance(v.distance("average")(row))),
         "Verdict": v.parity,
+        "Differs in": v.differs_in,
         "First loss": _number(lambda row: row.first["losses"][0], 4),
         "Last loss": _number(lambda row: row.first["losses"][-1], 4),
+    },
+    "Rows that alter the same": {
+        **RECIPE,
+        "Alters by design": lambda row: same.design(row.runs[0]),
+        "Computation": lambda row: same.computation(row) or None,
+        "Sibling": v.sibling_name,
+        "Loss distance": lambda row: distance(v.sibling_distance("loss")(row)),
+        "Gradient norm distance": lambda row: distance(v.sibling_distance("norm")(row)),
     },
     "DeepSpeed buckets": {
         **RECIPE,
@@ -208,18 +260,22 @@ TABLES: dict[str, dict[str, Take]] = {
         },
     },
     "What each part does": {
-        "Adding": lambda pair: pair.part,
+        "Adding": lambda pair: pair.words,
         "to": lambda pair: pair.base.label,
-        "Samples/s x": lambda pair: Number(pair.speed, 2),
-        "Peak %": lambda pair: change(pair.peak),
+        "Samples/s x": lambda pair: _ratio(pair.speed),
+        "Memory %": lambda pair: change(pair.need),
+        "Why": effects.why,
     },
 }
 """Title of a table -> head of a column -> what it says of a line's subject."""
 UNFINISHED: dict[str, Take] = {
-    "Recipe": lambda run: run.spec["recipe"],
+    "Recipe": w.named,
     "Status": lambda run: run.status,
     "In": w.ended,
-    "Peak so far GiB": _gib(lambda run: run.data["peak_so_far_bytes"] or m.peak_of(run.ranks)),
+    "So far GiB": _gib(w.so_far),
+    "Predicted need GiB": _gib(w.predicted_need),
+    "Memory GiB": lambda run: gib(p.host_memory(run)) if w.predicted_need(run) else None,
+    "Predicted to fit": w.predicted_to_fit,
     "Why": w.why,
     "Way out": lambda run: run.data["way_out"],
 }

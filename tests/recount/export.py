@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.recount import answers
+from tests.recount import answers, noise, same
 from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
+from tests.recount import words as w
 from tests.recount.cells import GIB
 from tests.recount.columns import NUMBERS, UNFINISHED, VERSUS
 from tests.recount.raw import Group, ResultSet, Row, Run
@@ -21,6 +22,7 @@ __all__ = ["csv_faults", "json_faults"]
 
 Take = Callable[[Row], Any]
 WHERE: dict[str, Take] = {
+    "group": lambda row: 1 + row.group.of.ordered.index(row.group),
     "recipe": lambda row: row.recipe,
     "status": lambda row: "ok",
     "device": lambda row: row.runs[0].device,
@@ -38,13 +40,6 @@ def _predicted(take: Take) -> Take:
     return lambda row: take(row) if p.prediction(row) else None
 
 
-def host_memory(row: Row) -> int | None:
-    """What a run on CPUs had: the machine's memory, or its container's."""
-    facts = row.first["environment"]
-    known = (facts.get("memory_bytes"), facts.get("container_bytes"))
-    return min((size for size in known if size), default=None)
-
-
 PREDICTED: dict[str, Take] = {
     "predicted_by": lambda row: p.prediction(row)["method"],
     "predicted_step_bytes": p.step_predicted,
@@ -52,28 +47,32 @@ PREDICTED: dict[str, Take] = {
     "predicted_step_error_fraction": p.step_error,
     "predicted_worst_category": lambda row: p.worst(row) and p.worst(row).name,
     "predicted_worst_category_error_fraction": lambda row: p.worst(row) and p.worst(row).error,
-    "predicted_peak_bytes": p.run_predicted,
-    "predicted_peak_error_fraction": p.run_error,
-    "predicted_reserved_bytes": lambda row: p.prediction(row)["reserved"],
-    "predicted_reserved_error_fraction": lambda row: None,
-    "predicted_least_bytes": lambda row: p.run_predicted(row) * row.spec["processes"],
-    "available_bytes": host_memory,
+    "predicted_hosted_bytes": p.hosted_predicted,
+    "predicted_hosted_error_fraction": p.hosted_error,
+    "predicted_run_bytes": p.run_predicted,
+    "predicted_run_error_fraction": p.run_error,
+    "predicted_reserved_bytes": p.reserved_predicted,
+    "predicted_reserved_error_fraction": p.reserved_error,
+    "predicted_least_bytes": lambda row: p.least(row.runs[0], row.runs[0].prediction),
+    "available_bytes": lambda row: p.host_memory(row.runs[0]),
 }
 COLUMNS = WHERE | VERSUS | NUMBERS | {name: _predicted(t) for name, t in PREDICTED.items()}
-UNCOUNTED = ("group",)
-"""Which group of the report a row is in: its place among the tables, which are checked there."""
 ENDED: dict[str, Callable[[Run], Any]] = {
     "recipe": lambda run: run.spec["recipe"],
     "status": lambda run: run.status,
     "processes": lambda run: run.spec["processes"],
     "global_batch": lambda run: run.spec["global_batch"],
     "phase": lambda run: run.data["phase"],
-    "peak_so_far_bytes": lambda run: run.data["peak_so_far_bytes"] or m.peak_of(run.ranks),
+    "so_far_bytes": w.so_far,
+    "predicted_least_bytes": w.predicted_need,
+    "available_bytes": lambda run: p.host_memory(run) if w.predicted_need(run) else None,
+    "device": lambda run: run.data["environment"].get("device") or run.spec["device"],
+    "world": lambda run: run.spec.get("world") or None,
     "reason": UNFINISHED["Why"],
     "way_out": UNFINISHED["Way out"],
     "command": lambda run: run.data["command"],
 }
-OF_ENDED = ("phase", "peak_so_far_bytes", "reason", "way_out", "reserved_peak_bytes")
+OF_ENDED = ("phase", "so_far_bytes", "reason", "way_out")
 
 
 def differs(found: Any, expected: Any) -> bool:
@@ -104,11 +103,11 @@ def csv_faults(path: Path, results: ResultSet) -> Iterator[str]:
     for line in lines:
         row = rows.get(line["command"])
         if row:
-            yield from _values(line, COLUMNS, row, (*UNCOUNTED, *OF_ENDED[:-1]))
+            yield from _values(line, COLUMNS, row, OF_ENDED)
         elif line["command"] in ended:
             run = ended[line["command"]]
-            told = {name: text for name, text in line.items() if name in ENDED}
-            yield from _values(told, ENDED, run, ())
+            nothing = dict.fromkeys(line, lambda _: None)
+            yield from _values(line, nothing | ENDED, run, ())
         else:
             yield f"{line['recipe']}: no raw result has its command"
 
@@ -167,7 +166,7 @@ def _entry(entry: dict[str, Any], row: Row) -> Iterator[str]:
         elif name == "loss_distances":
             theirs = row.group.reference.first["losses"]
             pairs = zip(row.first["losses"], theirs, strict=False)
-            again = [v.curve_distance([a], [b]) for a, b in pairs]
+            again = [same.curve_distance([a], [b]) for a, b in pairs]
             if any(differs(v, e) for v, e in zip(value, again, strict=True)):
                 yield f"{row.label}: loss_distances"
         elif name in RAW:

@@ -9,14 +9,18 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.recount.raw import Row
+from tests.recount.raw import Row, Run
 
 __all__ = ["CATEGORIES", "PHASES"]
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
+SET_UP = ("load", "prepare")
+OF_A_PROCESS = ("cpu_seconds", "forced_switches", "minor_faults")
 PHASES = ("load", "prepare", "first_step", "forward", "backward", "optimizer", "steady")
 PEAK_FLOPS = {"NVIDIA H100 80GB HBM3": {"bfloat16": 989e12, "float32": 67e12}}
 """Dense, by NVIDIA's data sheet of the H100 SXM5."""
+Rank = dict[str, Any]
+"""What one process measured, as its raw result has it."""
 
 
 # ---- time ----
@@ -100,17 +104,93 @@ def wall_seconds(row: Row) -> float | None:
     return row.first["launch"]["wall_seconds"] if row.first["launch"] else None
 
 
+# ---- what the kernel counted in each timed step ----
+
+
+def usage(run: Run) -> list[dict[str, float]]:
+    """Step by step: seconds and machine-wide counts of the slowest rank, sums of all ranks' own;
+    empty where a rank has no counts."""
+    if not all(rank.get("step_usage") for rank in run.ranks):
+        return []
+    found = []
+    for place in range(min(len(rank["step_seconds"]) for rank in run.ranks)):
+        slow = max(run.ranks, key=lambda rank: rank["step_seconds"][place])
+        whole = slow["step_usage"]
+        own = {n: sum(r["step_usage"][n][place] for r in run.ranks) for n in OF_A_PROCESS}
+        machine = {"busy": whole["busy_seconds"][place], "cores": whole["cores"]}
+        found.append({"seconds": slow["step_seconds"][place], **machine, **own})
+    return found
+
+
+def is_disturbed(step: dict[str, float], best: dict[str, float]) -> bool:
+    """By the page: others held 10 % of the cores with less than 25 % idle; or 10 % longer than the
+    fastest with a share of the cores below 9 tenths of its, or forced switches far above."""
+    room = step["seconds"] * step["cores"]
+    if room and step["busy"]:
+        others, idle = step["busy"] - step["cpu_seconds"], room - step["busy"]
+        if others > 0.1 * room and idle < 0.25 * room:
+            return True
+    if step["seconds"] <= 1.1 * best["seconds"]:
+        return False
+    starved = step["cpu_seconds"] * best["seconds"] < 0.9 * best["cpu_seconds"] * step["seconds"]
+    return starved or step["forced_switches"] > 20 + 2 * best["forced_switches"]
+
+
+def disturbed_steps(row: Row) -> int | None:
+    """Of all repetitions; None where one has no counts."""
+    total = 0
+    for run in row.runs:
+        steps_of = usage(run)
+        if not steps_of:
+            return None
+        best = min(steps_of, key=lambda step: step["seconds"])
+        total += sum(is_disturbed(step, best) for step in steps_of)
+    return total
+
+
+def usage_median(name: str) -> Callable[[Row], float | None]:
+    """The median step of all repetitions."""
+
+    def take(row: Row) -> float | None:
+        counts = [step[name] for run in row.runs for step in usage(run)]
+        return statistics.median(counts) if counts else None
+
+    return take
+
+
 # ---- memory ----
 
 
-def sizes(ranks: Sequence[dict[str, Any]], count: str, phase: str | None = None) -> list[int]:
+def sizes(ranks: Sequence[Rank], count: str, phase: str | None = None) -> list[int]:
     peaks = (p for r in ranks for name, p in r["phases"].items() if phase in (None, name))
     return [peak[count] for peak in peaks if peak.get(count) is not None]
 
 
-def peak_of(ranks: Sequence[dict[str, Any]]) -> int | None:
-    """The highest of any rank in any phase."""
-    return max(sizes(ranks, "allocated"), default=None)
+def on_host(rank: Rank) -> bool:
+    """Whether host memory stood in for a device."""
+    return rank["device"] == "cpu"
+
+
+def traced_total(parts: dict[str, int]) -> int:
+    return sum(parts[name] for name in CATEGORIES)
+
+
+def step_peaks(ranks: Sequence[Rank]) -> dict[str, int]:
+    """Phase -> live tensors on the fullest device: a GPU's allocator in the steps; without one the
+    traced tensors at their fullest instant, in the phase in which it was."""
+    found: dict[str, int] = {}
+    for rank in (r for r in ranks if not on_host(r)):
+        for phase, peak in rank["phases"].items():
+            if phase not in SET_UP and peak["allocated"] is not None:
+                found[phase] = max(found.get(phase, 0), peak["allocated"])
+    for parts in (r["categories"] for r in ranks if on_host(r) and r["categories"]):
+        found[parts["phase"]] = max(found.get(parts["phase"], 0), traced_total(parts))
+    return found
+
+
+def peak_of(ranks: Sequence[Rank]) -> int | None:
+    """The fullest instant of a training step on any of the ranks' devices."""
+    return max(step_peaks(ranks).values(), default=None)
 
 
 def peak_bytes(row: Row) -> int | None:
@@ -118,15 +198,17 @@ def peak_bytes(row: Row) -> int | None:
 
 
 def peak_phase(row: Row) -> str | None:
-    """The first phase, in the order of the raw file, that reaches the peak."""
-    top = peak_bytes(row)
-    names = dict.fromkeys(name for rank in row.ranks for name in rank["phases"])
-    return next((n for n in names if top in sizes(row.ranks, "allocated", n)), None)
+    """The first phase, in the order of the raw files, that reaches the peak."""
+    peaks = step_peaks(row.ranks)
+    return next((name for name, size in peaks.items() if size == peak_bytes(row)), None)
 
 
 def need_bytes(row: Row) -> int | None:
-    """What a device must have free: on a GPU the largest of all counts."""
-    counts = ("allocated", "reserved", "process") if row.group.gpu else ("allocated",)
+    """What a device must have free: on a GPU the largest of all counts of the whole run, without
+    one the peak of a step."""
+    if not row.group.gpu:
+        return peak_bytes(row)
+    counts = ("allocated", "reserved", "process")
     return max((s for c in counts for s in sizes(row.ranks, c)), default=None)
 
 
@@ -134,7 +216,38 @@ def highest(count: str) -> Callable[[Row], int | None]:
     return lambda row: max(sizes(row.ranks, count), default=None)
 
 
-def phase_peak(phase: str) -> Callable[[Row], int | None]:
+def resident_bytes(row: Row) -> int | None:
+    """The highest mark of a process above its baseline, in any phase; not of a GPU."""
+    return max(sizes([r for r in row.ranks if on_host(r)], "allocated"), default=None)
+
+
+def kept_on_host(rank: Rank) -> dict[str, int] | None:
+    """By category what a rank kept in host memory at the fullest instant of that: on a GPU by
+    device, without one by the engine's placement."""
+    if on_host(rank):
+        return (rank["categories"] or {}).get("host")
+    return rank.get("host_categories")
+
+
+def hosted_of(ranks: Sequence[Rank]) -> int | None:
+    kept = [parts for parts in map(kept_on_host, ranks) if parts]
+    return max(map(traced_total, kept), default=None)
+
+
+def hosted_bytes(row: Row) -> int | None:
+    return hosted_of(row.ranks)
+
+
+def placed_by(row: Row) -> str | None:
+    """How the places of a CPU's tensors were known, in the words of the raw result."""
+    parts = [r["categories"] for r in row.ranks if on_host(r) and r["categories"]]
+    words = [p.get("placed_by", "") for p in parts]
+    unknown = [word for word in words if word.startswith("unknown")]
+    return None if not words else (unknown or words)[0] or "not told apart"
+
+
+def metered(phase: str) -> Callable[[Row], int | None]:
+    """What the meter counted in a phase: a GPU's live tensors, or the resident mark."""
     return lambda row: max(sizes(row.ranks, "allocated", phase), default=None)
 
 
@@ -160,7 +273,7 @@ def highest_of_ranks(name: str) -> Callable[[Row], int]:
     return lambda row: max(rank[name] for rank in row.ranks)
 
 
-def fullest(row: Row) -> dict[str, Any] | None:
+def fullest(row: Row) -> Rank | None:
     """The rank with the highest peak of those that traced a step."""
     traced = [rank for rank in row.ranks if rank["categories"]]
     return max(traced, key=lambda rank: peak_of([rank]) or 0, default=None)
@@ -170,15 +283,20 @@ def category(name: str) -> Callable[[Row], int | None]:
     return lambda row: (fullest(row) or {}).get("categories", {}).get(name)
 
 
-def traced_total(rank: dict[str, Any]) -> int:
-    return sum(rank["categories"][name] for name in CATEGORIES)
-
-
-def untraced_raw_bytes(row: Row) -> int | None:
+def traced_bytes(row: Row) -> int | None:
     rank = fullest(row)
-    return None if rank is None else (peak_of([rank]) or 0) - traced_total(rank)
+    return rank and traced_total(rank["categories"])
 
 
 def untraced_bytes(row: Row) -> int | None:
-    raw = untraced_raw_bytes(row)
-    return raw if raw is None else max(raw, 0)
+    """What the meter counted in the steps beyond the traced tensors of both places."""
+    rank = fullest(row)
+    counted = [s for n in (rank or {}).get("phases", {}) if n not in SET_UP
+               for s in sizes([rank], "allocated", n)]  # fmt: skip
+    if not counted:
+        return None
+    parts = rank["categories"]
+    tensors = traced_total(parts)
+    if on_host(rank) and parts.get("everywhere"):
+        tensors = parts["everywhere"]
+    return max(counted) - tensors

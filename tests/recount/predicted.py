@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from tests.recount.measures import CATEGORIES, peak_of, traced_total
-from tests.recount.raw import Row
+from tests.recount.cells import MIB
+from tests.recount.measures import CATEGORIES, hosted_of, sizes, traced_total
+from tests.recount.raw import Row, Run
 
-__all__ = ["Part", "errors_of", "parts", "run_error", "run_measured", "run_predicted"]
-__all__ += ["step_error", "step_predicted", "step_traced", "worst"]
+__all__ = ["Part", "errors_of", "host_memory", "hosted_error", "least", "parts", "prediction"]
+__all__ += ["reserved_error", "run_error", "run_measured", "run_predicted", "step_error", "worst"]
 
 SUMS = {
     "parameters": ("parameters", "gathered"),
@@ -60,7 +62,7 @@ def step_predicted(row: Row) -> int | None:
 
 
 def step_traced(row: Row) -> int | None:
-    return traced(row) and traced_total(traced(row))
+    return traced(row) and traced_total(traced(row)["categories"])
 
 
 def ratio_error(predicted: int | None, measured: int | None) -> float | None:
@@ -71,20 +73,87 @@ def step_error(row: Row) -> float | None:
     return ratio_error(step_predicted(row), step_traced(row))
 
 
+def whole_run(found: dict[str, Any]) -> int | None:
+    """The peak of one rank's whole run: allocated, where that is known."""
+    if found["allocated"] is not None:
+        return found["allocated"]
+    return found["peak"] and found["peak"]["bytes"]
+
+
+def libraries(row: Row) -> int:
+    """cuBLAS's two workspaces in the caching allocator; 32 MiB each from Hopper on."""
+    if not row.group.gpu:
+        return 0
+    hopper = re.search(r"\bG?H(100|200|800|20)\b", str(row.first["environment"].get("device")))
+    return int(2 * (32 if hopper else 8.125) * MIB)
+
+
 def run_predicted(row: Row) -> int | None:
-    """Without a GPU; on one, libraries' workspaces are added, which no raw file has."""
-    found = prediction(row)
-    if row.group.gpu:
-        raise LookupError("predictions for a GPU are not recounted")
-    return found["allocated"] or (found["peak"] and found["peak"]["bytes"])
+    size = whole_run(prediction(row))
+    return None if size is None else size + libraries(row)
 
 
 def run_measured(row: Row) -> int | None:
-    return peak_of(row.first["ranks"])
+    """The meter's highest, in any phase."""
+    return max(sizes(row.first["ranks"], "allocated"), default=None)
 
 
 def run_error(row: Row) -> float | None:
     return ratio_error(run_predicted(row), run_measured(row))
+
+
+def hosted_predicted(row: Row) -> int | None:
+    kept = prediction(row).get("host_steady")
+    return (kept and kept["bytes"]) or None
+
+
+def hosted_measured(row: Row) -> int | None:
+    return hosted_of(row.first["ranks"][:1])
+
+
+def hosted_error(row: Row) -> float | None:
+    return ratio_error(hosted_predicted(row), hosted_measured(row))
+
+
+def reserved_predicted(row: Row) -> int | None:
+    """In the allocator's mode that ran; the last of a setting that is given twice."""
+    settings = str(row.first["environment"].get("allocator") or "").replace(" ", "")
+    if "backend:cudaMallocAsync" in settings:
+        return None
+    modes = re.findall(r"expandable_segments:(\w+)", settings)
+    name = "reserved_expandable" if modes[-1:] == ["True"] else "reserved"
+    size = prediction(row).get(name)
+    return None if size is None else size + libraries(row)
+
+
+def reserved_measured(row: Row) -> int | None:
+    return max(sizes(row.first["ranks"], "reserved"), default=None)
+
+
+def reserved_error(row: Row) -> float | None:
+    return ratio_error(reserved_predicted(row), reserved_measured(row))
+
+
+# ---- was it predicted to fit? ----
+
+
+def least(run: Run, found: dict[str, Any] | None) -> int | None:
+    """On CPUs of all processes together. A GPU's need has what stands beside it, which no raw file
+    says, and is not recounted."""
+    if found is None or run.spec["device"] != "cpu":
+        return None
+    size = whole_run(found)
+    return size and size * run.spec["processes"]
+
+
+def host_memory(run: Run) -> int | None:
+    """What a run on CPUs had: the machine's memory, or its container's."""
+    facts = run.data["environment"]
+    known = (facts.get("memory_bytes"), facts.get("container_bytes"))
+    return min((size for size in known if size), default=None)
+
+
+# ---- by category ----
 
 
 def parts(row: Row) -> list[Part]:
@@ -100,8 +169,8 @@ def parts(row: Row) -> list[Part]:
     for name, names in SUMS.items():
         size = sum(fine[n] for n in names) + (fine["buckets"] if name == buckets else 0)
         every.append(Part(row, name, size, own[name]))
-    least = 0.05 * traced_total(rank)
-    return [part for part in every if max(part.predicted, part.traced) > least]
+    smallest = 0.05 * traced_total(own)
+    return [part for part in every if max(part.predicted, part.traced) > smallest]
 
 
 def worst(row: Row) -> Part | None:

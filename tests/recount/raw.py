@@ -14,7 +14,7 @@ NOT_WORK = ("recipe", "processes", "repeat")
 """Fields of a spec in which rows that are compared may differ."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One process group that ran: ``data`` is its result.json, ``prediction`` its prediction."""
 
@@ -24,6 +24,10 @@ class Run:
     @property
     def spec(self) -> dict[str, Any]:
         return self.data["spec"]
+
+    @property
+    def recipe(self) -> str:
+        return self.spec["recipe"]
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
@@ -59,7 +63,7 @@ class Run:
         return json.dumps([spec, self.data["meter"], self.device, code], sort_keys=True)
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """The repetitions of one run."""
 
@@ -87,6 +91,12 @@ class Row:
         return [rank for run in self.runs for rank in run.ranks]
 
     @property
+    def lost(self) -> list[str]:
+        """How repetitions of the same spec ended that did not finish."""
+        ours = {**self.spec, "repeat": 0}
+        return [run.status for run in self.group.of.unfinished if run.spec | {"repeat": 0} == ours]
+
+    @property
     def evidence(self) -> dict[str, Any]:
         return self.first["evidence"]
 
@@ -101,12 +111,21 @@ class Row:
         return self is self.group.reference
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Rows that did the same work on the same device."""
 
-    wanted: str
+    of: ResultSet = field(repr=False)
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> str:
+        """The recipe that the suite names as the reference."""
+        return self.of.suite["reference"]
+
+    @property
+    def device(self) -> str:
+        return self.reference.runs[0].device
 
     @cached_property
     def reference(self) -> Row:
@@ -127,7 +146,7 @@ class Group:
         return self.reference.spec.get("world", 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class ResultSet:
     """A folder of results, read anew."""
 
@@ -148,7 +167,7 @@ class ResultSet:
         rows: dict[str, Row] = {}
         for run in self.runs:
             if run.status == "ok" and not run.recorded:
-                group = works.setdefault(run.work, Group(self.suite["reference"]))
+                group = works.setdefault(run.work, Group(self))
                 own = json.dumps([run.work, run.spec["recipe"], run.spec["processes"]])
                 if own not in rows:
                     rows[own] = Row([], group)
@@ -156,9 +175,23 @@ class ResultSet:
                 rows[own].runs.append(run)
         return list(works.values())
 
+    @cached_property
+    def ordered(self) -> list[Group]:
+        """As a report lists them: with the wanted row, with plain ddp, others; real ones first,
+        the largest first."""
+
+        def place(group: Group) -> tuple[int, ...]:
+            parts = [row.parts for row in group.rows]
+            names = [frozenset(name.split("+")) in parts for name in (group.wanted, "ddp")]
+            most = max(len(row.runs) for row in group.rows)
+            named = names.index(True) if True in names else 2
+            return (group.rows[0].spec.get("world", 0), named, -len(group.rows), -most)
+
+        return sorted(self.groups, key=place)
+
     @property
     def rows(self) -> list[Row]:
-        return [row for group in self.groups for row in group.rows]
+        return [row for group in self.ordered for row in group.rows]
 
     @property
     def unfinished(self) -> list[Run]:

@@ -1,88 +1,140 @@
-"""A row against its reference: ratios, distances of curves, verdict, front and rank."""
+"""A row against its reference and its sibling: ratios, distances, verdict, front, place and rank."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 from tests.recount import measures as m
+from tests.recount import noise, same
 from tests.recount.raw import Group, Row
 
-__all__ = ["curve_distance", "front", "parity", "ranked"]
+__all__ = ["distance", "front", "parity", "rank", "ranked", "sibling", "wrong"]
+
+NONE_SEEN = "none seen"
 
 
-def curve_distance(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """The largest step's abs(a - b) / abs(b)."""
-    pairs = list(zip(ours, theirs, strict=False))
-    if any(not (math.isfinite(a) and math.isfinite(b)) for a, b in pairs):
-        return math.inf
-    return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
+# ---- the same computation? ----
 
 
-def farthest(row: Row, curve: str, first: int | None = None) -> float | None:
-    """Of all repetitions; of the ``first`` steps, or all."""
-    theirs = row.group.reference.first[curve][:first]
-    found = [curve_distance(run.data[curve][:first], theirs) for run in row.runs]
-    return max((d for d in found if d is not None), default=None)
+def distance(kind: str) -> Callable[[Row], float | None]:
+    """The farthest of all repetitions."""
+
+    def take(row: Row) -> float | None:
+        base = row.group.reference.runs[0]
+        found = [same.distances(run, base).get(kind) for run in row.runs]
+        return max((far for far in found if far is not None), default=None)
+
+    return take
 
 
-def loss_distance(row: Row) -> float | None:
-    return farthest(row, "losses")
+loss_distance = distance("loss")
 
 
-def grad_norm_distance(row: Row) -> float | None:
-    return farthest(row, "grad_norms")
+def sibling(row: Row) -> Row | None:
+    """The plainest other row that alters the same: of its own computation, if there is one."""
+    ours = same.design(row.runs[0])
+    alike = [other for other in row.group.rows if same.design(other.runs[0]) == ours]
+    if not ours:
+        return None
+    kind = same.computation(row)
+    for some in ([other for other in alike if same.computation(other) == kind], alike):
+        plainest = min(some, key=lambda other: (other.recipe.count("+"), other.recipe))
+        if plainest is not row:
+            return plainest
+    return None
 
 
-def limits(group: Group) -> tuple[float, float]:
-    """Of a loss and of a gradient norm in the first 16 steps: tight in float32 on CPUs."""
-    exact = m.precision(group.reference) == "float32" and not group.gpu
-    return (1e-5, 2e-5) if exact else (1e-3, 1e-3)
+def sibling_name(row: Row) -> str | None:
+    """With its computation where that is another."""
+    other = sibling(row)
+    if other is None:
+        return None
+    kind = same.computation(other)
+    return other.label + (f" ({kind})" if kind and kind != same.computation(row) else "")
 
 
-def differs(row: Row) -> bool:
-    """Beyond the limit of the first 16 steps, or of all."""
-    pairs = zip(("losses", "grad_norms"), limits(row.group), strict=True)
-    return any(
-        (farthest(row, curve, 16) or 0) > limit or (farthest(row, curve) or 0) > 1e-3
-        for curve, limit in pairs
-    )
+def sibling_distance(kind: str) -> Callable[[Row], float | None]:
+    def take(row: Row) -> float | None:
+        other = sibling(row)
+        return other and same.distances(row.runs[0], other.runs[0]).get(kind)
+
+    return take
+
+
+@functools.lru_cache(maxsize=2048)
+def judged(row: Row) -> tuple[str, str]:
+    """The word, and in what a row differs; the repetition with something to say speaks for all."""
+    words = [same.verdict(run, row.group.reference) for run in row.runs]
+    word, what = next((found for found in words if found[1]), words[0])
+    word = "reference" if row.is_reference else word
+    other = sibling(row)
+    if other and word not in ("DIFFERS", "beyond design") and same.beside(row, other):
+        return "DIFFERS", f"{other.label}: {same.beside(row, other)}"
+    return word, what
 
 
 def parity(row: Row) -> str:
-    promised, reference = row.first["parity"], row.group.reference.first["parity"]
-    if row.is_reference:
-        return "reference"
-    if loss_distance(row) is None or (promised == "exact" and reference != "exact"):
-        return "not comparable"
-    if promised != "exact":
-        return "by design"
-    if differs(row):
-        return "DIFFERS"
-    return "equal losses" if grad_norm_distance(row) is None else "equal"
+    return judged(row)[0]
+
+
+def differs_in(row: Row) -> str | None:
+    return judged(row)[1] or None
+
+
+def wrong(row: Row) -> bool:
+    """It computed something else than it promised: in no answer, and not on the front."""
+    return parity(row) in ("DIFFERS", "beyond design")
+
+
+# ---- speed and memory ----
 
 
 def speed_ratio(row: Row) -> float:
     return m.samples_per_second(row) / m.samples_per_second(row.group.reference)
 
 
-def peak_change_fraction(row: Row) -> float | None:
-    ours, theirs = m.peak_bytes(row), m.peak_bytes(row.group.reference)
+def ratio_cell(row: Row, base: Row) -> float | str:
+    """A ratio of speeds, where the noise does not explain it."""
+    if noise.differ(row, base) is False:
+        return NONE_SEEN
+    return m.samples_per_second(row) / m.samples_per_second(base)
+
+
+def of_reference(take: Callable[[Row, Row], Any]) -> Callable[[Row], Any]:
+    """Against the reference; nothing for itself."""
+    return lambda row: None if row.is_reference else take(row, row.group.reference)
+
+
+def need_change_fraction(row: Row) -> float | None:
+    ours, theirs = m.need_bytes(row), m.need_bytes(row.group.reference)
     return ours / theirs - 1 if ours and theirs else None
 
 
 def front(row: Row) -> bool:
-    """No other row has both a lower peak and more samples/s; a row that DIFFERS is never on it."""
-    if parity(row) == "DIFFERS" or m.peak_bytes(row) is None or row.group.world:
+    """No other row has both less of what rows are ranked by and more samples/s."""
+    able = [r for r in row.group.rows if not wrong(r) and m.need_bytes(r) is not None]
+    if row not in able or row.group.world:
         return False
-    point = (m.peak_bytes(row), m.samples_per_second(row))
-    able = [r for r in row.group.rows if parity(r) != "DIFFERS" and m.peak_bytes(r) is not None]
-    others = [(m.peak_bytes(r), m.samples_per_second(r)) for r in able]
+    point = (m.need_bytes(row), m.samples_per_second(row))
+    others = [(m.need_bytes(r), m.samples_per_second(r)) for r in able]
     return not any(o[0] <= point[0] and o[1] >= point[1] and o != point for o in others)
 
 
 def ranked(group: Group) -> list[Row]:
-    """Fastest first; simulated worlds by their peak."""
+    """Fastest first; simulated worlds by what they need."""
     if group.world:
-        return sorted(group.rows, key=lambda row: m.peak_bytes(row) or math.inf)
+        return sorted(group.rows, key=lambda row: m.need_bytes(row) or math.inf)
     return sorted(group.rows, key=m.samples_per_second, reverse=True)
+
+
+def place(row: Row) -> int:
+    return 1 + ranked(row.group).index(row)
+
+
+def rank(row: Row) -> int:
+    """The best place that the noise leaves: one more than the rows that are faster beyond it."""
+    faster = ranked(row.group)[: place(row) - 1]
+    return 1 + sum(noise.differ(row, other) is not False for other in faster)

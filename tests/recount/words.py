@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.recount import measures as m
+from tests.recount import predicted as p
+from tests.recount import same
 from tests.recount import versus as v
-from tests.recount.cells import MIB, Number, gib
+from tests.recount.cells import MIB, Number, distance, gib
 from tests.recount.raw import Row, Run
 
-__all__ = ["bucket", "compiled", "ended", "host", "loss", "notes", "p10_to_p90", "phase", "title"]
-__all__ += ["why", "zero_block"]
+__all__ = ["bucket", "compiled", "disturbed", "ended", "host", "loss", "named", "notes", "phase"]
+__all__ += ["p10_to_p90", "predicted_need", "predicted_to_fit", "so_far", "title", "why"]
+__all__ += ["zero_block"]
 
 Take = Callable[[Any], Any]
 
@@ -23,15 +26,30 @@ def p10_to_p90(row: Row) -> tuple[Any, ...]:
 
 def loss(row: Row) -> Any:
     """The verdict, with the distance wherever it is not equality."""
-    word = v.parity(row)
-    if word in ("by design", "DIFFERS"):
-        return (f"{word} ", Number(v.loss_distance(row)))
+    word, far = v.parity(row), v.loss_distance(row)
+    if word in ("by design", "beyond design", "DIFFERS") and far is not None:
+        return f"{word} {distance(far)}"
     return word
 
 
+def disturbed(row: Row) -> str | None:
+    marked = m.disturbed_steps(row)
+    return None if marked is None else f"{marked} of {len(m.steps(row))}"
+
+
 def notes(row: Row) -> str | None:
-    holds = {"front": v.front(row), "noisy": m.noisy(row), "DIFFERS": v.parity(row) == "DIFFERS"}
-    return ", ".join(word for word, it_does in holds.items() if it_does) or None
+    holds = {
+        "front": v.front(row),
+        "noisy": m.noisy(row),
+        f"{disturbed(row)} steps disturbed": m.disturbed_steps(row),
+        v.parity(row): v.wrong(row),
+        same.computation(row): True,
+        "not traced: see Resident": not row.group.gpu and m.peak_bytes(row) is None,
+        "places unknown": (m.placed_by(row) or "").startswith("unknown")
+        and m.peak_bytes(row) is not None,
+    }
+    lost = [f"a repetition ended as {status}" for status in row.lost]
+    return ", ".join([*(word for word, it_does in holds.items() if it_does and word), *lost])
 
 
 def phase(row: Row) -> str | None:
@@ -60,11 +78,11 @@ def bucket(name: str) -> Take:
 
 
 def host(name: str) -> Take:
-    """Of the rank whose host memory was fullest at its traced peak."""
+    """Of the rank that kept most in host memory."""
 
     def cell(row: Row) -> Number:
-        traced = [r["host_categories"] for r in row.ranks if r.get("host_categories")]
-        return gib(max(traced, key=lambda c: sum(c[n] for n in m.CATEGORIES))[name])
+        kept = [parts for parts in map(m.kept_on_host, row.ranks) if parts]
+        return gib(max(kept, key=m.traced_total)[name])
 
     return cell
 
@@ -74,6 +92,30 @@ def title(name: str) -> str:
 
 
 # ---- of what did not finish ----
+
+
+def named(run: Run) -> str:
+    """With what tells it from another of its recipe."""
+    world, again = (run.spec.get(name) for name in ("world", "repeat"))
+    text = run.recipe + (f" (rank 0 of {world})" if world else "")
+    return text + (f" (repeat {again})" if again else "")
+
+
+def so_far(run: Run) -> int | None:
+    """What its meter had counted when it ended."""
+    return run.data["peak_so_far_bytes"] or max(m.sizes(run.ranks, "allocated"), default=None)
+
+
+def predicted_need(run: Run) -> int | None:
+    """Of one that ran out of memory."""
+    out = run.status in ("gpu_oom", "host_oom")
+    need = p.least(run, run.prediction) if out else None
+    return need if p.host_memory(run) else None
+
+
+def predicted_to_fit(run: Run) -> str | None:
+    need = predicted_need(run)
+    return need and ("yes" if need <= p.host_memory(run) else "no")
 
 
 def ended(run: Run) -> str | None:

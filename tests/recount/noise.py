@@ -1,0 +1,154 @@
+"""The noise floor: how far apart two rows' median steps may lie with nothing different.
+
+As docs/reading-a-report.md states it: Student's t for 95 % times the spread of the logarithms of
+runs' medians, and no less than the same of the medians of single steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.recount.raw import Group, Row
+
+__all__ = ["Floor", "differ", "floor_of", "margin", "margin_fraction", "student"]
+
+TABLE = "12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228"
+"""Two-sided 95 % of Student's t, 1 to 10 degrees of freedom."""
+OF_A_MEDIAN = 1.2533
+"""sqrt(pi / 2): the standard error of a median over that of a mean."""
+
+
+def student(freedom: int) -> float:
+    known = [float(t) for t in TABLE.split()]
+    return known[freedom - 1] if freedom <= 10 else 1.96 + 2.7 / freedom
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A standard deviation of logarithms, and its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+
+def spread(lists: Iterable[Sequence[float]]) -> Spread | None:
+    """Of the logarithms of values about the mean of their own list, pooled."""
+    freedom, squares = 0, 0.0
+    for values in lists:
+        if len(values) > 1:
+            freedom += len(values) - 1
+            squares += statistics.variance(map(math.log, values)) * (len(values) - 1)
+    return Spread(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def medians(row: Row) -> list[float]:
+    return [statistics.median(run.steps) for run in row.runs]
+
+
+def within(row: Row) -> Spread | None:
+    """Of the steps within runs."""
+    return spread(run.steps for run in row.runs)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """``runs`` and ``steps``: the spreads that the rows share; ``again``: the rows that ran more
+    than once, the reference first; ``lender``: the group that it is borrowed from."""
+
+    runs: Spread
+    steps: Spread | None
+    again: list[Row]
+    lender: Group | None
+
+
+@functools.lru_cache(maxsize=2048)
+def own(group: Group) -> Floor | None:
+    """What a group's own rows tell."""
+    runs = spread(medians(row) for row in group.rows)
+    if runs is None or group.world:
+        return None
+    again = [row for row in group.rows if len(row.runs) > 1]
+    again.sort(key=lambda row: -len(row.runs))
+    again.sort(key=lambda row: not row.is_reference)
+    return Floor(runs, usual_steps(group), again, None)
+
+
+@functools.lru_cache(maxsize=2048)
+def usual_steps(group: Group) -> Spread | None:
+    """The deviation of the row in the middle, with the freedom of all."""
+    every = [s for s in map(within, group.rows) if s]
+    if not every:
+        return None
+    return Spread(statistics.median(s.deviation for s in every), sum(s.freedom for s in every))
+
+
+@functools.lru_cache(maxsize=2048)
+def floor_of(group: Group) -> Floor | None:
+    """A group's own floor, else that of the first group on the same device, with its own steps."""
+    found = own(group)
+    if found or group.world:
+        return found
+    for other in group.of.ordered:
+        lent = own(other) if (other.device, other.gpu) == (group.device, group.gpu) else None
+        if lent:
+            return Floor(lent.runs, usual_steps(group) or lent.steps, lent.again, other)
+    return None
+
+
+# ---- two rows ----
+
+
+def error(usual: Spread, sides: Iterable[tuple[Spread | None, int]]) -> float:
+    """t times the standard error of a difference; a side that is uneasier counts by its own."""
+    squares = 0.0
+    for own_spread, count in sides:
+        deviation = max(usual.deviation, own_spread.deviation if own_spread else 0.0)
+        squares += deviation * deviation / count
+    return student(usual.freedom) * math.sqrt(squares)
+
+
+def one_margin(floor: Floor, rows: Sequence[Row]) -> float:
+    between = error(floor.runs, [(spread([medians(r)]), len(r.runs)) for r in rows])
+    if floor.steps is None:
+        return between
+    counts = [(within(r), sum(len(run.steps) for run in r.runs)) for r in rows]
+    return max(between, OF_A_MEDIAN * error(floor.steps, counts))
+
+
+@functools.lru_cache(maxsize=2048)
+def margin(row: Row, base: Row) -> float | None:
+    """Of logarithms; of rows of two groups the larger; None where one has no floor."""
+    floors = [floor_of(r.group) for r in (row, base)]
+    return None if None in floors else max(one_margin(f, (row, base)) for f in floors)
+
+
+def margin_fraction(row: Row, base: Row) -> float | None:
+    most = margin(row, base)
+    return None if most is None else math.expm1(most)
+
+
+def differ(row: Row, base: Row) -> bool | None:
+    """Whether one is faster beyond the noise; None: no noise is known."""
+    most = margin(row, base)
+    if most is None:
+        return None
+    ends = [statistics.median([s for run in r.runs for s in run.steps]) for r in (row, base)]
+    return abs(math.log(ends[0]) - math.log(ends[1])) > most
+
+
+def fraction(group: Group) -> float | None:
+    """For a row as the reference is, but with a single run."""
+    floor, row = floor_of(group), group.reference
+    if floor is None:
+        return None
+    both = [1, len(row.runs)]
+    between = error(floor.runs, [(None, count) for count in both])
+    if floor.steps is None:
+        return math.expm1(between)
+    first, every = row.runs[0].steps, [run.steps for run in row.runs]
+    sides = [(spread([first]), len(first)), (spread(every), sum(map(len, every)))]
+    return math.expm1(max(between, OF_A_MEDIAN * error(floor.steps, sides)))

@@ -1,0 +1,209 @@
+"""Whether two runs computed the same: five relative distances, what they are held to, the word.
+
+As docs/reading-a-report.md ("The same computation?") states it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tests.recount import measures as m
+from tests.recount.raw import Row, Run
+
+__all__ = ["EXACT", "KINDS", "altered", "beside", "computation", "design", "distances"]
+__all__ += ["of_parts", "verdict"]
+
+KINDS = ("loss", "norm", "moment", "update", "average")
+CURVES = {"loss": "losses", "norm": "grad_norms"}
+EXACT = dict(zip(KINDS, (1e-5, 2e-5, 5e-5, 2e-3, 1e-2), strict=True))
+"""Float32 on CPUs, the first 16 steps."""
+WIDE = dict(zip(KINDS, (1e-3, 1e-3, 2e-2, 0.2, 0.2), strict=True))
+EARLY, LATER, TIMES_APART = 16, 1e-3, 8
+BF16, FP16, FP8 = 2**-8, 2**-11, 2**-4
+ROUNDED = {"bf16": BF16, "bf16_master": BF16, "bf16_pure": BF16, "fp16": FP16, "tf32": FP16}
+ROUNDED |= {"fp8": FP8}
+"""Part -> the unit roundoff of its type."""
+OTHER_STEP = ("sgd", "muon", "adafactor", "adam8bit", "adam4bit", "paged_adam8bit", "adamw_bf16")
+OTHER_STEP += ("onebit_adam",)
+TRAINED_IN_PART = ("controlnet", "lora", "dora", "qlora", "head", "difffit")
+DESIGN: dict[str, set[str]] = {
+    **{name: {"rounding"} for name in ROUNDED},
+    **{name: {"update"} for name in OTHER_STEP},
+    **{name: {"gradients", "update"} for name in TRAINED_IN_PART},
+    **{name: {"gradients"} for name in ("compress", "topk")},
+    **{name: {"forward"} for name in ("prune", "prune_structured", "sparse24")},
+}
+DESIGN["bf16_pure"] = {"rounding", "update"}
+DESIGN["qlora"] = {"gradients", "update", "forward"}
+"""Part -> what it changes by design."""
+
+
+# ---- distances ----
+
+
+def curve_distance(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """The largest step's abs(a - b) / abs(b)."""
+    pairs = list(zip(ours, theirs, strict=False))
+    if any(not (math.isfinite(a) and math.isfinite(b)) for a, b in pairs):
+        return math.inf
+    return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
+
+
+def sums(run: Run, kind: str) -> dict[str, list[float]]:
+    return (run.data.get("projections") or {}).get(kind) or {}
+
+
+def of_parts(row: Run, base: Run, kind: str) -> dict[str, float]:
+    """Name -> the length of the difference of two vectors of sums over the base's; 1 where one
+    has none."""
+    ours, theirs = sums(row, kind), sums(base, kind)
+    found = {}
+    for name in {**theirs, **ours} if ours and theirs else ():
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None:
+            found[name] = 1.0
+            continue
+        gap = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+        whole = max(math.sqrt(sum(y * y for y in b)), 1e-12)
+        found[name] = gap / whole if math.isfinite(gap) else math.inf
+    return found
+
+
+def distances(row: Run, base: Run) -> dict[str, float]:
+    """Kind -> the largest distance, of those that both have."""
+    found = {kind: curve_distance(row.data[c], base.data[c]) for kind, c in CURVES.items()}
+    for kind in KINDS[2:]:
+        found[kind] = max(of_parts(row, base, kind).values(), default=None)
+    return {kind: far for kind, far in found.items() if far is not None}
+
+
+# ---- limits ----
+
+
+def limits(reference: Row) -> dict[str, float]:
+    """Kind -> the most that a row may be away from the reference."""
+    first, *again = reference.runs
+    if first.data["meter"] == "resident" and m.precision(reference) == "float32":
+        late = min(len(run.data["losses"]) for run in reference.runs) > EARLY
+        return EXACT | {kind: WIDE[kind] for kind in KINDS[2:] if late}
+    if not again:
+        return WIDE
+    apart = [distances(run, first) for run in again]
+    seen = {kind: TIMES_APART * max(a.get(kind, 0.0) for a in apart) for kind in KINDS}
+    return {kind: min(max(EXACT[kind], seen[kind]), WIDE[kind]) for kind in KINDS}
+
+
+def shares(row: Run, base: Run, most: dict[str, float]) -> dict[str, float]:
+    """Kind -> distance as a share of its limit; of curves the worse of the early steps' and of
+    all steps' of the later limit."""
+    found = {kind: far / most[kind] for kind, far in distances(row, base).items()}
+    for kind in CURVES.keys() & found.keys():
+        early, whole = (curve_far(row, base, kind, steps) for steps in (EARLY, None))
+        found[kind] = max(early / most[kind], whole / max(LATER, most[kind]))
+    return found
+
+
+def curve_far(row: Run, base: Run, kind: str, steps: int | None) -> float:
+    ours, theirs = (run.data[CURVES[kind]][:steps] for run in (row, base))
+    return curve_distance(ours, theirs) or 0.0
+
+
+# ---- designs ----
+
+
+def changing(run: Run) -> list[str]:
+    return [p for p in run.spec["recipe"].split("+") if p.partition(":")[0] in DESIGN]
+
+
+def design(run: Run) -> str:
+    """The parts that change the computation."""
+    return "+".join(changing(run)) if run.data["parity"] != "exact" else ""
+
+
+def altered(run: Run) -> set[str]:
+    return set().union(*(DESIGN[part.partition(":")[0]] for part in changing(run)))
+
+
+def roundoff(run: Run) -> float:
+    return max((ROUNDED.get(part.partition(":")[0], 0.0) for part in changing(run)), default=0.0)
+
+
+def computation(row: Row) -> str:
+    """Which of the computations that a 16-bit type names."""
+    facts = m.types(row)
+    weights = facts.get("parameters")
+    if facts.get("compute_dtype") not in ("bfloat16", "float16") or not weights:
+        return ""
+    if weights == "float32":
+        return "autocast"
+    bare = facts.get("master") != "float32"
+    return "16-bit weights without a master" if bare else "16-bit weights"
+
+
+def other_work(row: Run, base: Run) -> str:
+    """Other first weights, or other inputs of the first step."""
+    ours, theirs = (run.data["configs"].get("initial_weights") for run in (row, base))
+    if ours and theirs and ours != theirs:
+        return f"other first weights: {ours}, not {theirs}"
+    names = [name for name, far in of_parts(row, base, "inputs").items() if far > 1e-6]
+    return f"other inputs in the first step: {', '.join(names)}" if names else ""
+
+
+def too_far(row: Run, base: Run, most: dict[str, float]) -> str:
+    """Where nothing that the row changes explains it: the first loss; the first norm, unless it
+    changes gradients; the early steps, where it only rounds."""
+    alters = altered(row)
+    steps, when = (EARLY, "early steps") if alters <= {"rounding"} else (1, "the first step")
+    for kind in ("loss",) if "gradients" in alters else ("loss", "norm"):
+        far = curve_far(row, base, kind, steps)
+        if far > most[kind]:
+            return f"{kind} of {when} {far:.1e} away"
+    return ""
+
+
+# ---- verdicts ----
+
+
+def verdict(row: Run, reference: Row) -> tuple[str, str]:
+    """The word for a run against the reference, and what stands behind a bad one."""
+    base, most = reference.runs[0], limits(reference)
+    exact, base_exact = (run.data["parity"] == "exact" for run in (row, base))
+    if not row.data["losses"] or not base.data["losses"] or (exact and not base_exact):
+        return "not comparable", ""
+    if other_work(row, base):
+        return "DIFFERS", other_work(row, base)
+    if exact:
+        return of_exact(row, base, most)
+    if "forward" in altered(row) or not base_exact:
+        return "by design", ""
+    unit = roundoff(row)
+    allowed = {"loss": max(most["loss"], 4 * unit), "norm": max(most["norm"], 16 * unit)}
+    why = too_far(row, base, allowed)
+    if not why:
+        return "by design", ""
+    explained = f"{allowed['loss']:.1e} and {allowed['norm']:.1e}"
+    return "beyond design", f"{why}; {design(row)} explains {explained}"
+
+
+def of_exact(row: Run, base: Run, most: dict[str, float]) -> tuple[str, str]:
+    found = shares(row, base, most)
+    kind = max((k for k in KINDS if k in found), key=lambda k: found[k])
+    if found[kind] <= 1:
+        return ("equal" if "norm" in found else "equal losses"), ""
+    far = distances(row, base)[kind]
+    parts = of_parts(row, base, kind) if kind not in CURVES else {}
+    name = max(parts, key=lambda n: (parts[n], n)) if parts else ""
+    return "DIFFERS", f"{kind}{' of ' * bool(name)}{name} {far:.1e} away"
+
+
+def beside(row: Row, other: Row) -> str:
+    """In what a row is apart from its sibling though nothing explains it: of one computation by a
+    sixteenth of the roundoff in a loss, a quarter in a norm."""
+    ours, theirs = row.runs[0], other.runs[0]
+    if computation(row) != computation(other):
+        return ""
+    unit, most = roundoff(ours), WIDE if other.group.gpu else EXACT
+    allowed = {"loss": max(most["loss"], unit / 16), "norm": max(most["norm"], unit / 4)}
+    return other_work(ours, theirs) or too_far(ours, theirs, allowed)
