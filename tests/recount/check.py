@@ -110,8 +110,8 @@ def _title(table: Table) -> str:
 def table_faults(table: Table, results: ResultSet, group: Group | None) -> Iterator[str]:
     """Mismatches of one table."""
     title = _title(table)
-    if title in stories.STORIES:
-        yield from stories.STORIES[title](table, results)
+    if stories.told(title):
+        yield from stories.told(title)(table, results)
     elif title == "Did not finish" and table.heads[0] == "Recipe":
         yield from _lines(table, UNFINISHED, results.unfinished)
     elif table.heads[0] in FACTS:

@@ -1,4 +1,4 @@
-"""The claims: their verdicts and numbers, recounted from the rows that each is about.
+"""The claims: their verdicts and numbers, and the tables that these were taken from, recounted.
 
 A share of the peak from which on a saving is: much or medium 25 %, a half 45 %, down to a fraction
 50 %, any 5 %; a cost is one from 2 % on.
@@ -6,218 +6,172 @@ A share of the peak from which on a saving is: much or medium 25 %, a half 45 %,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.recount import measures as m
-from tests.recount.cells import Number, fault, gib
-from tests.recount.lookup import Rows
+from tests.recount.cells import MIB, Number, fault, gib, percent
+from tests.recount.cells import change as signed
+from tests.recount.growths import GROWTHS, linear_in_tokens, power, root_of_depth, sizes
+from tests.recount.lookup import Missing, Rows, state_share
 from tests.recount.pages import Table
 from tests.recount.raw import ResultSet
+from tests.recount.sweeps import (
+    BATCHES,
+    HOLDS,
+    NOT,
+    ONLY,
+    OPEN,
+    Band,
+    Judged,
+    Sweep,
+    judged,
+    limit,
+    points,
+    said,
+    share,
+    swept,
+    with_pace,
+)
 
-__all__ = ["faults"]
+__all__ = ["faults", "growth_faults", "sweep_faults"]
 
-LARGE, MIDDLE, SMALL = 32, 16, 2
-HOLDS, NOT = "holds", "does not hold"
-Judged = tuple[Any, tuple[Any, ...]]
-"""A verdict and the numbers beside it, both as cells."""
-
-
-def pieces(*parts: Any) -> tuple[Any, ...]:
-    """Cells one after the other as one."""
-    flat: list[Any] = []
-    for part in parts:
-        flat += part if isinstance(part, tuple) else (part,)
-    return tuple(flat)
-
-
-def change(fraction: float) -> Any:
-    if abs(fraction) < 0.005:
-        return "unchanged"
-    return (Number(100 * fraction, signed=True), "%")
-
-
-def share(fraction: float) -> tuple[Any, ...]:
-    return (Number(100 * fraction), "%")
+MUCH, HALF, FRACTION, ANY, COST = 0.25, 0.45, 0.5, 0.05, 0.02
+LARGE = BATCHES[-1]
 
 
-def times(value: float) -> Number:
-    return Number(value, 2)
+# ---- the rules ----
 
 
-# ---- a recipe against plain training, with a large and a small batch ----
+def saves(recipe: str, least: float, base: str = "single") -> Callable[[Rows], Judged]:
+    return lambda rows: with_pace(rows, recipe, base, Band(least))
 
 
-def by_batch(rows: Rows, recipe: str, least: float, base: str = "single") -> Judged:
-    saved = {b: -rows.change(recipe, base, global_batch=b) for b in (LARGE, SMALL)}
-    numbers = pieces(
-        *("peak ", change(-saved[LARGE]), f" at batch {LARGE}, ", change(-saved[SMALL])),
-        *(f" at batch {SMALL}; speed x", times(rows.speed(recipe, base, global_batch=LARGE))),
-    )
-    held = [batch for batch in saved if saved[batch] >= least]
-    if len(held) != 1:
-        return (HOLDS if held else NOT), numbers
-    return pieces("holds only when ", weights(rows, base, held[0])), numbers
-
-
-def weights(rows: Rows, base: str, held: int) -> tuple[Any, ...]:
-    """What activations were where a claim held, and where it did not."""
-    missed = LARGE + SMALL - held
-    here, there = (rows.filled(base, global_batch=batch) for batch in (held, missed))
-    words = "activations are "
-    if here > 0.5 >= there:
-        words = "activations outweigh all else: "
-    elif there > 0.5 >= here:
-        words = "activations do not outweigh all else: "
-    return pieces(
-        words, share(here), f" of the peak (batch {held}), not ", share(there), f" ({missed})"
-    )
+def size(found: int) -> str:
+    """GiB in a sentence: two decimals from 1 on, three below."""
+    places = 3 if found < 2**30 else 2
+    return f"{found / 2**30:.{places}f} GiB"
 
 
 def pure_bf16(rows: Rows) -> Judged:
-    kept, numbers = by_batch(rows, "single+bf16_pure", 0.45)
-    bare, others = by_batch(rows, "single+bf16_pure+ema:place=none", 0.45, "single+ema:place=none")
-    average = m.category("ema")(rows.get("single+bf16_pure", global_batch=SMALL))
-    numbers = pieces(
-        *(numbers, "; ", gib(average), " GiB of either peak are the float32 average of the "),
-        *("weights: without one ", others),
+    kept = saves("single+bf16_pure", HALF)(rows)
+    bare = saves("single+bf16_pure+ema:place=none", HALF, "single+ema:place=none")(rows)
+    average = m.category("ema")(rows.get("single+bf16_pure", global_batch=LARGE))
+    numbers = (
+        f"{kept[2]}; {size(average)} of either peak are the float32 average of the weights: "
+        f"without one {bare[2]}"
     )
-    if HOLDS in (kept, bare) and kept == NOT:
-        return "holds only when no float32 average of the weights is kept", numbers
-    return kept, numbers
-
-
-# ---- one batch ----
-
-
-def accumulation(rows: Rows) -> Judged:
-    cost = rows.change("single+accumulate:steps=4", "single", global_batch=LARGE)
-    numbers = pieces(
-        *("peak ", change(cost), " with a quarter of the micro batch, where activations were "),
-        *(share(rows.filled("single", global_batch=LARGE)), " of the peak"),
-    )
-    return (HOLDS if -cost >= 0.05 else NOT), numbers
-
-
-def some_of(effects: dict[str, float], least: float, condition: str) -> str:
-    held = [kind for kind, effect in effects.items() if effect >= least]
-    if len(held) == len(effects):
-        return HOLDS
-    return f"holds only when {condition.format(' or '.join(held))}" if held else NOT
-
-
-def pruning(rows: Rows) -> Judged:
-    masks, removed = (
-        rows.change(f"single+{part}", "single", global_batch=LARGE)
-        for part in ("prune", "prune_structured")
-    )
-    verdict = some_of({"masks": -masks, "parts removed": -removed}, 0.25, "it is done with {}")
-    return verdict, pieces(
-        "peak ", change(masks), " with masks, ", change(removed), " with parts removed"
-    )
+    if kept[0] == HOLDS or bare[0] == NOT:
+        return kept[0], kept[1], numbers
+    without = f"where no float32 average of the weights is kept, {bare[1]}"
+    return ONLY, f"{kept[1]}, or, {without}" if kept[1] else without, numbers
 
 
 def smaller_batch(rows: Rows) -> Judged:
-    large, small = (rows.step("single", global_batch=b) for b in (LARGE, SMALL))
-    paces = [m.samples_per_second(rows.get("single", global_batch=b)) for b in (LARGE, SMALL)]
-    numbers = pieces(
-        *(f"batch {SMALL} for {LARGE}: peak ", change(small / large - 1), " (", gib(large)),
-        *(" GiB to ", gib(small), " GiB), samples/s x", times(paces[1] / paces[0])),
+    """Each batch against half of it."""
+    plain = swept(rows, "single")
+    half = Sweep(shares=plain.shares)
+    for batch in plain.peaks:
+        if batch / 2 in plain.peaks:
+            for ours, theirs in ((half.peaks, plain.peaks), (half.beyond, plain.beyond)):
+                ours[batch] = (theirs[batch / 2][1], theirs[batch][1])
+    if not half.peaks:
+        raise Missing("single was not measured at a batch and at half of it")
+    (first, last), band = half.ends, Band(ANY)
+    ends = [size(found) for found in reversed(half.peaks[last])]
+    pace = [m.samples_per_second(rows.get("single", global_batch=b)) for b in (first / 2, last)]
+    numbers = (
+        f"half of a batch: {said(half, band)}, from {ends[0]} to {ends[1]}; "
+        f"samples/s x{pace[0] / pace[1]:.2f} at batch {first / 2:g}"
     )
-    return (HOLDS if 1 - small / large >= 0.25 else NOT), numbers
-
-
-def graph_kept(rows: Rows) -> Judged:
-    kept, again = (
-        rows.change(recipe, "single", global_batch=LARGE)
-        for recipe in ("single+backward", "single+backward:call=autograd_grad")
-    )
-    verdict = some_of({"retain_graph": kept, "autograd_grad": again}, 0.02, "it is {}")
-    return verdict, pieces(
-        "retain_graph: peak ", change(kept), ", autograd_grad: peak ", change(again)
-    )
-
-
-def compression(rows: Rows) -> Judged:
-    saved, numbers = {}, []
-    for part in ("compress:kind=fp16", "compress:kind=powersgd", "topk"):
-        row = rows.get(f"ddp+{part}", global_batch=LARGE)
-        facts = row.evidence[part.split(":")[0]]
-        saved[part] = -rows.change(f"ddp+{part}", "ddp", global_batch=LARGE)
-        wire = Number(facts["wire_bytes"] / facts["dense_bytes"])
-        numbers += [", ", f"{part}: peak ", change(-saved[part]), ", on the wire x", wire]
-    return some_of(saved, 0.05, "it is {}"), pieces(*numbers[1:])
+    return judged(half, band, numbers)
 
 
 def activations_fill(rows: Rows) -> Judged:
-    shares = {b: rows.filled("single", global_batch=b) for b in (LARGE, MIDDLE, SMALL)}
-    numbers: list[Any] = ["activations and temporaries as a share of the peak, by batch: "]
-    for batch, part in shares.items():
-        numbers += [share(part), f" at {batch}", ", "]
-    held = [str(b) for b in shares if shares[b] > 0.5]
-    missed = [str(b) for b in shares if shares[b] <= 0.5]
-    verdict = HOLDS if not missed else NOT
-    if held and missed:
-        verdict = (
-            f"holds only when the batch is large: {' or '.join(held)}, not {' or '.join(missed)}"
-        )
-    return verdict, pieces(*numbers[:-1])
+    plain = swept(rows, "single")
+    each = [f"{share(part, 0.5)} at {batch}" for batch, part in plain.shares.items()]
+    text = f"activations and temporaries as a share of the peak, by batch: {', '.join(each)}"
+    state = Sweep(shares=plain.shares)
+    for batch, (_, base) in plain.peaks.items():
+        state.peaks[batch] = (base * (1 - plain.shares[batch]), base)
+    return judged(state, Band(FRACTION), text)
 
 
-# ---- what grows with what ----
+def kinds(sweeps: dict[str, Sweep], band: Band, condition: str) -> Judged:
+    """All kinds at every batch, none at any, or which where."""
+    each = {kind: judged(sweep, band, said(sweep, band)) for kind, sweep in sweeps.items()}
+    numbers = ". ".join(f"{kind}: {found[2]}" for kind, found in each.items())
+    held = {kind: found for kind, found in each.items() if found[0] != NOT}
+    if not held:
+        return NOT, "", numbers
+    if all(found[0] == HOLDS for found in each.values()):
+        return HOLDS, next(iter(each.values()))[1], numbers
+    where = [f"{condition} {kind} {found[1]}" for kind, found in held.items()]
+    return ONLY, " and ".join(where), numbers
 
 
-def power(points: dict[int, float]) -> float:
-    """Least squares through the logarithms."""
-    xs, ys = ([math.log(v) for v in values] for values in (points, points.values()))
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    rise = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-    return rise / sum((a - x) ** 2 for a in xs)
+def pruning(rows: Rows) -> Judged:
+    names = {"masks": "prune", "parts removed": "prune_structured"}
+    sweeps = {kind: swept(rows, f"single+{part}") for kind, part in names.items()}
+    return kinds(sweeps, Band(MUCH), "with")
 
 
-def root_of_depth(rows: Rows) -> Judged:
-    root = "single+checkpoint:every=sqrt"
-    plain, sqrt = (
-        power({d: rows.beyond_state(r, model=f"DiT-T/4:depth={d}") for d in (4, 16, 36)})
-        for r in ("single", root)
-    )
-    forwards = rows.get(root, model="DiT-T/4:depth=36").evidence["checkpoint"]["block_forwards"]
-    numbers = pieces(
-        "from 4 to 36 blocks memory beyond the state grows with depth to the power ",
-        *(times(plain), " plain, ", times(sqrt), " with sqrt; ", times(forwards)),
-        " forwards a block",
-    )
-    return (HOLDS if sqrt <= 0.7 and forwards <= 2.0 else NOT), numbers
+def graph_kept(rows: Rows) -> Judged:
+    calls = ("retain_graph", "autograd_grad")
+    sweeps = {call: swept(rows, f"single+backward:call={call}") for call in calls}
+    return kinds(sweeps, Band(most=-COST), "of")
 
 
-def linear_in_tokens(rows: Rows) -> Judged:
-    tokens = {256: "DiT-T/4", 1024: "DiT-T/2"}
-    full, fused = (
-        power({n: rows.beyond_state(r, model=model) for n, model in tokens.items()})
-        for r in ("single+attend", "single")
-    )
-    batch = rows.get("single", model="DiT-T/2").spec["global_batch"]
-    numbers = pieces(
-        *("memory beyond the state grows with tokens to the power ", times(full), " with the "),
-        *("full score matrix, ", times(fused), " with torch's fused kernel; "),
-        *(change(rows.change("single", "single+attend", model="DiT-T/2")), " at 1024 tokens, "),
-        f"all at batch {batch}",
-    )
-    return (HOLDS if fused <= 1.1 else NOT), numbers
+def compression(rows: Rows) -> Judged:
+    parts = ("compress:kind=fp16", "compress:kind=powersgd", "topk")
+    sweeps = {part: swept(rows, f"ddp+{part}", "ddp") for part in parts}
+    wires = []
+    for part, sweep in sweeps.items():
+        row = rows.get(f"ddp+{part}", global_batch=sweep.ends[1])
+        sent = row.evidence[part.split(":")[0]]
+        wires.append(f"{part} x{sent['wire_bytes'] / sent['dense_bytes']:.3g}")
+    verdict, where, numbers = kinds(sweeps, Band(ANY), "of")
+    return verdict, where, f"{numbers}. On the wire: {', '.join(wires)}"
 
 
 def paged(rows: Rows) -> Judged:
-    """Never judged without a GPU."""
-    name = "single+paged_adam8bit"
-    run = next(run for run in rows.results.unfinished if run.spec["recipe"] == name)
-    return "not measured", (f"{name} is {run.status}: {run.data['reason']}",)
+    """Judged only where the same optimizer without pages ran out of memory."""
+    ends, used = {}, {}
+    for name in ("single+adam8bit", "single+paged_adam8bit"):
+        try:
+            used[name] = m.highest("process")(rows.get(name, global_batch=LARGE))
+            ends[name] = "ok"
+        except Missing as why:
+            ends[name] = str(why)
+    plain, pages = ends.values()
+    out = "single+adam8bit is gpu_oom"
+    if plain.startswith(out):
+        words = {"ok": (HOLDS, "trained")}
+        words["single+paged_adam8bit is gpu_oom"] = (NOT, "ran out of memory too")
+        verdict, outcome = words.get(pages.partition(":")[0], (OPEN, ""))
+        if outcome:
+            text = f"at batch {LARGE} single+adam8bit ran out of memory, single+paged_adam8bit "
+            return verdict, "", text + outcome
+    missing = [text for text in (pages, plain) if text != "ok"]
+    if missing:
+        raise Missing(missing[0])
+    with_, without = (size(b) if b else "-" for b in reversed(used.values()))
+    return OPEN, "", (
+        f"both fit at batch {LARGE}, so that no page had to leave the device; it had {with_} in "
+        f"use with pages, {without} without. ./run.sh max-batch of each tells whether pages let "
+        "more fit"
+    )  # fmt: skip
+
+
+def accumulation(rows: Rows) -> Judged:
+    """Little to medium ends where a half begins."""
+    return with_pace(rows, "single+accumulate:steps=4", "single", Band(ANY, HALF, below=True))
 
 
 RULES: dict[str, Callable[[Rows], Judged]] = {
-    "gradient checkpointing": lambda rows: by_batch(rows, "single+checkpoint", 0.25),
-    "mixed precision saves much": lambda rows: by_batch(rows, "single+bf16", 0.25),
-    "mixed precision halves": lambda rows: by_batch(rows, "single+bf16", 0.45),
+    "gradient checkpointing": saves("single+checkpoint", MUCH),
+    "mixed precision saves much": saves("single+bf16", MUCH),
+    "mixed precision halves": saves("single+bf16", HALF),
     "training in pure bf16": pure_bf16,
     "gradient accumulation": accumulation,
     "pruning": pruning,
@@ -228,7 +182,7 @@ RULES: dict[str, Callable[[Rows], Judged]] = {
     "sqrt(L)": root_of_depth,
     "fused (flash) attention": linear_in_tokens,
     "paged optimizers": paged,
-    "LoRA": lambda rows: by_batch(rows, "single+lora", 0.5),
+    "LoRA": saves("single+lora", FRACTION),
 }
 """How a claim begins -> its rule."""
 
@@ -236,6 +190,8 @@ RULES: dict[str, Callable[[Rows], Judged]] = {
 def faults(table: Table, results: ResultSet) -> Iterator[str]:
     """Mismatches of the table of claims."""
     rows = Rows(results)
+    if not table.title.endswith(f" on {rows.model}"):
+        yield f"{table.title!r} is not on {rows.model}"
     for number, line in enumerate(table.lines, 1):
         claim = dict(zip(table.heads, line, strict=True))
         if claim["#"] != str(number):
@@ -244,10 +200,90 @@ def faults(table: Table, results: ResultSet) -> Iterator[str]:
         if rule is None:
             yield f"no rule here for the claim {claim['Claim']!r}"
             continue
-        verdict, numbers = rule(rows)
-        for head, cell in (("Verdict", verdict), ("Measured", numbers)):
+        try:
+            verdict, where, numbers = rule(rows)
+        except Missing as why:
+            verdict, where, numbers = OPEN, "", str(why)
+        for head, cell in (("Verdict", f"{verdict} {where}".strip()), ("Measured", numbers)):
             wrong = fault(claim[head], cell)
             if wrong:
                 yield f"claim {claim['#']}, {head}: {wrong}"
     if len(table.lines) != len(RULES):
         yield f"{len(table.lines)} claims, {len(RULES)} rules here"
+
+
+# ---- what the verdicts were taken from ----
+
+WITH_PARTS = ("checkpoint", "bf16", "bf16_pure", "accumulate:steps=4", "lora", "prune")
+WITH_PARTS += ("prune_structured", "backward:call=retain_graph", "backward:call=autograd_grad")
+PAIRS = [(f"single+{part}", "single") for part in WITH_PARTS]
+PAIRS += [("single+bf16_pure+ema:place=none", "single+ema:place=none")]
+PAIRS += [(f"ddp+{part}", "ddp") for part in ("compress:kind=fp16", "compress:kind=powersgd")]
+PAIRS += [("ddp+topk", "ddp")]
+Lines = list[dict[str, Any]]
+
+
+def sweep_lines(rows: Rows) -> Lines:
+    lines: Lines = []
+    for recipe, base in [("single", "single"), *PAIRS]:
+        try:
+            sweep = swept(rows, recipe, base)
+        except Missing:
+            continue
+        if recipe == base:
+            peaks = {b: (gib(found[1]), " GiB") for b, found in sweep.peaks.items()}
+            parts = {b: (percent(1 - state_share(rows.get("single", global_batch=b))), " %")
+                     for b in sweep.peaks}  # fmt: skip
+            lines += [batch_line("single", "its peak", peaks, None)]
+            lines += [batch_line("single", "activations in it", parts, None)]
+            continue
+        cells = {b: (signed(-sweep.saved(b)), " %") for b in sweep.peaks}
+        found = limit(sweep)
+        last = found and (signed(-found[0]), f" % ({points(found[1])})")
+        lines.append(batch_line(recipe, base, cells, last))
+    return lines
+
+
+def batch_line(recipe: str, to: str, cells: dict[float, Any], last: Any) -> dict[str, Any]:
+    by_batch = {f"batch {batch}": cells.get(batch) for batch in BATCHES}
+    return {"Recipe": recipe, "to": to, **by_batch, "Limit": last}
+
+
+def growth_lines(rows: Rows) -> Lines:
+    lines: Lines = []
+    for (recipe, of), specs in GROWTHS.items():
+        try:
+            found = sizes(rows, recipe, specs)
+        except Missing:
+            continue
+        mib: list[Any] = []
+        for x, held in found.items():
+            mib += [", " * bool(mib), Number(held / MIB, 1), f" at {x}"]
+        line = power(found)
+        ends = {"first": Number(line.first, 2), "last": Number(line.last, 2)}
+        texts = {"Recipe": recipe, "Against": of, "MiB": tuple(mib), "Power": line.words()}
+        lines.append(texts | ends)
+    return lines
+
+
+def line_faults(table: Table, lines: Lines) -> Iterator[str]:
+    if len(table.lines) != len(lines):
+        yield f"{len(table.lines)} lines, {len(lines)} recounted"
+    for printed, line in zip(table.lines, lines, strict=False):
+        if table.heads != list(line):
+            yield f"the heads are {table.heads}, {list(line)} recounted"
+            return
+        for head, text in zip(table.heads, printed, strict=True):
+            wrong = fault(text, line[head])
+            if wrong:
+                yield f"{printed[0]} {printed[1]}, {head}: {wrong}"
+
+
+def sweep_faults(table: Table, results: ResultSet) -> Iterator[str]:
+    """Mismatches of the table of peaks over batches."""
+    yield from line_faults(table, sweep_lines(Rows(results)))
+
+
+def growth_faults(table: Table, results: ResultSet) -> Iterator[str]:
+    """Mismatches of the table of growths."""
+    yield from line_faults(table, growth_lines(Rows(results)))
