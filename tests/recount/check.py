@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.recount import answers, stories
+from tests.recount import answers, sentences, stories
 from tests.recount import versus as v
 from tests.recount.cells import Number, fault
 from tests.recount.columns import TABLES, UNFINISHED
@@ -20,11 +20,54 @@ __all__ = ["group_of", "page_faults", "report_faults", "table_faults"]
 
 
 def report_faults(page: Path, results: ResultSet) -> Iterator[str]:
-    """Mismatches of a set's own report: all of its groups must be there."""
+    """Mismatches of a set's own report: all of its groups must be there, with all that is to be
+    said of each."""
     shown: list[Group] = []
     yield from page_faults(page, results, shown)
     if len(shown) != len(results.groups):
         yield f"{len(shown)} groups are shown, {len(results.groups)} were measured"
+    for group, texts in sections(page, results):
+        yield from sentences.group_faults(texts, group)
+        questions = [text.partition(": ")[0] for text in texts]
+        yield from answers.missing_answers([q for q in questions if q in answers.best], group)
+        told = any(text.startswith(PREDICTED) for text in texts)
+        if told is not answers.needs_predictions(group):
+            yield f"the errors of predictions are {'' if told else 'not '}told"
+    texts = [item.text for item in items(page) if isinstance(item, Text)]
+    yield from _whole_faults(texts, results, page.suffix == ".md")
+
+
+def sections(page: Path, results: ResultSet) -> Iterator[tuple[Group, list[str]]]:
+    """Each group of a report with the texts below its head."""
+    every, group, texts = list(items(page)), None, []
+    for place, item in enumerate(every):
+        if isinstance(item, Text):
+            new = group_of(every[place:], results, item.text)
+            if new and group:
+                yield group, texts
+            group, texts = (new, []) if new else (group, [*texts, item.text])
+    if group:
+        yield group, texts
+
+
+def _whole_faults(texts: list[str], results: ResultSet, facts: bool) -> Iterator[str]:
+    """What a report says of all groups together."""
+    wanted = sentences.summary(results)
+    if not any(text.startswith(wanted) for text in texts):
+        yield f"{wanted!r} is missing"
+    known = sentences.fits_words(results)
+    said = [text for text in texts if "Predicted not to fit: " in text]
+    if any(known not in text for text in said) or len(said) != bool(known):
+        yield f"{said} is said, {known!r} recounted"
+    listed = texts[texts.index(SET) + 2 :] if SET in texts else []
+    ends = [place for place, text in enumerate(listed) if text in BEHIND]
+    listed, wanted_facts = listed[: ends[0]] if ends else listed, sentences.set_facts(results)
+    if facts and listed != wanted_facts:
+        yield f"settings are {wanted_facts}, not {listed}"
+
+
+SET, BEHIND = "Settings, not effects", ("Did not finish", "Files skipped", "Environment")
+PREDICTED = "Predicted without running: "
 
 
 def page_faults(
@@ -52,23 +95,18 @@ def _text_faults(text: str, group: Group | None, results: ResultSet) -> Iterator
     question = text.partition(": ")[0]
     if group and question in answers.best:
         yield from answers.answer_faults(text, group)
-    elif group and text.startswith("Predicted without running: "):
+    elif group and text.startswith(PREDICTED):
         yield from answers.prediction_faults(text, group)
     elif group and text.startswith("Reference row: "):
         said = text.removeprefix("Reference row: ").rstrip(".")
         yield from [f"{text} It is {group.reference.label}"] * (said != group.reference.label)
-    elif re.match(r"\d+ measured", text):
-        yield from _summary_faults(text, results)
-
-
-def _summary_faults(text: str, results: ResultSet) -> Iterator[str]:
-    """How many rows ended how."""
-    counts = {"measured": len(results.rows)}
-    for run in results.unfinished:
-        counts[run.status] = counts.get(run.status, 0) + 1
-    said = {word: int(n) for n, word in re.findall(r"\b(\d+) ([a-z_]+)(?= \(|[,.])", text)}
-    if said != counts:
-        yield f"{text!r}: recounted {counts}"
+    elif group is None and text.startswith(sentences.FLOOR):  # a story's page
+        wrong = fault(text, sentences.floor_words(results.ordered[0]))
+        yield from [f"the noise floor: {wrong}"] if wrong else []
+    elif re.match(r"([a-z_]+: )?\d+ measured", text):
+        wanted = sentences.summary(results)
+        if not re.sub(r"^[a-z_]+: ", "", text).startswith(wanted):
+            yield f"{text!r}: recounted {wanted!r}"
 
 
 # ---- which group ----
@@ -136,7 +174,10 @@ def _lines(
         yield f"{len(table.lines)} lines, {len(subjects)} recounted"
     for line, subject in zip(table.lines, subjects, strict=False):
         for head, text in zip(table.heads, line, strict=True):
-            wrong = fault(text, columns[head](subject)) if head in columns else ""
+            cell = columns[head](subject) if head in columns else None
+            if head == "Notes":  # HTML sets its flags apart without commas
+                text, cell = text.replace(", ", " "), (cell or "").replace(", ", " ") or None
+            wrong = fault(text, cell) if head in columns else ""
             if wrong:
                 yield f"{line[0] if head == '#' else ' '.join(line[:2])}, {head}: {wrong}"
 
@@ -161,7 +202,7 @@ def _facts(table: Table, results: ResultSet, group: Group | None) -> Iterator[st
     held = sum(check["ok"] for check in audit)
     if found[2] and (int(found[2]), int(found[3])) != (held, len(audit)):
         yield f"{table.title}: {held} of {len(audit)} hold"
-    lines = [[name, _plain(facts)] for name, facts in data["evidence"].items()]
+    lines = [[name, _plain(_worded(facts))] for name, facts in data["evidence"].items()]
     if table.heads[0] == "Audit":
         lines = [[c["name"], _plain(c["asked"]), _plain(c["found"])] for c in audit]
     for printed, line in zip(table.lines, lines, strict=False):
@@ -169,6 +210,13 @@ def _facts(table: Table, results: ResultSet, group: Group | None) -> Iterator[st
             yield f"{table.title}: {printed} is printed, {line} recorded"
     if len(lines) != len(table.lines):
         yield f"{table.title}: {len(table.lines)} lines, {len(lines)} recorded"
+
+
+def _worded(facts: dict[str, Any]) -> dict[str, Any]:
+    """A fact that is a setting says so behind its name."""
+    mine = facts.get(sentences.SETTINGS, ())
+    named = {f"{k} (setting, not effect)" if k in mine else k: value for k, value in facts.items()}
+    return {k: value for k, value in named.items() if k != sentences.SETTINGS}
 
 
 def _plain(value: Any) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.recount import answers, noise, same
+from tests.recount import answers, noise, same, sentences
 from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount import words as w
-from tests.recount.cells import GIB
+from tests.recount.cells import GIB, fault
 from tests.recount.columns import NUMBERS, UNFINISHED, VERSUS
 from tests.recount.raw import Group, ResultSet, Row, Run
 
@@ -211,8 +211,42 @@ def _answers(data: dict[str, Any], results: ResultSet) -> Iterator[str]:
     for answer in data["answers"]:
         text = f"{answer['question']}: {answer['row']}: {answer['text']}"
         yield from answers.answer_faults(text, group)
+    questions = [answer["question"] for answer in data["answers"]]
+    yield from answers.missing_answers(questions, group)
     for fit in data["fastest_that_fits"]:
         yield from _fit(fit, group)
+    yield from _floor(data["noise_floor"], group)
+    told, wanted = data["warnings"], sentences.warnings(group)
+    pairs = zip(told, wanted, strict=False)
+    if len(told) != len(wanted) or not all(sentences.holds(*pair) for pair in pairs):
+        yield f"warnings are {told}, recounted {wanted}"
+    for name, again in (("device", group.device), ("meter", group.reference.first["meter"])):
+        yield from [f"{name} is {data[name]}, not {again}"] * (data[name] != again)
+
+
+def _floor(data: dict[str, Any], group: Group) -> Iterator[str]:
+    """The noise floor, in numbers and in words."""
+    words, floor = sentences.floor_words(group) or ("",), noise.floor_of(group)
+    wrong = fault(data["text"], words) if data["text"] else words != ("",) and "no words"
+    yield from [f"the noise floor: {wrong}"] if wrong else []
+    spreads = {"runs": floor.runs, "steps": floor.steps} if floor else {}
+    for name, spread in spreads.items():
+        again = (spread.deviation, spread.freedom) if spread else (None, None)
+        found = data[name] or {"deviation": None, "freedom": None}
+        if differs(found["deviation"], again[0]) or found["freedom"] != again[1]:
+            yield f"the noise floor's {name} are {found}, not {again}"
+    if floor is None:
+        yield from ["a noise floor is written"] * (set(data) != {"text"})
+        return
+    again = {row.label: noise.medians(row) for row in floor.again}
+    if list(data["again"]) != list(again) or any(
+        differs(found, value)
+        for label in again
+        for found, value in zip(data["again"][label], again[label], strict=True)
+    ):
+        yield f"rows measured again are {data['again']}, not {again}"
+    if differs(data["fraction"], noise.fraction(group)):
+        yield f"the noise floor is {data['fraction']}, not {noise.fraction(group)}"
 
 
 def _fit(fit: dict[str, Any], group: Group) -> Iterator[str]:
@@ -220,3 +254,6 @@ def _fit(fit: dict[str, Any], group: Group) -> Iterator[str]:
         row = answers.fastest_within(size, group)
         if fit["row"] != (row and row.label):
             yield f"fits in {size / GIB} GiB: {row and row.label}, not {fit['row']}"
+    alike = [row.label for row in answers.alike_within(fit["limit_bytes"], group)]
+    if fit["alike"] != alike:
+        yield f"fits in {fit['limit_bytes'] / GIB} GiB: {alike} are as fast, not {fit['alike']}"

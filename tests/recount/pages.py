@@ -90,8 +90,6 @@ class _Page(HTMLParser):
             self.tag, self.text = tag, ""
         elif tag == "small":
             self.text += " "
-        elif tag == "span" and self.tag == "td" and self.text:
-            self.text += ", "  # one flag after the other
 
     def handle_data(self, data: str) -> None:
         self.text += data
