@@ -15,6 +15,7 @@ from tests.recount.columns import TABLES, UNFINISHED
 from tests.recount.lines import LINES
 from tests.recount.pages import Table, Text, items
 from tests.recount.raw import Group, ResultSet, Row
+from tests.recount.words import named
 
 __all__ = ["group_of", "page_faults", "report_faults", "table_faults"]
 
@@ -193,7 +194,7 @@ def _facts(table: Table, results: ResultSet, group: Group | None) -> Iterator[st
     rows: list[Row] = group.rows if group else []
     data = next((row.first for row in rows if found and row.label == found[1]), None)
     if found and found[2] is None:
-        ended = (run.data for run in results.unfinished if run.spec["recipe"] == found[1])
+        ended = (run.data for run in results.unfinished if named(run) == found[1])
         data = next(ended, None)
     if data is None:
         yield f"no row for {table.title!r}"
@@ -204,9 +205,9 @@ def _facts(table: Table, results: ResultSet, group: Group | None) -> Iterator[st
         yield f"{table.title}: {held} of {len(audit)} hold"
     lines = [[name, _plain(_worded(facts))] for name, facts in data["evidence"].items()]
     if table.heads[0] == "Audit":
-        lines = [[c["name"], _plain(c["asked"]), _plain(c["found"])] for c in audit]
+        lines = [[c["name"], _plain(c["asked"]), _found(c)] for c in audit]
     for printed, line in zip(table.lines, lines, strict=False):
-        if [" ".join(t.split()) for t in line] != [t.removesuffix(" FAILED") for t in printed]:
+        if [" ".join(t.split()) for t in line] != printed:
             yield f"{table.title}: {printed} is printed, {line} recorded"
     if len(lines) != len(table.lines):
         yield f"{table.title}: {len(table.lines)} lines, {len(lines)} recorded"
@@ -217,6 +218,10 @@ def _worded(facts: dict[str, Any]) -> dict[str, Any]:
     mine = facts.get(sentences.SETTINGS, ())
     named = {f"{k} (setting, not effect)" if k in mine else k: value for k, value in facts.items()}
     return {k: value for k, value in named.items() if k != sentences.SETTINGS}
+
+
+def _found(check: dict[str, Any]) -> str:
+    return _plain(check["found"]) + ("" if check["ok"] else " (does not hold)")
 
 
 def _plain(value: Any) -> str:

@@ -47,8 +47,10 @@ def saves(recipe: str, least: float, base: str = "single") -> Callable[[Rows], J
     return lambda rows: with_pace(rows, recipe, base, Band(least))
 
 
-def size(found: int) -> str:
-    """GiB in a sentence: two decimals from 1 on, three below."""
+def size(found: int | None) -> str:
+    """GiB in a sentence: two decimals from 1 on, three below; a dash where it is not known."""
+    if found is None:
+        return "-"
     places = 3 if found < 2**30 else 2
     return f"{found / 2**30:.{places}f} GiB"
 
@@ -155,7 +157,7 @@ def paged(rows: Rows) -> Judged:
     missing = [text for text in (pages, plain) if text != "ok"]
     if missing:
         raise Missing(missing[0])
-    with_, without = (size(b) if b else "-" for b in reversed(used.values()))
+    with_, without = map(size, reversed(used.values()))
     return OPEN, "", (
         f"both fit at batch {LARGE}, so that no page had to leave the device; it had {with_} in "
         f"use with pages, {without} without. ./run.sh max-batch of each tells whether pages let "

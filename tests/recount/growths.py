@@ -96,14 +96,15 @@ def root_of_depth(rows: Rows) -> Judged:
 def linear_in_tokens(rows: Rows) -> Judged:
     naive, fused = powers(rows, "tokens")
     most = max(TOKENS)
-    both = [rows.get(recipe, **TOKENS[most]) for recipe in ("single", "single+attend")]
-    grown = step_bytes(both[0]) / step_bytes(both[1]) - 1
+    ends = [step_bytes(rows.get(name, **TOKENS[most])) for name in ("single", "single+attend")]
+    grown = ends[0] / ends[1] - 1
+    batch = rows.get("single", **TOKENS[most]).spec["global_batch"]
     numbers = (
         "memory beyond the state grows with tokens to the power "
         f"{naive.words()} with the full score matrix, {fused.words(LINEAR)} with torch's fused "
         f"kernel; {change(grown)} at {most} tokens, "
         f"{much_from(rows, TOKENS, 'single', 'single+attend', 'tokens')}, "
-        f"all at batch {both[0].spec['global_batch']}"
+        f"all at batch {batch}"
     )
     return at_most(fused, LINEAR, numbers)
 

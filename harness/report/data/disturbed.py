@@ -77,7 +77,9 @@ def cpu_seconds(result: Result) -> list[float]:
 
 def minor_faults(result: Result) -> list[int]:
     """Pages that each timed step faulted in, of all ranks together; empty where not counted."""
-    counted = [rank.step_usage.minor_faults for rank in result.ranks if rank.step_usage]
+    if not all(rank.step_usage for rank in result.ranks):
+        return []
+    counted = [rank.step_usage.minor_faults for rank in result.ranks]
     return [sum(step) for step in zip(*counted, strict=False)]
 
 
