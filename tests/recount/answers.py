@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.recount import measures as m
@@ -11,6 +11,7 @@ from tests.recount import noise
 from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount.cells import GIB, Number, change, fault, gib, percent
+from tests.recount.pages import Table
 from tests.recount.raw import Group, Row
 
 __all__ = ["alike_within", "answer_faults", "best", "fastest_within", "fits_faults"]
@@ -181,34 +182,19 @@ def missing_answers(questions: Sequence[str], group: Group) -> Iterator[str]:
 
 GPU_SIZES = (8, 12, 16, 24, 40, 48, 80, 96, 141)
 ROUND = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+MOST_SIZES = 5
 
 
 def sizes_of(group: Group) -> list[float]:
-    """GiB that may be asked about: those of GPUs, or the round values next above a need."""
+    """GiB that are asked about: those of GPUs; without one, of the round values next above a need,
+    five that are evenly spread among them."""
     if group.gpu:
         return list(GPU_SIZES)
     needs = [m.need_bytes(row) / GIB for row in weighed(group)]
     steps = [step * 10.0**power for power in range(-4, 5) for step in ROUND]
-    return sorted({min(step for step in steps if step >= need) for need in needs})
-
-
-def fits_faults(lines: list[list[str]], group: Group) -> Iterator[str]:
-    """Each line's row is the fastest that fits at either end of its sizes."""
-    before, known = 0.0, sizes_of(group)
-    ends = [float(n) for line in lines for n in re.findall(r"[\d.]+", line[0])]
-    for size in ends:
-        if all(abs(size - other) > 1e-6 * other for other in known):
-            yield f"fits in {size}: none of the sizes {known}"
-    if ends and abs(ends[0] - known[0]) > 1e-6:
-        yield f"fits: the smallest size is {known[0]}, not {ends[0]}"
-    for sizes, name, rate, need in lines:
-        low, *high = [float(number) for number in re.findall(r"[\d.]+", sizes)]
-        top = float("inf") if sizes.startswith("from") else (high or [low])[0]
-        if low <= before:
-            yield f"fits in {sizes}: sizes do not grow"
-        before = top
-        for size in (low, top):
-            yield from _one_size(size, low, name, rate, need, group)
+    above = sorted({min(step for step in steps if step >= need) for need in needs if need > 0})
+    kept = min(MOST_SIZES, len(above))
+    return [above[round(k * (len(above) - 1) / max(kept - 1, 1))] for k in range(kept)]
 
 
 def fastest_within(size: float, group: Group) -> Row | None:
@@ -222,19 +208,48 @@ def alike_within(size: float, group: Group) -> list[Row]:
     return alike(able[0], able[1:]) if able and noise.floor_of(group) else []
 
 
-def _one_size(
-    size: float, low: float, name: str, rate: str, need: str, group: Group
-) -> Iterator[str]:
-    """``low``: the smallest of the line's sizes, of which the rows that are as fast are named."""
-    row = fastest_within(size * GIB, group)
-    name, _, others = name.partition("; no difference seen to ")
-    if (row.label if row else "") != ("" if name.startswith("nothing measured") else name):
-        yield f"fits in {size}: {row and row.label} is the fastest, not {name}"
-    elif others != names(alike_within(low * GIB, group)):
-        yield f"fits in {size}: {names(alike_within(low * GIB, group))!r} are as fast, not {others!r}"
-    elif row:
-        cells = {rate: Number(m.samples_per_second(row), 1), need: Number(m.need_bytes(row) / GIB)}
-        yield from (f"fits in {size}: {fault(t, n)}" for t, n in cells.items() if fault(t, n))
+@dataclass
+class Fits:
+    """The fastest row from one size to another; ``others`` as fast at the first of them."""
+
+    low: float
+    high: float
+    row: Row | None
+    others: list[Row]
+
+    def cells(self, last: bool, nothing: str) -> tuple[Any, ...]:
+        low, high = f"{self.low:g}", f"{self.high:g}"
+        if self.row is None:
+            return (low if low == high else f"{low} to {high}", nothing, None, None)
+        sizes = f"from {low}" if last else low if low == high else f"{low} to {high}"
+        more = f"; no difference seen to {names(self.others)}" if self.others else ""
+        rate, need = m.samples_per_second(self.row), m.need_bytes(self.row)
+        return (sizes, self.row.label + more, Number(rate, 1), gib(need))
+
+
+def fits_of(group: Group) -> list[Fits]:
+    """Sizes with the same answer are one line."""
+    found: list[Fits] = []
+    for size in sizes_of(group):
+        row = fastest_within(size * GIB, group)
+        if found and found[-1].row is row:
+            found[-1].high = size
+        else:
+            found.append(Fits(size, size, row, alike_within(size * GIB, group)))
+    return found
+
+
+def fits_faults(table: Table, group: Group) -> Iterator[str]:
+    """Mismatches of the table of what fits, line by line."""
+    every = fits_of(group)
+    if len(table.lines) != len(every):
+        yield f"{len(table.lines)} lines, {len(every)} recounted"
+    nothing = "nothing measured" + " fits" * table.heads[0].startswith("Fits")
+    for line, found in zip(table.lines, every, strict=False):
+        cells = found.cells(found is every[-1], nothing)
+        for head, text, cell in zip(table.heads, line, cells, strict=True):
+            wrong = fault(text, cell)
+            yield from [f"fits in {line[0]}, {head}: {wrong}"] if wrong else []
 
 
 # ---- how good the predictions were ----

@@ -27,7 +27,9 @@ def report_faults(page: Path, results: ResultSet) -> Iterator[str]:
     yield from page_faults(page, results, shown)
     if len(shown) != len(results.groups):
         yield f"{len(shown)} groups are shown, {len(results.groups)} were measured"
-    for group, texts in sections(page, results):
+    for group, texts, tables in sections(page, results):
+        missing = wanted_tables(group, page.suffix == ".md") ^ (set(tables) & set(TABLES))
+        yield from (f"{group.reference.label}'s table {title!r} is amiss" for title in missing)
         yield from sentences.group_faults(texts, group)
         questions = [text.partition(": ")[0] for text in texts]
         yield from answers.missing_answers([q for q in questions if q in answers.best], group)
@@ -38,17 +40,28 @@ def report_faults(page: Path, results: ResultSet) -> Iterator[str]:
     yield from _whole_faults(texts, results, page.suffix == ".md")
 
 
-def sections(page: Path, results: ResultSet) -> Iterator[tuple[Group, list[str]]]:
-    """Each group of a report with the texts below its head."""
-    every, group, texts = list(items(page)), None, []
+def sections(page: Path, results: ResultSet) -> Iterator[tuple[Group, list[str], list[str]]]:
+    """Each group of a report with the texts and the titles of the tables below its head."""
+    every, found = list(items(page)), []
     for place, item in enumerate(every):
-        if isinstance(item, Text):
-            new = group_of(every[place:], results, item.text)
-            if new and group:
-                yield group, texts
-            group, texts = (new, []) if new else (group, [*texts, item.text])
-    if group:
-        yield group, texts
+        new = group_of(every[place:], results, item.text) if isinstance(item, Text) else None
+        if new:
+            found.append((new, [], []))
+        elif found:
+            texts, tables = found[-1][1:]
+            texts += [item.text] if isinstance(item, Text) else []
+            tables += [] if isinstance(item, Text) else [_title(item)]
+    yield from found
+
+
+def wanted_tables(group: Group, pictured: bool) -> set[str]:
+    """Titles of the tables that a group has lines for."""
+    own, other = "Live tensors of each phase", "Resident mark of each phase"
+    never = {other if group.gpu else own, "Simulated" if not group.world else "Ranking"}
+    never |= {"What each part does", "Same computation?"} if group.world else set()
+    never |= {PICTURED} if not pictured else set()
+    lines = {title: LINES.get(title, v.ranked)(group) for title in TABLES if title not in never}
+    return {title for title, subjects in lines.items() if subjects}
 
 
 def _whole_faults(texts: list[str], results: ResultSet, facts: bool) -> Iterator[str]:
@@ -67,6 +80,9 @@ def _whole_faults(texts: list[str], results: ResultSet, facts: bool) -> Iterator
         yield f"settings are {wanted_facts}, not {listed}"
 
 
+RANKINGS = ("Ranking", "Simulated")
+PICTURED = "What the peak is made of"
+"""A table that is a picture in HTML."""
 SET, BEHIND = "Settings, not effects", ("Did not finish", "Files skipped", "Environment")
 PREDICTED = "Predicted without running: "
 
@@ -84,7 +100,7 @@ def page_faults(
             yield from _text_faults(item.text, group, results) if wanted is None else ()
         elif wanted is None or item in wanted:
             group = group or group_of(every[place:], results)
-            shown += [group] if _title(item) == "Ranking" else []
+            shown += [group] if _title(item) in RANKINGS else []
             for one in table_faults(item, results, group):
                 yield f"{_title(item)}: {one}"
 
@@ -128,7 +144,7 @@ def group_of(rest: list[Table | Text], results: ResultSet, setting: str = "") ->
     """The group that a sentence names; of several that it may name, or without one, that with the
     rows of the next ranking."""
     named = [g for g in results.groups if not (setting and fault(setting, _setting(g)))]
-    rankings = (t for t in rest if isinstance(t, Table) and _title(t) == "Ranking")
+    rankings = (t for t in rest if isinstance(t, Table) and _title(t) in RANKINGS)
     ranking = next(rankings, None)
     column = ranking.heads.index("Recipe") if ranking else 0
     labels = {line[column] for line in ranking.lines} if ranking else set()
@@ -142,7 +158,7 @@ def group_of(rest: list[Table | Text], results: ResultSet, setting: str = "") ->
 def _title(table: Table) -> str:
     """What a table is, by its heads where it has no title of its own."""
     if table.heads[:2] == ["#", "Recipe"]:
-        return "Ranking"
+        return "Simulated" if "Step ms, no communication" in table.heads else "Ranking"
     return "Fits" if table.heads[0].endswith(("Fits in GiB", "GiB a device")) else table.title
 
 
@@ -158,7 +174,7 @@ def table_faults(table: Table, results: ResultSet, group: Group | None) -> Itera
     elif group is None:
         yield "no group of the raw results has its rows"
     elif title == "Fits":
-        yield from answers.fits_faults(table.lines, group)
+        yield from answers.fits_faults(table, group)
     elif title in TABLES:
         yield from _lines(table, TABLES[title], LINES.get(title, v.ranked)(group))
     else:
@@ -171,6 +187,9 @@ def _lines(
     """Line by line, column by column."""
     unknown = [head for head in table.heads if head not in columns]
     yield from (f"no rule here for the column {head!r}" for head in unknown)
+    filled = [h for h, take in columns.items() if any(take(s) not in (None, "") for s in subjects)]
+    if not unknown and table.heads != filled:  # a column without a value is left out
+        yield f"the columns are {table.heads}, {filled} recounted"
     if len(table.lines) != len(subjects):
         yield f"{len(table.lines)} lines, {len(subjects)} recounted"
     for line, subject in zip(table.lines, subjects, strict=False):
@@ -192,13 +211,17 @@ def _facts(table: Table, results: ResultSet, group: Group | None) -> Iterator[st
     """A row's evidence or audit, word for word."""
     found = re.fullmatch(r"(.*?) (?:(\d+) of (\d+) checks hold|audit)", table.title)
     rows: list[Row] = group.rows if group else []
-    data = next((row.first for row in rows if found and row.label == found[1]), None)
+    data = [row.first for row in rows if found and row.label == found[1]][:1]
     if found and found[2] is None:
-        ended = (run.data for run in results.unfinished if named(run) == found[1])
-        data = next(ended, None)
-    if data is None:
+        data = [run.data for run in results.unfinished if named(run) == found[1]]
+    faults = [list(_facts_of(table, found, one)) for one in data]
+    if not faults:
         yield f"no row for {table.title!r}"
-        return
+    elif all(faults):  # several that did not finish may have one label
+        yield from faults[0]
+
+
+def _facts_of(table: Table, found: re.Match[str], data: dict[str, Any]) -> Iterator[str]:
     audit = data["audit"]
     held = sum(check["ok"] for check in audit)
     if found[2] and (int(found[2]), int(found[3])) != (held, len(audit)):

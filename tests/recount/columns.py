@@ -115,33 +115,35 @@ STEP = {"Step ms": _number(m.step_seconds_median, 0, 1e3)}
 PEAK = {
     "Peak GiB": _gib(m.peak_bytes),
     "Needs GiB": lambda row: gib(m.need_bytes(row)) if row.group.gpu else None,
-    "On host GiB": _gib(m.hosted_bytes),
-    "Resident GiB": _gib(m.resident_bytes),
-    "Active GiB": _gib(NUMBERS["active_peak_bytes"]),
-    "Reserved GiB": _gib(NUMBERS["reserved_peak_bytes"]),
-    "Process GiB": _gib(NUMBERS["process_peak_bytes"]),
 }
+AWAY = {"vs ref %": _versus(lambda row: change(v.need_change_fraction(row)))}
+PLACES = {"On host GiB": _gib(m.hosted_bytes), "Resident GiB": _gib(m.resident_bytes)}
+RESERVED = {"Reserved GiB": _gib(NUMBERS["reserved_peak_bytes"])}
+HOST = {"Host GiB": _gib(m.host_total_bytes)}
 RANKING = {
     "#": _number(v.rank, 0),
     **RECIPE,
-    "Processes": _number(lambda row: row.spec["processes"], 0),
+    "Processes": lambda row: Number(row.spec["processes"]) if w.on_several(row) else None,
     "Samples/s": _number(m.samples_per_second, 1),
     "x ref": v.of_reference(lambda row, base: _ratio(v.ratio_cell(row, base))),
     **STEP,
     "p10 to p90 ms": w.p10_to_p90,
     **PEAK,
-    "vs ref %": _versus(lambda row: change(v.need_change_fraction(row))),
-    "Host GiB": _gib(m.host_total_bytes),
+    **AWAY,
+    **PLACES,
+    **HOST,
     "MFU %": lambda row: percent(m.mfu_fraction(row)),
     "Loss vs ref": w.loss,
     "Notes": w.notes,
 }
 SIMULATED = {
-    name: RANKING[name]
-    for name in ("#", "Recipe", "Peak GiB", "Needs GiB", "vs ref %", "On host GiB")
-} | {
-    **{name: PEAK[name] for name in ("Resident GiB", "Reserved GiB")},
-    "Host GiB": _gib(m.host_total_bytes),
+    "#": RANKING["#"],
+    **RECIPE,
+    **PEAK,
+    **AWAY,
+    **PLACES,
+    **RESERVED,
+    **HOST,
     "Step ms, no communication": STEP["Step ms"],
     "Notes": lambda row: "simulated",
 }
@@ -152,6 +154,7 @@ OF_EACH_PHASE = {
 }
 TABLES: dict[str, dict[str, Take]] = {
     "Ranking": RANKING,
+    "Simulated": SIMULATED,
     "Live tensors of each phase": OF_EACH_PHASE,
     "Resident mark of each phase": OF_EACH_PHASE,
     "What the peak is made of": {
@@ -168,6 +171,10 @@ TABLES: dict[str, dict[str, Take]] = {
     "Memory, all counts": {
         **RECIPE,
         **PEAK,
+        **PLACES,
+        "Active GiB": _gib(NUMBERS["active_peak_bytes"]),
+        **RESERVED,
+        "Process GiB": _gib(NUMBERS["process_peak_bytes"]),
         "Baseline GiB": _gib(NUMBERS["baseline_bytes"]),
         "Ranks max/min": _number(m.imbalance_ratio, 2),
         "Host, a rank GiB": _gib(NUMBERS["host_peak_bytes"]),
@@ -253,9 +260,9 @@ TABLES: dict[str, dict[str, Take]] = {
         **{
             name: w.bucket(name)
             for name in (
-                *("reduce_bucket_size", "allgather_bucket_size", "sub_group_size"),
-                *("stage3_prefetch_bucket_size", "stage3_max_live_parameters"),
-                "stage3_param_persistence_threshold",
+                *("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"),
+                *("stage3_max_live_parameters", "stage3_param_persistence_threshold"),
+                "sub_group_size",
             )
         },
     },

@@ -31,6 +31,7 @@ WORDS = {
     ("--data", "what it is"),
     ("to add or change", "page", "files it touches"),
     ("file", "what to write there"),
+    ("name", "field of Numbers", "what it is"),
     ("file", "what to change there"),
 }
 """Heads of the tables that measure nothing."""

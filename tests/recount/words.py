@@ -12,8 +12,8 @@ from tests.recount import versus as v
 from tests.recount.cells import MIB, Number, distance, gib
 from tests.recount.raw import Row, Run
 
-__all__ = ["bucket", "compiled", "disturbed", "ended", "host", "loss", "named", "notes", "phase"]
-__all__ += ["p10_to_p90", "predicted_need", "predicted_to_fit", "so_far", "title", "why"]
+__all__ = ["bucket", "compiled", "disturbed", "ended", "host", "loss", "named", "notes", "on_several"]
+__all__ += ["p10_to_p90", "phase", "predicted_need", "predicted_to_fit", "so_far", "title", "why"]
 __all__ += ["zero_block"]
 
 Take = Callable[[Any], Any]
@@ -55,6 +55,11 @@ def notes(row: Row) -> str | None:
 def phase(row: Row) -> str | None:
     name = m.peak_phase(row)
     return name and name.replace("_", " ")
+
+
+def on_several(row: Row) -> bool:
+    """Whether rows of its group differ in their number of processes."""
+    return len({other.spec["processes"] for other in row.group.rows}) > 1
 
 
 def compiled(fact: str) -> Take:
