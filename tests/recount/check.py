@@ -36,6 +36,10 @@ def report_faults(page: Path, results: ResultSet) -> Iterator[str]:
         told = any(text.startswith(PREDICTED) for text in texts)
         if told is not answers.needs_predictions(group):
             yield f"the errors of predictions are {'' if told else 'not '}told"
+    titles = [item.title for item in items(page) if isinstance(item, Table)]
+    for due in stories.DUE.get(results.suite.get("story"), ()):
+        if not any(title.startswith(due) for title in titles):
+            yield f"the table {due!r} is missing"
     texts = [item.text for item in items(page) if isinstance(item, Text)]
     yield from _whole_faults(texts, results, page.suffix == ".md")
 

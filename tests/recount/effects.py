@@ -127,8 +127,7 @@ def moves(before: dict[str, int], after: dict[str, int], whole: int) -> list:
     size = {n: abs(after[n] - before[n]) / whole for n in before}
     named = [n for n in sorted(size, key=size.get, reverse=True) if size[n] >= NAMED][:MOST]
     words = [
-        [f"{name_of(n)} ", *share(before[n], whole), " -> ", *share(after[n], whole)]
-        for n in named
+        [f"{name_of(n)} ", *share(before[n], whole), " -> ", *share(after[n], whole)] for n in named
     ]
     return joined(words, ", ")
 

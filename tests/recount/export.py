@@ -12,7 +12,6 @@ from typing import Any
 from tests.recount import answers, noise, same, sentences
 from tests.recount import measures as m
 from tests.recount import predicted as p
-from tests.recount import versus as v
 from tests.recount import words as w
 from tests.recount.cells import GIB, fault
 from tests.recount.columns import NUMBERS, UNFINISHED, VERSUS
@@ -138,6 +137,12 @@ def json_faults(path: Path, results: ResultSet) -> Iterator[str]:
             yield from _entry(entry, row) if row else [f"{entry['label']}: no raw result"]
         yield from _answers(group, results)
     yield from (f"{row.label} is missing" for row in rows.values())
+    ended = {run.data["command"]: run for run in results.unfinished}
+    for entry in data["unfinished"]:
+        run = ended.pop(entry["command"], None)
+        told = {name: value for name, value in entry.items() if name != "spec"}
+        yield from _values(told, ENDED, run, ()) if run else [f"{entry['recipe']}: no raw result"]
+    yield from (f"{run.recipe}, {run.status}, is missing" for run in ended.values())
 
 
 RAW: dict[str, Take] = {
@@ -216,6 +221,8 @@ def _answers(data: dict[str, Any], results: ResultSet) -> Iterator[str]:
     for fit in data["fastest_that_fits"]:
         yield from _fit(fit, group)
     yield from _floor(data["noise_floor"], group)
+    if (data["unlike_first_group"] or "") != sentences.unlike(group):
+        yield f"unlike the first group: {data['unlike_first_group']}, {sentences.unlike(group)}"
     told, wanted = data["warnings"], sentences.warnings(group)
     pairs = zip(told, wanted, strict=False)
     if len(told) != len(wanted) or not all(sentences.holds(*pair) for pair in pairs):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tests.recount import measures as m
 from tests.recount.raw import Row, Run

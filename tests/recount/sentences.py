@@ -11,9 +11,9 @@ from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount import words as w
 from tests.recount.cells import Number, fault
-from tests.recount.raw import Group, ResultSet, Row, Run
+from tests.recount.raw import NOT_WORK, Group, ResultSet, Row, Run
 
-__all__ = ["FLOOR", "floor_words", "group_faults", "set_facts", "summary", "warnings"]
+__all__ = ["FLOOR", "floor_words", "group_faults", "set_facts", "summary", "unlike", "warnings"]
 
 FLOOR = "Noise floor "
 UNKNOWN = (
@@ -139,6 +139,20 @@ def flat(facts: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
             yield prefix + name, "-" if value is None else str(value)
 
 
+def unlike(group: Group) -> str:
+    """In what a group's work differs from the first group's."""
+    ours, theirs = (work(g.reference.runs[0]) for g in (group, group.of.ordered[0]))
+    changed = (name for name in ours if ours[name] != theirs.get(name))
+    return ", ".join(f"{name} {ours[name]} (not {theirs.get(name)})" for name in changed)
+
+
+def work(run: Run) -> dict[str, Any]:
+    """What rows that are compared share, by name."""
+    code = str(run.data["environment"].get("code", ""))
+    spec = {name: run.spec[name] for name in sorted(run.spec) if name not in NOT_WORK}
+    return spec | {"meter": run.data["meter"], "device name": run.device, "code": code}
+
+
 # ---- all that a report says of a group ----
 
 
@@ -165,8 +179,13 @@ def group_faults(texts: list[str], group: Group) -> Iterator[str]:
     for text in found:
         wrong = wanted and fault(text, wanted)
         yield from [f"the noise floor: {wrong}"] if wrong else []
+    apart = [t.partition(": ")[2] for t in texts if t.startswith("Not ranked with ")]
+    if apart != [f"{unlike(group)}."] * bool(unlike(group)):
+        yield f"not ranked with the first group for {apart}, recounted {unlike(group)!r}"
     expected = warnings(group)
-    yield from (f"{text!r} is missing" for text in expected if not any(holds(t, text) for t in texts))
+    yield from (
+        f"{text!r} is missing" for text in expected if not any(holds(t, text) for t in texts)
+    )
     for text in texts:
         if text.startswith(WARNS) and not any(holds(text, known) for known in expected):
             yield f"{text!r} is no warning of this group"

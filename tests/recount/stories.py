@@ -12,7 +12,7 @@ from tests.recount.lookup import Missing, Rows, step_bytes
 from tests.recount.pages import Table
 from tests.recount.raw import ResultSet, Row
 
-__all__ = ["STORIES", "told"]
+__all__ = ["DUE", "STORIES", "told"]
 
 
 # ---- the ladder ----
@@ -82,6 +82,8 @@ STORIES = {
     "What memory beyond the state grows with": claims.growth_faults,
 }
 """How a story's table begins -> its mismatches."""
+DUE = {"ladder": tuple(STORIES)[:1], "claims": tuple(STORIES)[1:]}
+"""Story -> how the tables begin that it must have."""
 
 
 def told(title: str) -> Callable[[Table, ResultSet], Iterator[str]] | None:

@@ -1,4 +1,4 @@
-"""A row against its reference and its sibling: ratios, distances, verdict, front, place and rank."""
+"""A row against its reference and its sibling: ratios, distances, verdict, front and rank."""
 
 from __future__ import annotations
 

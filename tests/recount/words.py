@@ -12,7 +12,17 @@ from tests.recount import versus as v
 from tests.recount.cells import MIB, Number, distance, gib
 from tests.recount.raw import Row, Run
 
-__all__ = ["bucket", "compiled", "disturbed", "ended", "host", "loss", "named", "notes", "on_several"]
+__all__ = [
+    "bucket",
+    "compiled",
+    "disturbed",
+    "ended",
+    "host",
+    "loss",
+    "named",
+    "notes",
+    "on_several",
+]
 __all__ += ["p10_to_p90", "phase", "predicted_need", "predicted_to_fit", "so_far", "title", "why"]
 __all__ += ["zero_block"]
 
