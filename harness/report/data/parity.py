@@ -295,7 +295,7 @@ def against_sibling(row: Result, sibling: Result) -> str:
     """In what two rows that alter the same are apart, though nothing explains it; empty if in
     nothing. Of one computation they may differ by roundings that fall otherwise where sums are
     taken in another order, which leave up to an eighth of the unit roundoff in a mean loss and one
-    in a norm (zero3_offload and zero2 in bf16, eleven steps: a fortieth and a quarter); where nothing is
+    in a norm (zero3_offload by zero2 in bf16: a fortieth and a quarter); where nothing is
     rounded they are held as exact rows are. Rows of another computation are not held to each other:
     how far they are apart is shown."""
     recipe = _recipe(row)
