@@ -69,9 +69,7 @@ class PruneStructured(Strategy):
     slot: ClassVar[Slot] = Slot.SPARSIFY
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
-    source: ClassVar[str] = (
-        "Michel et al. 2019 (arXiv:1905.10650), heads; Li et al. 2017 (arXiv:1608.08710), channels"
-    )
+    source: ClassVar[str] = "Michel et al. 2019 (arXiv:1905.10650); Li et al. 2017 (1608.08710)"
     reads_weights: ClassVar[bool] = True
 
     fraction: float = 0.5

@@ -52,7 +52,7 @@ class Gathered:
 
 def gathered(s: Sizes) -> Gathered:
     """What a step of ``s`` gathers: nothing below stage 3, nor where one rank has it all."""
-    if s.stage < 3 or (s.ways == 1 and (s.host_counts or not s.offloads)):
+    if s.stage < 3 or (s.ways == 1 and not s.offloads):
         return Gathered()
     zero, root = s.zero, Layer("positions", -1, s.frozen, 0)
     limits = Limits(

@@ -42,7 +42,7 @@ def between(s: Sizes) -> float:
         return 0.0
     if s.stage < 2:
         return s.weight * s.trained + (bucket(s) if s.stage else 0)
-    return own(s) if s.host_counts or not s.offloads else 0.0
+    return 0.0 if s.offloads else own(s)
 
 
 def walk(s: Sizes) -> Iterator[Arrival]:
@@ -92,7 +92,7 @@ def _reducing(s: Sizes, filled: Sequence[Layer], cut: Cut) -> float:
     if s.stage == 3:
         largest = max(x.weight for x in filled) // s.ways
         norm = (8 + s.weight) * largest if s.offloads else 0
-        copies = 2 if s.host_counts else 1
+        copies = 2 if s.gloo else 1
         return max(copies * s.weight * elements(filled), s.weight * elements(filled) + norm)
     sums: dict[int, int] = {}
     for layer in filled:

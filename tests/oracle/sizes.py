@@ -134,8 +134,8 @@ class Sizes:
         return self.resolved.recipe.accumulation > 1
 
     @property
-    def host_counts(self) -> bool:
-        """Without a GPU, host memory is the device."""
+    def gloo(self) -> bool:
+        """Whether the ranks talk by gloo, which copies what it reduces."""
         return self.resolved.spec.device != "cuda"
 
     @property
@@ -147,7 +147,7 @@ class Sizes:
     def averaged(self) -> bool:
         """Whether the weight average lives on the device."""
         place = getattr(self.resolved.recipe.in_slot(Slot.AVERAGE), "place", "none")
-        return place == "device" or (place == "cpu" and self.host_counts)
+        return place == "device"
 
     @property
     def segment(self) -> int:

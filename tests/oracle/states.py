@@ -18,25 +18,20 @@ def standing(s: Sizes) -> float:
         replicas = "replicas" in s.resolved.launch.traits
         weights = s.weight * (s.trained + s.frozen)
         return total + weights + 8 * s.trained + (4 * s.trained if replicas else 0)
-    elsewhere = s.offloads and not s.host_counts
     if s.stage == 3:
         # Weights and reduced gradients are shared out alike, and offloaded alike.
         total += gradients.bucket(s)
-        total += 0 if elsewhere else s.weight * (2 * s.share + s.frozen // s.ways)
+        total += 0 if s.offloads else s.weight * (2 * s.share + s.frozen // s.ways)
     else:
         total += s.weight * (s.trained + s.frozen)
-    total += 0 if elsewhere else 12 * s.share
+    total += 0 if s.offloads else 12 * s.share
     return total + (_offloaded(s) if s.offloads else 0)
 
 
 def _offloaded(s: Sizes) -> float:
-    """DeepSpeed's own buffers of an offloaded optimizer: on the GPU the one through which the
-    largest gradient goes; in host memory float32 gradients, and for stage 2 that buffer again
-    and a copy of the share as the model stores it."""
-    through = s.weight * max(layer.weight for layer in s.layers) if s.stage < 3 else 0
-    if not s.host_counts:
-        return through
-    return through + 4 * s.share + (through + s.weight * s.share if s.stage < 3 else 0)
+    """DeepSpeed's own buffer of an offloaded optimizer on the device: the one through which the
+    largest gradient goes."""
+    return s.weight * max(layer.weight for layer in s.layers) if s.stage < 3 else 0
 
 
 def stepping(s: Sizes) -> float:
@@ -49,7 +44,7 @@ def stepping(s: Sizes) -> float:
     piece = _piece(s) if s.stage == 3 else s.share
     if s.offloads:
         # The average on the device takes each master there, in pieces, to follow it.
-        return 4 * min(piece, PIECE) if s.averaged and not s.host_counts else 0
+        return 4 * min(piece, PIECE) if s.averaged else 0
     flat = s.weight * piece + (gradients.own(s) if s.stage < 3 else 0)
     cast = 4 * piece if s.weight == 2 else 0
     return max(flat + cast, (4 + at_once) * piece)

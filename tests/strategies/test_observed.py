@@ -61,8 +61,11 @@ def test_it_is_taken_when_everything_has_been_measured(monkeypatch, tmp_path):
     for name in named:
         result = {"traced_steps": {}, "_prove": ([], {}, [])}.get(name)
         monkeypatch.setattr(
-            measure, name, lambda *_, name=name, result=result: (order.append(name), result)[1]
+            measure,
+            name,
+            lambda *_, name=name, result=result, **more: (order.append(name), result)[1],
         )
+    monkeypatch.setattr(measure, "_watch", lambda bench: SimpleNamespace(end=lambda gathered: None))
     rest = {"_begin": None, "_record": [], "_measured": None, "_result": None}
     bench = SimpleNamespace(
         run=SimpleNamespace(trained=None),

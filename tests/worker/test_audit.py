@@ -48,7 +48,7 @@ def test_another_number_of_micro_batches_is_noticed(facts):
 
 def test_a_step_not_taken_is_noticed(facts):
     facts["trained"].optimizer_steps += 1
-    assert failed(facts) == {"optimizer steps"}
+    assert failed(facts) == {"optimizer steps", "steps of each weight"}
 
 
 def test_a_loss_that_is_no_number_is_noticed(facts):
