@@ -158,7 +158,7 @@ CHANGES: dict[str, tuple[str, str, str | Callable[[re.Match[str]], str]]] = {
     "a verdict": ("docs/claims.md", r"\| (does not hold|holds) here", "| cannot be told here:"),
     "a claim's number": ("docs/claims.md", r"(?<=peak )[+-][\d.]+(?=%)", bump),
     "a claim's limit": ("docs/claims.md", r"(?<=limit for large batches )[+-][\d.]+(?=%)", bump),
-    "a crossing": ("docs/claims.md", r"here only (from|up to) batch [\d.]+\d", bump),
+    "a crossing": ("docs/claims.md", r"here only (from|up to) batch [\d.]*\d", bump),
     "a neighbour of a crossing": ("docs/claims.md", r"(?<=, between )\d+(?= \()", bump),
     "a saving at a batch": ("docs/claims.md", r"(?<=\| )[+-]\d+\.\d(?= %)", bump),
     "how far a limit is known": ("docs/claims.md", r"(?<=%) \((of two points|\+-[\d.]+)\)", " (?)"),
