@@ -109,7 +109,7 @@ def _pills(cell: str) -> str:
     known = {"reference": "", "front": "front", "noisy": "noisy", "DIFFERS": "alarm"}
     known["beyond design"] = "alarm"
     words = [w for w in cell.split(", ") if w and w != units.NONE]
-    return " ".join(
+    return ", ".join(
         f'<span class="pill {known[w]}">{w}</span>' if w in known else escape(w) for w in words
     )
 
