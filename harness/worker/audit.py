@@ -138,7 +138,12 @@ def _stepped(trained: Trained, did: Projections | None) -> list[tuple[str, Any, 
     parameter's way. A flat piece counts once for all parameters in it; their ways tell."""
     counts = sorted({n for rank in gather(trained, states.each_count(trained)) for n in rank})
     rows = [("steps of each weight", [trained.optimizer_steps], counts)] if counts else []
-    if did is not None and trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
+    if did is None:
+        return rows
+    # What is not watched cannot be compared, and a comparison would be silent about it.
+    free = sum(p.requires_grad for p in trained.module.parameters())
+    rows.append(("parameters watched", free, len(did.update)))
+    if trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
         kinds = (did.update, did.moment)
         still = [name for name in did.update if not any(any(k.get(name, ())) for k in kinds)]
         rows.append(("parameters that were not stepped", [], still))

@@ -38,8 +38,8 @@ class Log:
     ``earlier`` and ``earlier_norms`` are of the training that this one resumes. ``clipped`` is the
     gradient norm before and after the first clipping; None where nothing of ours clips.
     ``seconds`` and ``used`` are of the steps that a clock ran in, ``timed_from`` is the place
-    among them of the first that counts. ``inputs`` is shown the
-    batches of the first step, where somebody asks for them.
+    among them of the first that counts. ``inputs`` is shown the batches of the first step, where
+    somebody asks for them.
     """
 
     earlier: list[float] = field(default_factory=list)

@@ -62,9 +62,10 @@ def project(piece: torch.Tensor, name: str, offset: int, table: torch.Tensor) ->
 # ---- weights, moments, averages ----
 
 
-def sums(trained: Trained) -> dict[str, Sums]:
+def sums(trained: Trained, *, weights_alone: bool = False) -> dict[str, Sums]:
     """Kind ("weights", "moment", "average") -> the sums of this rank's share of all trained
-    parameters, as the optimizer updates them. Every rank calls it: swapped shards are read."""
+    parameters, as the optimizer updates them; before the first step the ``weights_alone`` tell
+    something. Every rank calls it: swapped shards are read."""
     pieces: dict[int, list[Fragment]] = {}
     for fragment in trained.engine.fragments(trained):
         pieces.setdefault(fragment.shard, []).append(fragment)
@@ -72,8 +73,10 @@ def sums(trained: Trained) -> dict[str, Sums]:
     tables: dict[torch.device, torch.Tensor] = {}
     found: dict[str, Sums] = {"weights": {}, "moment": {}, "average": {}}
     for index, shard in trained.engine.shards(trained):
-        held = {"weights": shard, "moment": states.first_moment(trained, shard)}
-        held["average"] = averages[index] if averages else None
+        held = {"weights": shard}
+        if not weights_alone:
+            held["moment"] = states.first_moment(trained, shard)
+            held["average"] = averages[index] if averages else None
         for kind, tensor in held.items():
             for fragment in pieces.get(index, ()) if tensor is not None else ():
                 name = _plain(fragment.name)
@@ -121,7 +124,7 @@ class Watch:
 
     def __init__(self, trained: Trained, feed: Feed) -> None:
         self.trained, self.inputs = trained, Inputs(feed)
-        self.before = sums(trained)["weights"]
+        self.before = sums(trained, weights_alone=True)["weights"]
 
     def end(self, gathered: Callable[[Trained, Any], list[Any]]) -> Projections:
         """What was done until now, summed over all ranks; every rank calls it and has the result.

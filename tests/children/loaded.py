@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from accelerate.state import AcceleratorState, GradientState, PartialState
-
 from harness import train
 from harness.memory.record import phase_peaks
 from harness.memory.tracer import Tracer
-from harness.resolve import resolve
 from harness.result import write_json
 from harness.spec import Spec, from_arguments
 from harness.subjects.dit.subject import Dit
 from harness.worker import setup
-from tests.children.traced import engine_of
+from tests.children.traced import ready
 
 WHOLE = " whole"
 
@@ -34,14 +31,8 @@ WHOLE = " whole"
 def loaded(spec: Spec, folder: Path) -> dict[str, Any]:
     """What one rank has when ``spec`` is set up, and what it took."""
     gc.collect()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    PartialState._reset_state()
-    GradientState._reset_state()
-    resolved = resolve(spec)
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    os.environ.update(engine_of(resolved.launch.engine))
-    accelerator = setup.make_accelerator(resolved)
-    feed, tracer = setup.build_feed(resolved, accelerator), Tracer({"cpu": "device"})
+    resolved, accelerator, feed = ready(spec)
+    tracer = Tracer({"cpu": "device"})
     with tracer:
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", tracer.enter)
     wanted = dict(setup.build_model(resolved).named_parameters())

@@ -10,7 +10,9 @@ import torch
 from conftest import TINY
 
 from harness.resolve import resolve
-from harness.worker.audit import audit, weights_digest
+from harness.worker.audit import STEPS_TO_MOVE, audit, gather, weights_digest
+from harness.worker.loop import optimizer_step
+from harness.worker.projections import Watch
 
 
 @pytest.fixture
@@ -44,6 +46,39 @@ def test_samples_that_were_left_out_are_noticed(facts):
 def test_another_number_of_micro_batches_is_noticed(facts):
     facts["log"].positions = [[*np.split(step[0], 2)] for step in facts["log"].positions]
     assert failed(facts) == {"micro batch", "accumulation"}
+
+
+@pytest.fixture
+def watched(train_here):
+    """The same facts, and what the optimizer did to each parameter."""
+    run, log = train_here(TINY, 0)
+    watch = Watch(run.trained, run.feed)
+    for step in range(STEPS_TO_MOVE):
+        optimizer_step(run, step, log)
+    facts = {"resolved": resolve(TINY), "trained": run.trained, "log": log, "digest": run.digest}
+    return {**facts, "losses": log.all_losses(run), "did": watch.end(gather)}
+
+
+def test_a_parameter_that_stands_still_is_noticed_and_named(watched):
+    assert failed(watched) == set()
+    did = watched["did"]
+    name = next(iter(did.update))
+    did.update[name] = [0.0] * len(did.update[name])
+    assert failed(watched) == set(), "its moment shows that it was stepped: bf16 may lose an update"
+    did.moment[name] = [0.0] * len(did.moment[name])
+    (check,) = [c for c in audit(**watched) if not c.ok]
+    assert check.name == "parameters that were not stepped" and check.found == [name]
+
+
+def test_a_parameter_that_is_not_watched_is_noticed(watched):
+    watched["did"].update.popitem()
+    assert failed(watched) == {"parameters watched"}
+
+
+def test_a_state_that_was_stepped_less_often_is_noticed(facts):
+    state = next(iter(facts["trained"].inner_optimizer.state.values()))
+    state["step"] -= 1
+    assert failed(facts) == {"steps of each weight"}
 
 
 def test_a_step_not_taken_is_noticed(facts):
