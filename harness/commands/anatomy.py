@@ -18,7 +18,7 @@ from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.portrait import load
 from harness.report.anatomy import files, page
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite import matrix

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.system.machine import Machine, examine
 

@@ -22,7 +22,7 @@ from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_settings, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import parity
+from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec

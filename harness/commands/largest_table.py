@@ -12,7 +12,7 @@ from rich.table import Table
 from harness.predict import verdict
 from harness.predict.search import Largest, batch_name, model_name
 from harness.predict.verdict import Fit
-from harness.report.data.units import GIB
+from harness.report.figures.units import GIB
 from harness.report.rendering.terminal import folded
 from harness.resolve import Resolved
 

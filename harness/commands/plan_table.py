@@ -15,7 +15,7 @@ from harness.predict import verdict
 from harness.predict.prediction import Prediction
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
-from harness.report.data.units import GIB
+from harness.report.figures.units import GIB
 from harness.report.rendering.terminal import folded
 
 if TYPE_CHECKING:

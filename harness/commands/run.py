@@ -22,9 +22,9 @@ from harness.launch import launch
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
-from harness.report.data.predicted import FILE
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
 from harness.report.data.rows import label
+from harness.report.figures.predicted import FILE
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError

@@ -20,7 +20,7 @@ from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, s
 from harness.commands.options import ALL_GPUS, add_settings, check_file, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned

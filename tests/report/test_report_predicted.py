@@ -14,7 +14,7 @@ from harness.memory.record import Instant
 from harness.predict import pool
 from harness.predict.prediction import Prediction
 from harness.report import build
-from harness.report.data.predicted import PredictedAndMeasured, predicted_and_measured
+from harness.report.figures.predicted import PredictedAndMeasured, predicted_and_measured
 from harness.report.rendering import export, html, markdown, sentences, tables
 from harness.resolve import resolve
 from harness.result import Result, Status

@@ -6,8 +6,8 @@ from html import escape
 
 from harness.memory.portrait import Kept, Lump, OpCost, Portrait
 from harness.report.anatomy import charts, laws
-from harness.report.data import categories, units
 from harness.report.data.grid import Column, tabulate
+from harness.report.figures import categories, units
 from harness.report.rendering.html_parts import HEAD, STYLE, colour_keys, section, table, tag
 
 __all__ = ["MORE_STYLE", "render", "sentences"]

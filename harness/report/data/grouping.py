@@ -12,11 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.predict.prediction import Prediction
-from harness.report.data import derive, parity
-from harness.report.data.floor import Floor
-from harness.report.data.numbers import numbers
-from harness.report.data.predicted import predicted_and_measured
-from harness.report.data.predicted_fit import OUT_OF_MEMORY, predicted_fit
 from harness.report.data.ranking import lent_floor, own_floor, ranked
 from harness.report.data.rows import (
     Group,
@@ -31,6 +26,11 @@ from harness.report.data.rows import (
 )
 from harness.report.data.siblings import beside, siblings_of
 from harness.report.data.speed import differ, margin_fraction
+from harness.report.figures import derive, parity
+from harness.report.figures.floor import Floor
+from harness.report.figures.numbers import numbers
+from harness.report.figures.predicted import predicted_and_measured
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY, predicted_fit
 from harness.result import Result, Status
 from harness.spec import Spec
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.report.data import derive
-from harness.report.data.floor import Floor
-from harness.report.data.numbers import Numbers
-from harness.report.data.parity import WRONG
-from harness.report.data.predicted import PredictedAndMeasured
-from harness.report.data.predicted_fit import PredictedFit
+from harness.report.figures import derive
+from harness.report.figures.floor import Floor
+from harness.report.figures.numbers import Numbers
+from harness.report.figures.parity import WRONG
+from harness.report.figures.predicted import PredictedAndMeasured
+from harness.report.figures.predicted_fit import PredictedFit
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -55,9 +55,9 @@ class Versus:
     """A row against its reference row. ``front``: on the Pareto front of what a device must have
     free and speed. ``need_change_fraction``: of the former.
 
-    ``parity`` is a word of ``harness.report.data.parity.Verdict``, and ``differs_in`` what stands
-    behind a bad one. ``sibling``: for a row that alters the computation by design, the plainest
-    other row that alters the same, and how far it is from that.
+    ``parity`` is a word of ``harness.report.figures.parity.Verdict``, and ``differs_in`` what
+    stands behind a bad one. ``sibling``: for a row that alters the computation by design, the
+    plainest other row that alters the same, and how far it is from that.
 
     ``place`` counts the rows as they are listed. ``rank`` is the best place that the noise leaves
     a row: one behind all that are faster beyond it. Rows that cannot be told from the fastest

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, effect_reasons, parity, speed, units
-from harness.report.data.categories import CATEGORIES, title
+from harness.report.data import effect_reasons, speed
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
+from harness.report.figures import derive, parity, units
+from harness.report.figures.categories import CATEGORIES, title
 from harness.result import Categories
 
 __all__ = [

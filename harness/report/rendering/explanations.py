@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.data import parity
+from harness.report.figures import parity
 
 __all__ = ["GLOSSARY", "NOTES"]
 

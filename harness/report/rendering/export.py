@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, speed
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.numbers import Numbers
-from harness.report.data.predicted import PredictedAndMeasured
-from harness.report.data.predicted_fit import PredictedFit
 from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.figures import derive
+from harness.report.figures.numbers import Numbers
+from harness.report.figures.predicted import PredictedAndMeasured
+from harness.report.figures.predicted_fit import PredictedFit
 from harness.report.rendering import sentences
 
 __all__ = ["csv_text", "json_text"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from harness.report import stories
-from harness.report.data import parity, speed, units
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
+from harness.report.figures import parity, units
 from harness.report.rendering import (
     charts,
     html_parts,

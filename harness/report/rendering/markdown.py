@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from harness.report import stories
-from harness.report.data import environment_facts, speed, units
+from harness.report.data import environment_facts, speed
 from harness.report.data.answers import Answer, answers, fastest_that_fits
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
+from harness.report.figures import units
 from harness.report.rendering import in_force, recorded, sentences, tables
 from harness.report.rendering.markdown_parts import table_lines
 from harness.report.rendering.story_stamp import story_stamp

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.report.data import parity, units
 from harness.report.data.grid import Grid
+from harness.report.figures import parity, units
 
 __all__ = ["table_lines"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import derive, environment_facts
-from harness.report.data.gpu_state import hindered
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.data import environment_facts
 from harness.report.data.rows import Group, Report, Row, label
+from harness.report.figures import derive
+from harness.report.figures.gpu_state import hindered
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.result import Status
 
 __all__ = [

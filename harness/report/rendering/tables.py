@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from harness.report.data import derive
 from harness.report.data.effects import effects
 from harness.report.data.grid import Column, Grid, tabulate
-from harness.report.data.predicted import PredictedCategory
 from harness.report.data.rows import Group, Row, Unfinished
+from harness.report.figures import derive
+from harness.report.figures.predicted import PredictedCategory
 from harness.report.rendering.columns import (
     BUCKETS,
     CATEGORY_ERRORS,

@@ -12,11 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 
 from harness.report import stories
-from harness.report.data import parity, speed, units
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.compare import Comparison
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report, Unfinished
+from harness.report.figures import parity, units
 from harness.report.rendering import comparison, recorded, sentences, tables
 
 if TYPE_CHECKING:

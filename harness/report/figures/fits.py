@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.data import derive
+from harness.report.figures import derive
 
 __all__ = ["Band", "Estimate", "Pair", "Power", "Span", "limit", "power", "spans"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.phases import SETUP_PHASES
-from harness.report.data import derive, disturbed
-from harness.report.data.categories import CATEGORIES
+from harness.report.figures import derive, disturbed
+from harness.report.figures.categories import CATEGORIES
 from harness.result import Rank, Result
 
 __all__ = ["Numbers", "numbers"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from harness.memory.record import as_measured
 from harness.predict import cards, workspace
 from harness.predict.prediction import Prediction, load
-from harness.report.data import categories, derive
-from harness.report.data.categories import CATEGORIES
+from harness.report.figures import categories, derive
+from harness.report.figures.categories import CATEGORIES
 from harness.result import Categories, Result
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.phases import PEAK_PHASES, SETUP_PEAKS
-from harness.report.data.peak_flops import peak_flops
+from harness.report.figures.peak_flops import peak_flops
 from harness.result import Rank, Result, Status
 
 __all__ = [

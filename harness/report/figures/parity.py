@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Projections, Result
 from strategies import parse
 from strategies.base import BadInput

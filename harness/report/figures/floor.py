@@ -32,7 +32,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.report.data import derive
+from harness.report.figures import derive
 
 __all__ = ["Floor", "Runs", "Spread", "borrowed", "floor_of", "joined", "margin", "student"]
 
