@@ -18,7 +18,7 @@ from harness import ROOT
 from harness.calibrate.outcome import Outcome, outcome_file
 from harness.calibrate.session import Session
 from harness.calibrate.station import Station
-from harness.calibrate.together import Together, default_jobs
+from harness.calibrate.together import Together
 from harness.launch.command import inherited
 from harness.result import Result, Status
 from harness.suite.file import Suite, SuiteRow
@@ -243,7 +243,7 @@ def _checked(stations: Sequence[Station], session: Session) -> list[Outcome]:
     folder = session.folder / "check"
     rows = [session.planned(station, folder) for station in stations]
     of_folder = {row.folder: station for row, station in zip(rows, stations, strict=True)}
-    jobs = session.jobs or default_jobs(session.machine, session.setting.device)
+    jobs = session.jobs_at_a_time
     minutes = stations[0].minutes
     outcomes: list[Outcome] = []
 

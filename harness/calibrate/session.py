@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.calibrate.outcome import DONE, Outcome, kept, mark_of
 from harness.calibrate.parts import Setting, stations_of
 from harness.calibrate.station import Budget, Station
+from harness.calibrate.together import default_jobs
 from harness.calibration import here
 from harness.calibration.record import Device
 from harness.resolve import Resolved, resolve
@@ -33,6 +34,12 @@ class Session:
     jobs: int = 0
     overrides: Mapping[str, object] = field(default_factory=dict)
     resolved: dict[Spec, Resolved] = field(default_factory=dict)
+
+    @property
+    def jobs_at_a_time(self) -> int:
+        """Runs of the check at a time."""
+        on_gpu = self.setting.device == "cuda"
+        return self.jobs or default_jobs(self.machine, on_gpu * self.setting.gpu_bytes)
 
     @property
     def device(self) -> Device:

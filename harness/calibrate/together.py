@@ -33,11 +33,12 @@ Ended = Callable[[Planned, Result | None, str], None]
 """Told of each row: its result, or None and why it was not begun."""
 
 
-def default_jobs(machine: Machine, device: str) -> int:
-    """Runs at a time: by cores (two for a run's processes), by memory, and by the GPU's."""
+def default_jobs(machine: Machine, gpu_bytes: int) -> int:
+    """Runs at a time: by cores (two for a run's processes), by memory, and by the GPU's (0: runs
+    on the CPU)."""
     limits = [MOST, max(2, machine.cores // 2), machine.memory_bytes // (2 * PROCESS_BYTES)]
-    if device == "cuda":
-        limits.append(machine.smallest_gpu_bytes // GPU_BYTES)
+    if gpu_bytes:
+        limits.append(gpu_bytes // GPU_BYTES)
     return max(1, min(limits))
 
 
@@ -75,7 +76,10 @@ class Together:
     def _one(self, row: Planned, turn: threading.Lock) -> None:
         if self.stopped:
             return
-        result, why = self._result(row)
+        try:
+            result, why = self._result(row)
+        except Exception as error:  # a full disk, say: the others go on
+            result, why = _failed(row, f"{type(error).__name__}: {error}"), ""
         if not self.stopped:
             with turn:
                 self.ended(row, result, why)
@@ -155,5 +159,8 @@ def _not_run(row: Planned, machine: Machine) -> Result:
 
 
 def _lost(row: Planned, code: int | None) -> Result:
-    reason = f"its launcher ended with exit code {code} and left no result"
+    return _failed(row, f"its launcher ended with exit code {code} and left no result")
+
+
+def _failed(row: Planned, reason: str) -> Result:
     return Result(status=Status.FAILED, spec=row.resolved.spec, reason=reason)

@@ -20,7 +20,6 @@ from harness.calibrate.running import run_part
 from harness.calibrate.session import Session, clock
 from harness.calibrate.station import Planned, schedule
 from harness.calibrate.table import Table
-from harness.calibrate.together import default_jobs
 from harness.calibration import here, store
 from harness.calibration.record import Calibration, public
 from harness.commands.calibrate_against import against
@@ -173,7 +172,7 @@ def _code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _dry_run(session: Session, options: argparse.Namespace, console: Console) -> int:
-    jobs = options.jobs or default_jobs(session.machine, session.setting.device)
+    jobs = session.jobs_at_a_time
     parts = [part for part in PARTS if part in (options.part or USUAL)]
     stations = [station for part in parts for station in session.stations(part)]
     done = {station.key for station in stations if session.earlier(station)}
