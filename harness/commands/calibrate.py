@@ -28,6 +28,7 @@ from harness.commands.options import check_file
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
 from harness.system import process
+from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight
 
@@ -85,6 +86,7 @@ def calibrate(options: argparse.Namespace) -> int:
         kept = store.choose(_own(options, recall(folder)), torch=here.torch())
         if kept is not None:
             return _share(kept.calibration, options.share, console)
+    _sighted(options.device or recall(folder).device, recall(folder))
     check_out(folder)
     session = _session(options, folder, examined(console, folder, OPS), console)
     outcomes, code = _run(session, options.part or USUAL)
@@ -120,11 +122,8 @@ def _session(
     options: argparse.Namespace, folder: Path, machine: Machine, console: Console
 ) -> Session:
     device = options.device or machine.device
-    if device == "cuda" and not machine.gpus and not options.dry_run:
-        raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
-    lack = lacks_sight(machine) if device == "cuda" else None
-    if lack:
-        raise SpecError(f"{lack.reason}; {lack.way_out}")
+    if not options.dry_run:
+        _sighted(device, machine)
     setting = Setting(
         device=device,
         gpus=len(machine.gpus) or int(device == "cuda"),
@@ -143,6 +142,16 @@ def _session(
         jobs=options.jobs,
         overrides=_overrides(options),
     )
+
+
+def _sighted(device: str, machine: Machine) -> None:
+    """Refuse a GPU that is not there; one with a driver may be seen once torch was asked."""
+    asked = machine.probe is not None or not has_driver()
+    if device == "cuda" and not machine.gpus and asked:
+        raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
+    lack = lacks_sight(machine) if device == "cuda" else None
+    if lack:
+        raise SpecError(f"{lack.reason}; {lack.way_out}")
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, object]:
@@ -230,8 +239,6 @@ def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
 def _share(calibration: Calibration, path: Path, console: Console) -> int:
     """A file that others can use: put it into their results/calibrations, or name it to plan."""
     public(calibration, SHARED).write(path)
-    told = (
-        f"./run.sh plan --calibration {path.name} ... uses it, or put it into results/calibrations"
-    )
+    told = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
     console.print(Text(f"{short(path)}: {told}"), soft_wrap=True)
     return OK
