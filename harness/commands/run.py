@@ -19,7 +19,7 @@ from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
-from harness.predict import attention, pool
+from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
 from harness.report.data.rows import label
@@ -97,6 +97,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         results, code = stop.results, INTERRUPTED
     if code is None and not options.no_predictions:
         predict_measured(results, [row.resolved for row in planned], out, console)
+    calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(

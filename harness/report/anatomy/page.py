@@ -247,10 +247,12 @@ def _six_nd_here(p: Portrait) -> str:
 
 def _ops(p: Portrait) -> str:
     note = (
-        f"Ceilings measured here: {p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
+        f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
+        f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
         f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
         f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
-        "Bytes are operands and results once each, so what stays in cache can lie above the roof."
+        "Bytes are operands and results once each, so what stays in cache can lie above the roof. "
+        f"{p.ceilings}"
     )
     small = f"the {charts.SHOWN_OPS} operations of a step that take longest and have FLOPs"
     keys = colour_keys(charts.phase_keys())

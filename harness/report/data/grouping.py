@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from harness.calibration.record import Calibration
 from harness.predict.prediction import Prediction
+from harness.report.data.calibrated import calibrated_row
 from harness.report.data.ranking import lent_floor, own_floor, ranked
 from harness.report.data.rows import (
     Group,
@@ -53,7 +55,7 @@ def build(
     ends = [(result, *derive.effective_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]
     unfinished = [
-        _unfinished(result, status, reason, results, predictions)
+        _unfinished(result, status, reason, results, predictions, suite.calibration)
         for result, status, reason in ends
         if status is not Status.OK
     ]
@@ -65,7 +67,7 @@ def build(
     ]
     return Report(
         suite=suite,
-        groups=_groups(_rows(ranked, unfinished, predictions), suite.reference),
+        groups=_groups(_rows(ranked, unfinished, predictions, suite.calibration), suite.reference),
         unfinished=unfinished,
         recorded=recorded,
         skipped=list(skipped),
@@ -78,10 +80,11 @@ def _unfinished(
     reason: str | None,
     others: list[Result],
     predictions: Predictions,
+    found: Calibration | None,
 ) -> Unfinished:
     fit = None
     if status in OUT_OF_MEMORY:
-        fit = predicted_fit(result, status, predictions.get(result.spec.key), others)
+        fit = predicted_fit(result, status, predictions.get(result.spec.key), others, found)
     return Unfinished(
         label=label(result.spec),
         status=status,
@@ -96,7 +99,10 @@ def _unfinished(
 
 
 def _rows(
-    ranked: list[Result], unfinished: list[Unfinished], predictions: Predictions
+    ranked: list[Result],
+    unfinished: list[Unfinished],
+    predictions: Predictions,
+    found: Calibration | None,
 ) -> list[Row]:
     """One row for the repetitions of a spec."""
     repetitions: dict[Any, list[Result]] = {}
@@ -108,22 +114,28 @@ def _rows(
         spec = dataclasses.replace(ended.result.spec, repeat=0)
         lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
     return [
-        _row(results, ranked, predictions, tuple(lost.get(spec, ())))
+        dataclasses.replace(
+            _row(results, ranked, predictions, found), notes=tuple(lost.get(spec, ()))
+        )
         for (spec, _), results in repetitions.items()
     ]
 
 
 def _row(
-    results: list[Result], others: list[Result], predictions: Predictions, notes: tuple[str, ...]
+    results: list[Result],
+    others: list[Result],
+    predictions: Predictions,
+    found: Calibration | None,
 ) -> Row:
     first = results[0]
+    prediction = predictions.get(first.spec.key)
     return Row(
         label=first.spec.recipe,
         results=tuple(results),
         numbers=numbers(results),
-        predicted=predicted_and_measured(results, predictions),
-        predicted_fit=predicted_fit(first, Status.OK, predictions.get(first.spec.key), others),
-        notes=notes,
+        predicted=predicted_and_measured(results, predictions, found),
+        predicted_fit=predicted_fit(first, Status.OK, prediction, others, found),
+        calibrated=calibrated_row(results, prediction, found),
     )
 
 

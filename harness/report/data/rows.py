@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.calibration.record import Calibration
+from harness.report.data.calibrated import Calibrated, read_calibration
 from harness.report.figures import derive
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
@@ -41,13 +43,14 @@ FREE = ("recipe", "processes", "repeat")
 class SuiteHead:
     """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
     reference row, when it began, the story that its rows tell (``harness.report.stories``) and
-    their recipes in the suite's order."""
+    their recipes in the suite's order. ``calibration``: of the machine, which lies beside it."""
 
     name: str = ""
     reference: str = ""
     started: str = ""
     story: str = ""
     order: tuple[str, ...] = ()
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +104,7 @@ class Row:
     versus: Versus | None = None
     predicted: PredictedAndMeasured | None = None
     predicted_fit: PredictedFit | None = None
+    calibrated: Calibrated | None = None
     notes: tuple[str, ...] = ()
     floor: Floor | None = None
 
@@ -170,15 +174,18 @@ class Report:
 
 
 def read_suite(folder: Path) -> SuiteHead:
-    """``suite.json`` of a result folder; an empty head where there is none to read."""
+    """``suite.json`` of a result folder, and the calibration beside it; empty where there is none
+    to read."""
+    calibration = read_calibration(folder)
     try:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return SuiteHead()
+        return SuiteHead(calibration=calibration)
     known = data if isinstance(data, dict) else {}
     texts = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
     order = known.get("order")
-    return SuiteHead(**texts, order=tuple(map(str, order)) if isinstance(order, list) else ())
+    recipes = tuple(map(str, order)) if isinstance(order, list) else ()
+    return SuiteHead(**texts, order=recipes, calibration=calibration)
 
 
 def label(spec: Spec) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.calibration.record import Calibration
 from harness.memory.record import as_measured
-from harness.predict import cards, workspace
+from harness.predict import calibrated, workspace
 from harness.predict.prediction import Prediction, load
 from harness.report.figures import categories, derive
 from harness.report.figures.categories import CATEGORIES
@@ -111,15 +112,18 @@ def read_predictions(folder: Path) -> dict[str, Prediction]:
 
 
 def predicted_and_measured(
-    results: Sequence[Result], predictions: Mapping[str, Prediction]
+    results: Sequence[Result],
+    predictions: Mapping[str, Prediction],
+    found: Calibration | None = None,
 ) -> PredictedAndMeasured | None:
-    """The prediction for a row beside its first repetition; None where nothing was predicted."""
+    """The prediction for a row beside its first repetition; None where nothing was predicted.
+    ``found``: the calibration of the device."""
     known = [predictions[r.spec.key] for r in results if r.spec.key in predictions]
     if not known:
         return None
     prediction, first = known[0], results[0]
     step, traced = prediction.steady, first.ranks[0].categories if first.ranks else None
-    beside = library_bytes(first)
+    beside = library_bytes(first, found)
     hosted = prediction.host_steady
     return PredictedAndMeasured(
         method=prediction.method,
@@ -157,11 +161,11 @@ def predicted_categories(
     )
 
 
-def library_bytes(result: Result) -> int:
+def library_bytes(result: Result, found: Calibration | None = None) -> int:
     """What libraries take out of the caching allocator, which no trace shows; 0 on a CPU."""
     if result.meter != "cuda":
         return 0
-    return workspace.libraries(cards.named(str(result.environment.get("device") or "")))
+    return workspace.libraries(calibrated.of_environment(result.environment, found))
 
 
 def reserved_bytes(prediction: Prediction, result: Result) -> int | None:

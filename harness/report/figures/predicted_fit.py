@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.predict import cards, workspace
+from harness.calibration.record import Calibration
+from harness.predict import calibrated, workspace
 from harness.predict.prediction import Prediction
 from harness.result import Result, Status
 
@@ -28,18 +29,24 @@ class PredictedFit:
 
 
 def predicted_fit(
-    result: Result, status: Status, prediction: Prediction | None, others: Sequence[Result]
+    result: Result,
+    status: Status,
+    prediction: Prediction | None,
+    others: Sequence[Result],
+    found: Calibration | None = None,
 ) -> PredictedFit | None:
     """The prediction for one run against the memory of its device; against the host's where that
     ran out, or where the device is a CPU. None where one of the two is not known.
 
-    ``others`` of the same set tell of the machine what a run that died could not.
+    ``others`` of the same set tell of the machine what a run that died could not; ``found`` is the
+    calibration of its device.
     """
     if prediction is None:
         return None
     facts = _machine_facts(result, others)
     on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
-    need = _host_need(prediction, result) if on_host else _device_need(prediction, result, facts)
+    beside = _beside(result, facts, found)
+    need = _host_need(prediction, result) if on_host else _device_need(prediction, beside)
     names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
     have = min((int(facts[name]) for name in names if facts.get(name)), default=None)
     return PredictedFit(need_bytes=need, have_bytes=have) if need and have else None
@@ -53,11 +60,15 @@ def _machine_facts(result: Result, others: Iterable[Result]) -> Mapping[str, Any
     return merged
 
 
-def _device_need(prediction: Prediction, result: Result, facts: Mapping[str, Any]) -> int | None:
+def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
+    """What stands beside the training on a GPU."""
+    gpu = calibrated.of_environment(facts, found)
+    return workspace.standing(gpu, result.spec.processes).total
+
+
+def _device_need(prediction: Prediction, beside: int) -> int | None:
     """The least that the allocator can run in once it has given back its cache (as ``plan`` counts
-    it), with what stands beside it on a GPU."""
-    gpu = cards.named(str(facts.get("device") or ""))
-    beside = workspace.standing(gpu, result.spec.processes).total
+    it), with what stands ``beside`` it on a GPU."""
     return None if prediction.least is None else prediction.least + beside
 
 

@@ -23,6 +23,11 @@ from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
 
 __all__ = ["render"]
 
+SHOWN = (
+    *("types", "parity", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
+    "buckets",
+)
+"""Keys of the tables behind the charts of a group, in this order."""
 CROWD = 8
 """With more rows than this, some marks of the scatter may only have room for their rank."""
 # A button that copies a command; the page is whole without it.
@@ -96,10 +101,9 @@ def _group(group: Group, index: int, several: bool) -> str:
     floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
     parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(grids['ranking'])}")
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("types", "parity", "siblings", "memory", "host", "predicted", "parts", "buckets"):
+    for key in SHOWN:
         if grids[key].lines:
-            errors = sentences.prediction_errors(group) if key == "predicted" else ""
-            parts.append(_table(grids[key], errors))
+            parts.append(_table(grids[key], sentences.introduction(key, group)))
     return "\n".join([*parts, html_parts.evidence(group)])
 
 

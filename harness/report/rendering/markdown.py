@@ -15,8 +15,8 @@ from harness.report.rendering.story_stamp import story_stamp
 __all__ = ["render", "render_story"]
 
 SHOWN = (
-    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "time"),
-    *("parity", "siblings", "buckets"),
+    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
+    *("time", "parity", "siblings", "buckets"),
 )
 """Keys of the tables below the ranking, in this order."""
 
@@ -59,8 +59,8 @@ def _group(group: Group) -> list[str]:
     lines += [f"> **{sentences.stamp(group)}**", ""]
     lines += [text for warning in sentences.warnings(group) for text in (f"> {warning}", "")]
     lines += [_answer(answer) for answer in answers(group)]
-    errors = sentences.prediction_errors(group)
-    lines += [f"- {errors}"] if errors else []
+    told = (sentences.prediction_errors(group), sentences.calibration(group))
+    lines += [f"- {text}" for text in told if text]
     lines += ["", *_fits(group), f"Reference row: `{group.reference.label}`.", ""]
     lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
     grids = tables.group_grids(group)

@@ -82,9 +82,8 @@ def _group(group: Group, console: Console) -> None:
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
-    errors = sentences.prediction_errors(group)
-    if errors:
-        console.print(Padding(escape(errors), (0, 0, 0, 1), expand=False), highlight=False)
+    for text in filter(None, (sentences.prediction_errors(group), sentences.calibration(group))):
+        console.print(Padding(escape(text), (0, 0, 0, 1), expand=False), highlight=False)
     for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
