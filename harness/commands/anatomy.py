@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands import one_row
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import add_settings, seconds
+from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.portrait import load
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``anatomy``."""
     parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add("--out", type=folder_name, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
     usual = {**BRIEF, **dict.fromkeys(FROM_SUITE, "as in the suite default")}
@@ -67,6 +68,7 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         result = _run(row, options.timeout, progress)
     except process.Interrupted:
         progress.end_suite()
+        print("interrupted; nothing is kept of it", file=sys.stderr)
         return INTERRUPTED
     progress.end_run(result)
     progress.end_suite()

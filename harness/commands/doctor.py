@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.commands.console import make_console
+from harness.commands.console import make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
 from harness.resolve import Resolved, resolve
@@ -43,7 +44,8 @@ def print_doctor(machine: Machine, console: Console) -> None:
         facts.add_row(name, Text(text))
     console.print(facts)
     console.print()
-    console.print(_strategies(machine))
+    heads = ("strategy", "runs", "why not, and the way out")
+    print_listed(console, heads, _strategies(machine))
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:
@@ -80,16 +82,13 @@ def _launch_files(machine: Machine) -> str:
     return "\n".join(wastes) or fine
 
 
-def _strategies(machine: Machine) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("runs", no_wrap=True)
-    table.add_column("why not, and the way out", overflow="fold")
+def _strategies(machine: Machine) -> list[tuple[Any, ...]]:
+    rows = []
     for name in CATALOG:
         why = why_not(name, machine)
         text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
-        table.add_row(name, Text("no", "red") if why else Text("yes", "green"), text)
-    return table
+        rows.append((name, Text("no", "red") if why else Text("yes", "green"), text))
+    return rows
 
 
 COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")

@@ -17,7 +17,6 @@ __all__ = [
     "EFFECTS",
     "HOST_SPLIT",
     "MEMORY",
-    "NARROW",
     "PARITY",
     "PHASES",
     "PREDICTED",
@@ -200,7 +199,6 @@ SHORT = (
     LOSS,
     FLAGS,
 )
-NARROW = tuple(column for column in SHORT if column is not STEP)
 PHASES = (
     RECIPE,
     *(

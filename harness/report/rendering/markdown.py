@@ -60,7 +60,7 @@ def _group(group: Group) -> list[str]:
     lines += [_answer(answer) for answer in answers(group)]
     errors = sentences.prediction_errors(group)
     lines += [f"- {errors}"] if errors else []
-    lines += ["", *_fits(group), f"Reference row: `{group.reference.label}`.", ""]
+    lines += ["", *_fits(group), _reference(group), ""]
     lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
     grids = tables.group_grids(group)
     lines += [*table_lines(grids["ranking"]), "", grids["ranking"].note, ""]
@@ -68,6 +68,11 @@ def _group(group: Group) -> list[str]:
         if grids[key].lines:
             lines += _table(grids[key], "###")
     return lines
+
+
+def _reference(group: Group) -> str:
+    instead = f", in place of `{group.asked}`" if group.asked else ""
+    return f"Reference row: `{group.reference.label}`{instead}."
 
 
 def _answer(answer: Answer) -> str:
