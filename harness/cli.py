@@ -92,7 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_test)
     for add in (*adders, *rest):
         add(commands)
+    for command in commands.choices.values():
+        _say_defaults(command)
     return parser
+
+
+def _say_defaults(command: argparse.ArgumentParser) -> None:
+    """A flag's default is the same for all."""
+    for action in command._actions:
+        if action.nargs == 0 and action.dest != "help" and "default" not in (action.help or ""):
+            action.help = f"{action.help} (default: no)"
 
 
 def _add(
@@ -156,10 +165,10 @@ def _add_list(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
-    told = "results folder (default: results)"
-    parser.add_argument(
-        "--out", type=folder_name, metavar="DIR", default=Path("results"), help=told
-    )
+    add, told = parser.add_argument, "results folder (default: results)"
+    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
+    told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
+    add("--data", metavar="DATA", help=told)
 
 
 def _add_lint(commands: Any) -> None:
@@ -245,9 +254,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from harness.commands.doctor import doctor
+    from harness.commands.doctor import doctor, look_at_data
 
-    return doctor(options.out)
+    return look_at_data(options.data) if options.data else doctor(options.out)
 
 
 def _lint(options: argparse.Namespace) -> int:

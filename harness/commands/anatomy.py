@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands import one_row
-from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
+from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
@@ -75,8 +75,7 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if derive.effective_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
-    _draw(folder, console)
-    return OK
+    return OK if _draw(folder, console) else FAILED
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -105,9 +104,14 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
     )
 
 
-def _draw(folder: Path, console: Any) -> None:
+def _draw(folder: Path, console: Any) -> bool:
+    """Draw and say it; whether its two counts of the activations agree."""
     portrait = load(folder / "anatomy.json")
     for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *files.write(portrait, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
+    if not page.agrees(portrait):
+        text = "the two counts of the activations do not agree: do not rely on this page's bytes"
+        console.print(text, style="red")
+    return page.agrees(portrait)

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.commands.console import make_console, print_listed
+from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
+from harness.data.feed import check_data
+from harness.data.latents import Folder
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system.machine import Machine, recall
@@ -20,8 +22,10 @@ from harness.system.requirements import Lack, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
 
-__all__ = ["doctor", "print_doctor", "why_not"]
+__all__ = ["doctor", "look_at_data", "print_doctor", "why_not"]
 
+SHOWN = 10
+"""Faults of data that are named; more are counted."""
 LINTED = "DiT-XL/2"
 
 
@@ -33,6 +37,29 @@ def doctor(out: Path) -> int:
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device))])
     print_doctor(examined(console, out, ops), console)
     return OK
+
+
+def look_at_data(name: str) -> int:
+    """Read all of the data ``name``; 1 where a sample of it cannot be trained on.
+
+    Raises:
+        BadInput: it is no data.
+    """
+    console, (kind, _, path) = make_console(), name.partition(":")
+    if kind != "latents" or not path:
+        check_data(name)
+        console.print(f"{name}: made on the spot, there is nothing to read", highlight=False)
+        return OK
+    folder = Folder(path, thorough=False)
+    found, shape = list(folder.faults()), " x ".join(map(str, folder.sample_shape))
+    for line in found[:SHOWN]:
+        console.print(Text(line, "red"), soft_wrap=True)
+    if len(found) > SHOWN:
+        console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
+    console.print(
+        f"{len(folder)} samples of {shape}, {len(found)} that cannot be trained on", highlight=False
+    )
+    return FAILED if found else OK
 
 
 def print_doctor(machine: Machine, console: Console) -> None:

@@ -1,5 +1,5 @@
-"""The files of a training's checkpoints: which are whole, and of what training. No torch: the process
-that launches refuses what could not go on before anything starts."""
+"""The files of a training's checkpoints: which are whole, and of what training. No torch: the
+process that launches refuses what could not go on before anything starts."""
 
 from __future__ import annotations
 

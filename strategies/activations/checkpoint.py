@@ -66,6 +66,10 @@ class Checkpoint(Strategy):
             lack = launch.subject.lacks("chain", f"leave {grouped} out")
             if lack:
                 return lack
+        if self.every != "sqrt" and self.every > 1:
+            depth = launch.subject.dimensions.depth
+            if self.every > depth:
+                return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "
