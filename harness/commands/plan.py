@@ -43,12 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
         help="GPUs, one process each (default: 8)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument(
-        "--gpu", metavar="NAME", help="a card of the table, as A100-80GB (no default)"
-    )
-    card.add_argument(
-        "--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB (no default)"
-    )
+    card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
+    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
     add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
     add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
     told = "largest micro batch (whatever B is), or DiT (default: neither)"
