@@ -57,11 +57,16 @@ set_up() {
     lock "$python"
     if stamped "$stamp"; then exec 9>&-; return; fi  # by who held the lock
     trap cut_short EXIT
-    begin "$python"
-    install
+    if [ "$(cat "$venv/headroom.installed" 2>/dev/null)" != "$stamp" ]; then
+        begin "$python"
+        install
+        printf '%s' "$stamp" > "$venv/headroom.installed"
+    fi
+    rm -rf "$venv/torch_extensions"  # half of an op, and its lock, that an earlier set-up left
     say "compiling DeepSpeed's ops"
-    # What cannot be compiled here is told later, by the rows that need it and by doctor.
-    (cd "$here" && timeout 1800 "$venv/bin/python" -m harness.system.probe --build shm_comm cpu_adam async_io) \
+    # What cannot be compiled here is told later, by the rows that need it and by doctor. In the
+    # foreground: else Ctrl-C would not reach it.
+    (cd "$here" && timeout --foreground 1800 "$venv/bin/python" -m harness.system.probe --build shm_comm cpu_adam async_io) \
         >/dev/null 2>&1 || say "some did not compile; ./run.sh doctor says which"
     printf '%s' "$stamp" > "$venv/headroom.stamp.new"
     mv "$venv/headroom.stamp.new" "$venv/headroom.stamp"
@@ -106,7 +111,8 @@ except OSError as error:
 # An environment to install into: what there is of one that is ours and was not finished goes.
 begin() {
     if [ -e "$venv/headroom.stamp" ]; then
-        rm "$venv/headroom.stamp"  # from here on it is neither the old one nor the new
+        # From here on it is neither the old one nor the new.
+        rm -f "$venv/headroom.installed" "$venv/headroom.stamp"
     elif [ -e "$venv/headroom.ours" ] && [ -e "$venv/pyvenv.cfg" ]; then
         say "an earlier set-up of $venv was cut short; making it anew"
         find "$venv/" -mindepth 1 -maxdepth 1 -not -name 'headroom.*' -not -name pyvenv.cfg -exec rm -rf {} +
@@ -126,7 +132,7 @@ cut_short() {
             say "the disk of $folder has $free MiB free; the environment takes up to $ENVIRONMENT_GIB GiB"
         fi
     done
-    say "the set-up did not end; what pip said is above. The same command begins it anew (what was downloaded is kept by pip)"
+    say "the set-up did not end; if pip said why, it is above. The same command mends it (what was downloaded is kept by pip)"
 }
 ROOM_MIB=1024
 ENVIRONMENT_GIB=8
