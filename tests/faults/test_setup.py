@@ -1,4 +1,4 @@
-"""Setting up, with a stand-in for Python and pip: however it is cut short, the same command mends it.
+"""Setting up, with a stand-in for Python and pip: cut short wherever, the same command mends it.
 
 The stand-in makes a folder for an environment and a file for each thing that pip installs: half of
 it first, and the whole at the end of the step. At a step that a test names it stops there.
