@@ -1,5 +1,6 @@
-"""What really runs is killed, stopped, starved of disk and memory: nothing that was measured is lost,
-nothing is left running, and the row says what happened. By hand: ``./run.sh test -m faults``."""
+"""What really runs is killed, stopped, starved of disk and memory: nothing that was measured is
+lost, nothing is left running, and the row says what happened. By hand: ``./run.sh test -m faults``.
+"""
 
 from __future__ import annotations
 
@@ -222,25 +223,26 @@ def test_a_report_on_a_disk_that_may_only_be_read_prints_its_table(disk):
     assert f"not written: {disk}/set/report.md: Read-only file system" in told.stdout
 
 
-GROUP = Path("/sys/fs/cgroup/headroom-faults")
+GROUPS = Path("/sys/fs/cgroup")
+NAME = "headroom-faults"
+LIMIT = 700 << 20
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group with 700 MiB of memory."""
+    """A control group with so little memory: of version 2, or of version 1."""
+    folder = GROUPS / NAME if (GROUPS / "cgroup.controllers").exists() else GROUPS / "memory" / NAME
+    limit = "memory.max" if folder.parent == GROUPS else "memory.limit_in_bytes"
     try:
-        GROUP.mkdir()
-        (GROUP / "memory.max").write_text(str(700 << 20))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HEADROOM_FAULTS", "1")
-            (GROUP / "memory.swap.max").write_text("0")
+        folder.mkdir()
+        (folder / limit).write_text(str(LIMIT))
     except OSError as error:
-        if GROUP.exists():
-            GROUP.rmdir()
+        if folder.exists():
+            folder.rmdir()
         pytest.skip(f"no control group can be made here: {error}")
-    yield GROUP
-    until(lambda: not (GROUP / "cgroup.procs").read_text())
-    GROUP.rmdir()
+    yield folder
+    until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
 
 
 @root
