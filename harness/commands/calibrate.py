@@ -50,10 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--part", choices=PARTS, action="append", help=told)
     told = "stop beginning stations that would not fit (default: no limit)"
     add("--minutes", type=minutes, metavar="M", help=told)
-    add("--share", type=Path, metavar="FILE", help="write the calibration for others to use")
-    told = "hold planned times to the results in DIR, as they are with and without the calibration"
+    add(
+        "--share",
+        type=Path,
+        metavar="FILE",
+        help="write it for others to use (default: not written)",
+    )
+    told = "hold planned times to the results in DIR, with and without it (default: calibrate)"
     add("--against", type=Path, metavar="DIR", help=told)
-    add("--json", type=Path, metavar="FILE", help="write what --against compared as JSON too")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="what --against compared as JSON (default: not written)",
+    )
     add("--dry-run", action="store_true", help="say stations, order and minutes; start nothing")
     told = "a rehearsal: tiny models and shapes, whose numbers are not kept"
     add("--small", action="store_true", help=told)

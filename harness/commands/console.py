@@ -7,8 +7,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from harness.report.figures import derive
 from harness.result import Result, Status
@@ -21,12 +25,15 @@ __all__ = [
     "examined",
     "exit_code",
     "make_console",
+    "print_listed",
     "short",
     "slug",
 ]
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.GPU_OOM}
+LISTED = 70
+"""Columns of a terminal from which on prose has room beside names."""
 COLUMNS = 100
 """Of a log file; a terminal has its own width."""
 
@@ -49,7 +56,7 @@ def slug(name: str) -> str:
 
 def short(path: Path) -> Path:
     """``path`` as seen from the working directory, where it lies below it."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # the working directory may be gone
         return path.relative_to(Path.cwd())
     return path
 
@@ -60,11 +67,30 @@ def examined(console: Console, out: Path, ops: set[str]) -> Machine:
         return examine(out, ops)
 
 
+def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Rows whose last cell is prose: a table, or paragraphs where the prose would have no room."""
+    if console.width < LISTED:
+        for *names, prose in rows:
+            console.print(Text("  ").join(map(_text, names)))
+            console.print(Padding(_text(prose), (0, 0, 0, 2), expand=False))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for head in heads:
+        table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    console.print(table)
+
+
+def _text(cell: Any) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell))
+
+
 @contextlib.contextmanager
 def _waiting(console: Console, text: str) -> Iterator[None]:
     if not console.is_terminal:
         console.print(text)
         yield
         return
-    with console.status(text):
+    with console.status(text, spinner="line"):  # in ASCII: any terminal has it
         yield

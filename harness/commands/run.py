@@ -14,7 +14,7 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import suites
 from harness.commands.console import INTERRUPTED, OK, examined, exit_code, make_console, slug
-from harness.commands.options import add_settings, seconds
+from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
@@ -35,6 +35,7 @@ from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_su
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
+from harness.system.tree import at_work
 from strategies.subject import DataFacts
 
 __all__ = ["add_arguments", "predict_measured", "run"]
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
     add("--noise-floor", type=int, metavar="N", help=told)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
-    add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
+    add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
@@ -82,6 +83,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     _sighted(suite, machine)
     for change in rows.changes:
         console.print(change, style="yellow")
+    _alone_here(console)
     code = None
     try:
         results = run_suite(
@@ -94,9 +96,11 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
             timeout=options.timeout,
         )
     except SuiteInterrupted as stop:
+        options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
     if code is None and not options.no_predictions:
-        predict_measured(results, [row.resolved for row in planned], out, console)
+        whole = predict_measured(results, [row.resolved for row in planned], out, console)
+        code = None if whole else INTERRUPTED
     calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
@@ -164,6 +168,17 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
 
 
+def _alone_here(console: Console) -> None:
+    """Say that another Headroom works on this machine, whatever folder it writes to."""
+    others = at_work()
+    if others:
+        console.print(
+            f"another Headroom is at work on this machine (process {', '.join(map(str, others))}): "
+            "the times of both will be too long; wait for it, and run this again with --fresh",
+            style="yellow",
+        )
+
+
 def _sighted(suite: Suite, machine: Machine) -> None:
     """GPUs that torch cannot use end the whole suite: no row of it could run."""
     lack = lacks_sight(machine) if suite.device == "cuda" else None
@@ -195,8 +210,9 @@ def _why_not(row: Planned) -> str:
 
 def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
-) -> None:
-    """Predict what each measured row needs, and keep the prediction beside its result.
+) -> bool:
+    """Predict what each measured row needs, and keep the prediction beside its result; False where
+    that was interrupted.
 
     Rows that ran out of memory are predicted too, to see whether that was foreseen. All this comes
     after the runs, so that it disturbs no measurement, and no failure here fails the command.
@@ -207,7 +223,7 @@ def predict_measured(
     wanted = [r.spec for r in done if r.spec in once]  # repetitions share a prediction
     missing = [of_spec[s] for s in wanted if not load_prediction(_prediction_file(s, out))]
     if not missing:
-        return
+        return True
     # The rows ran on one machine, so any environment that names its attention will do; a row that
     # died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
@@ -220,8 +236,11 @@ def predict_measured(
             prediction.write(_prediction_file(missing[index].spec, out))
         progress.done(index, prediction)
 
-    with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
+    try:
         pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
+    except KeyboardInterrupt:
+        return False  # the results are there: report on them
+    return True
 
 
 def _prediction_file(spec: Spec, out: Path) -> Path:

@@ -40,6 +40,7 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
         *("--config_file", _relative(file.path)),
         *("--num_processes", str(spec.processes)),
         *("--main_process_port", str(port)),
+        *("--log_dir", os.devnull),  # else torchrun leaves an empty folder in /tmp, run by run
         *("-m", "harness.train"),
         *spec.arguments(),
         *("--out", _relative(folder)),

@@ -140,7 +140,7 @@ def run_suite(
                     _run_row(row, machine, progress, fresh, timeout or suite.timeout_seconds)
                 )
         except KeyboardInterrupt:
-            raise SuiteInterrupted([*results, *_interrupted_row(row, machine)]) from None
+            raise SuiteInterrupted([*results, *_interrupted_row(row, machine, results)]) from None
         finally:
             progress.end_suite()
     return results
@@ -192,17 +192,19 @@ def _finished(folder: Path, mark: str) -> Result | None:
     return result if result.identity == mark and result.status in KEPT else None
 
 
-def _interrupted_row(row: Planned, machine: Machine) -> list[Result]:
-    """The row that was running, if the launcher wrote how far it came.
+def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:
+    """The row that was running, if the launcher wrote how far it came, or it had just ended.
 
-    Without an identity: an earlier run's result has one, and is not of this suite.
+    Another identity than its own is of an earlier run, which is not of this suite.
     """
+    if any(result.spec == row.resolved.spec for result in known):
+        return []
     try:
         result = load(row.folder / "result.json")
     except BadResult:
         return []
     if result.identity:
-        return []
+        return [result] if result.identity == identity(row.resolved, machine) else []
     if result.status is not Status.INTERRUPTED:  # it ended while the signal came
         result.identity = identity(row.resolved, machine)
         _write(result, row.folder)

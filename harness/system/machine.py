@@ -192,7 +192,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             return None
         known = json.loads(path.read_text(encoding="utf-8"))
         return known if isinstance(known.get("ops"), dict) else None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 

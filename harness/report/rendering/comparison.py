@@ -37,10 +37,6 @@ COLUMNS = (
 )
 
 
-LEFT_OUT = ("Old GiB", "Loss", "Grad norm")
-"""Heads of columns that a terminal of 80 columns has no room for."""
-
-
 def markdown(comparison: Comparison) -> str:
     """The comparison as Markdown text."""
     lines = ["# Headroom: old against new", "", summary(comparison), "", comparison.basis, ""]
@@ -60,11 +56,10 @@ def summary(comparison: Comparison) -> str:
     return f"{counts} beyond noise. Same environment."
 
 
-def changes_grid(comparison: Comparison, *, narrow: bool = False) -> Grid:
+def changes_grid(comparison: Comparison) -> Grid:
     """The rows that both sets have; those that changed are marked."""
-    columns = [column for column in COLUMNS if not (narrow and column.head in LEFT_OUT)]
     marks = [("alarm",) if change.words else () for change in comparison.changes]
-    return tabulate("compare", "Rows", columns, comparison.changes, marks=marks)
+    return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
 
 
 def environment_grid(comparison: Comparison) -> Grid:
