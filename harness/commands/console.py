@@ -22,6 +22,7 @@ __all__ = [
     "exit_code",
     "make_console",
     "short",
+    "sighted",
     "slug",
 ]
 
@@ -58,6 +59,15 @@ def examined(console: Console, out: Path, ops: set[str]) -> Machine:
     """The machine as torch and DeepSpeed see it, with ``ops`` compiled."""
     with _waiting(console, "checking the machine (the first time DeepSpeed compiles its ops)"):
         return examine(out, ops)
+
+
+def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:
+    """``machine``, as torch sees it where a GPU is asked for and none was seen: nvidia-smi may be
+    missing (WSL2, a container) or slow. A torch that is built for CPUs sees none either way."""
+    known = machine.gpus or machine.probe is not None
+    if device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):
+        return machine
+    return examined(console, out, set())
 
 
 @contextlib.contextmanager
