@@ -31,7 +31,7 @@ from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.again import with_reference_again
 from harness.suite.file import Suite
-from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
@@ -84,17 +84,21 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     for change in rows.changes:
         console.print(change, style="yellow")
     _alone_here(console)
-    code = None
+    code, progress = None, Progress(console)
     try:
         results = run_suite(
             suite,
             planned,
             out,
             machine=machine,
-            progress=Progress(console),
+            progress=progress,
             fresh=options.fresh,
             timeout=options.timeout,
         )
+    except (OutputError, launch.LaunchError):
+        if progress.done:  # a disk that filled up: what was measured on it is told all the same
+            show(*load_all(out), out, console)
+        raise
     except SuiteInterrupted as stop:
         options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
