@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
-    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_test)
-    for add in (*adders, *rest):
+    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_calibrate)
+    for add in (*adders, *rest, _add_test):
         add(commands)
     for command in commands.choices.values():
         _say_defaults(command)
@@ -211,6 +211,18 @@ def _add_controls(commands: Any) -> None:
     add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
 
 
+def _add_calibrate(commands: Any) -> None:
+    from harness.commands.calibrate import add_arguments
+
+    example = (
+        "./run.sh calibrate --minutes 20\n"
+        "  ./run.sh calibrate --part check --part memory --part story --dry-run"
+    )
+    text = "measure what predictions assume of this machine, and keep it for them"
+    page = "docs/calibrate.md"
+    add_arguments(_add(commands, "calibrate", _calibrate, text, example, page))
+
+
 def _add_test(commands: Any) -> None:
     text = "set up and pass the tests"
     _add(commands, "test", _test, text, "./run.sh test", "docs/adding/README.md")
@@ -287,6 +299,12 @@ def _controls(options: argparse.Namespace) -> int:
     from harness.commands.controls import controls
 
     return controls(options, overrides(options))
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from harness.commands.calibrate import calibrate
+
+    return calibrate(options)
 
 
 def _test(options: argparse.Namespace) -> int:

@@ -88,7 +88,7 @@ ALTERS = {
     "update": "the optimizer writes something else than AdamW would",
 }
 """What a strategy may alter by design -> meaning. From it follows how far a row's first step, or
-all of its steps, may be from the reference's (``harness.report.data.parity``)."""
+all of its steps, may be from the reference's (``harness.report.figures.parity``)."""
 
 
 class Parity(Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
@@ -12,14 +13,17 @@ from typing import Any
 from rich.text import Text
 
 from harness import ROOT
+from harness.calibration.record import Ceilings
+from harness.calibration.store import Applied
 from harness.commands import one_row
 from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.memory.portrait import load
+from harness.memory.portrait import Portrait, load
+from harness.predict import calibrated
 from harness.report.anatomy import files, page
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
@@ -94,6 +98,23 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     return spec
 
 
+def under_ceilings(portrait: Portrait, found: Applied | None) -> Portrait:
+    """``portrait`` under the ceilings of its device's calibration, where that has them: they come
+    of more shapes and more time than a run has. The processes of a CPU share it."""
+    ceilings = found.calibration.ceilings if found else Ceilings()
+    flops, streams = ceilings.products.get(portrait.dtype), ceilings.streams
+    if not flops or not streams:
+        return portrait
+    share = portrait.processes if portrait.device == "cpu" else 1
+    largest = max(streams, key=lambda stream: stream.bytes)
+    return dataclasses.replace(
+        portrait,
+        peak_flops=flops / share,
+        bandwidth=largest.rate / share,
+        ceilings=found.words,
+    )
+
+
 def _line(row: Planned) -> str:
     return launch.display(row.resolved, row.folder, WORDS)
 
@@ -106,7 +127,8 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
 
 def _draw(folder: Path, console: Any) -> bool:
     """Draw and say it; whether its two counts of the activations agree."""
-    portrait = load(folder / "anatomy.json")
+    measured = load(folder / "anatomy.json")
+    portrait = under_ceilings(measured, calibrated.kept_for(measured.device))
     for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *files.write(portrait, folder)]:

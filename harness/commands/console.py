@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.system.machine import Machine, examine
 

@@ -21,8 +21,8 @@ from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import parity
 from harness.report.data.grid import text_grid
+from harness.report.figures import parity
 from harness.report.rendering.narrow import draw
 from harness.resolve import resolve
 from harness.result import Result, Status

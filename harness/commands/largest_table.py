@@ -11,7 +11,7 @@ from harness.predict import verdict
 from harness.predict.search import Largest, batch_name, model_name
 from harness.predict.verdict import Fit
 from harness.report.data.grid import Grid
-from harness.report.data.units import GIB
+from harness.report.figures.units import GIB
 from harness.report.rendering.narrow import draw
 from harness.resolve import Resolved
 

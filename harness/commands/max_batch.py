@@ -22,8 +22,8 @@ from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, shor
 from harness.commands.options import ALL_GPUS, add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import derive
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.figures import derive
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError

@@ -17,7 +17,8 @@ from harness.commands.largest_table import print_largest
 from harness.commands.options import check_file
 from harness.commands.plan_asked import CUSTOM, Asked, asked_for
 from harness.commands.plan_table import PlanProgress, print_explained, print_plan
-from harness.predict import attention, pool, verdict, ways_out
+from harness.predict import attention, calibrated, pool, verdict, ways_out
+from harness.predict.calibrated import NONE
 from harness.predict.prediction import Prediction
 from harness.predict.search import Largest, largest_batch, largest_model
 from harness.predict.verdict import Fit
@@ -40,11 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
     told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", default="DiT-XL/2", help=told)
-    add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
-        help="GPUs, one process each (default: 8)")  # fmt: skip
+    add("--gpus", "--processes", dest="processes", type=int, metavar="N",
+        help="GPUs, a process each (default: 8), or processes of the CPU (2)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
     card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
+    card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
+    told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
+    add("--calibration", metavar="FILE", default="", help=told)
     add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
     add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
     told = "largest micro batch (whatever B is), or DiT (default: neither)"
@@ -129,6 +133,7 @@ def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, o
     return {
         "gpu": dataclasses.asdict(asked.gpu),
         "assumed": verdict.assumed(asked.gpu),
+        "rests_on": calibrated.words(asked.gpu),
         "fastest": best.label if best else None,
         "rows": [_fit_as_json(fit) for fit in fits],
         "tried": [_fit_as_json(fit) for fit in ways.tried] if ways else [],

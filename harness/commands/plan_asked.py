@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.commands import suites
 from harness.data.feed import check_data
-from harness.predict import cards
+from harness.predict import calibrated, cards
 from harness.predict.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
@@ -22,6 +22,8 @@ __all__ = ["CUSTOM", "Asked", "PlanError", "asked_for"]
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 DEFAULT_GPU_BATCH = 32
+GPUS, CPU_PROCESSES = 8, 2
+"""Processes where none are asked for."""
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 
 
@@ -49,16 +51,15 @@ def asked_for(options: argparse.Namespace) -> Asked:
         BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
+    if options.processes is None:
+        options.processes = CPU_PROCESSES if options.cpu else GPUS
     if options.processes < 1:
         raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
     if options.jobs is not None and options.jobs < 1:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     if options.explain and options.largest:
         raise PlanError("--explain is of one size, and --largest searches many; leave one out")
-    if options.gpu_memory:
-        gpu = cards.of_size(cards.parse_bytes(options.gpu_memory))
-    else:
-        gpu = cards.find(options.gpu)
+    gpu = calibrated.as_calibrated(_card(options), options.calibration)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -71,6 +72,18 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def _card(options: argparse.Namespace) -> Card:
+    if options.cpu:
+        return calibrated.this_cpu()
+    if options.gpu_memory:
+        return cards.of_size(cards.parse_bytes(options.gpu_memory))
+    return calibrated.find(options.gpu)
+
+
+def _device(options: argparse.Namespace) -> str:
+    return "cpu" if options.cpu else "cuda"
 
 
 def _base(options: argparse.Namespace) -> Spec:
@@ -93,7 +106,7 @@ def _base(options: argparse.Namespace) -> Spec:
         data=f"synthetic:{options.resolution // LATENT}",
         global_batch=batch,
         processes=options.processes,
-        device="cuda",
+        device=_device(options),
     )
     spec.check()
     if options.largest != "batch":
@@ -112,10 +125,10 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
     asked = options.recipes
     if not asked:
-        suite = suites.load(options.suite or "default", "cuda")
+        suite = suites.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
     if options.processes == 1:
-        asked = [unreplicated(recipe, "cuda") for recipe in asked]
+        asked = [unreplicated(recipe, _device(options)) for recipe in asked]
     return list(dict.fromkeys(asked))
 
 
@@ -125,7 +138,7 @@ def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
     Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
     """
     parsed = parse(recipe)
-    processes = 1 if parsed.alone("cuda") else base.processes
+    processes = 1 if parsed.alone(base.device) else base.processes
     batch = base.global_batch if whole_batches else processes * parsed.accumulation
     spec = dataclasses.replace(base, recipe=parsed.text, processes=processes, global_batch=batch)
     resolved = resolve(spec)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.memory.record import Instant
-from harness.predict import verdict
+from harness.predict import calibrated, verdict
 from harness.predict.prediction import Prediction
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
-from harness.report.data.units import GIB
+from harness.report.figures.units import GIB
 from harness.report.rendering.narrow import draw
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ SHOWN = {
 }
 WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted",
         "cannot": "cannot run"}  # fmt: skip
+ON_GPU = (
+    "GiB of one GPU; Host: of a node with up to 8. Needs: what the allocator reserves, library "
+    "workspaces, CUDA context and NCCL."
+)
+ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
 SMALL = GIB // 20
 """Bytes below which a category is not worth a word: they round to 0.0 GiB."""
 FINE = GIB // 200
@@ -97,10 +102,8 @@ def _order(fit: Fit) -> tuple[int, float]:
 def _setting(fits: Sequence[Fit]) -> str:
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
     pixels = 8 * fits[0].resolved.subject.data.input_size
-    return (
-        f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
-        f"{spec.processes} x {card.words}"
-    )
+    on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
+    return f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, {on} {card.words}"
 
 
 def _cells(fit: Fit) -> list[str]:
@@ -124,9 +127,8 @@ def gib(size: int | None) -> str:
 
 def _notes(fits: Sequence[Fit]) -> list[str]:
     notes = [
-        "GiB of one GPU; Host: of a node with up to 8. Needs: what the allocator reserves, library "
-        "workspaces, CUDA context and NCCL (these two: typical figures). Columns between: the "
-        "peak instant of live tensors. Nothing here was calibrated on a GPU."
+        ON_CPU if fits[0].gpu.shared else ON_GPU,
+        f"Columns between: the peak instant of live tensors. {calibrated.words(fits[0].gpu)}",
     ]
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):

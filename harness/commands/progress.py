@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.phases import RUN_PHASES
-from harness.report.data import derive
 from harness.report.data.rows import label
+from harness.report.figures import derive
 from harness.result import Result, Status
 
 __all__ = ["Progress", "clock", "summary"]

@@ -19,12 +19,12 @@ from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
-from harness.predict import attention, pool
+from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
-from harness.report.data.predicted import FILE
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
 from harness.report.data.rows import label
+from harness.report.figures.predicted import FILE
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
@@ -105,6 +105,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if code is None and not options.no_predictions:
         whole = predict_measured(results, [row.resolved for row in planned], out, console)
         code = None if whole else INTERRUPTED
+    calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(

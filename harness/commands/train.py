@@ -21,7 +21,7 @@ from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, finished, newest_whole, terms
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.predict.roofline import Work
+from strategies.evidence.flops import left_out
 
 __all__ = ["Counter"]
 
@@ -23,6 +24,7 @@ class Counter:
 
     def __init__(self, device: str, host: str | None) -> None:
         self.device, self.host = device, host
+        self.formulas = {**flop_registry, **left_out()}
         self.tally: Tally[tuple[str, str, str, int, int]] = Tally()
 
     def begin(self) -> None:
@@ -62,7 +64,7 @@ class Counter:
             return "transfer", "", 0, _bytes(outs)
         if self.host != self.device and devices == {self.host}:
             return "host", "", 0, size
-        formula = flop_registry.get(func._overloadpacket)
+        formula = self.formulas.get(func._overloadpacket)
         if formula is None:
             return "memory", dtype, 0, size
         flops = int(formula(*args, out_val=out))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from harness.report.data.compare import Comparison, compare
 from harness.report.data.grouping import build
-from harness.report.data.predicted import read_predictions
 from harness.report.data.rows import Report, SuiteHead, read_suite
+from harness.report.figures.predicted import read_predictions
 from harness.report.rendering import export, html, markdown
 from harness.result import Result
 

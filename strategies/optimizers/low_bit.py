@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
 from strategies.evidence.settings import label
-from strategies.optimizers.quantised import low_bit_facts, torchao_adam
+from strategies.optimizers.quantised import low_bit_facts, torchao_adam, watch_low_bit
 from strategies.strategy import Strategy
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
@@ -49,8 +50,11 @@ class Adam8bit(Strategy):
 
         return AdamW8bit(params, **settings.adam)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return watch_low_bit(trained)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return low_bit_facts(trained, "AdamW8bit", self._home(), bits=8)
+        return low_bit_facts(trained, "AdamW8bit", self._home(), 8, self.note(trained))
 
     def _home(self) -> str:
         return "bitsandbytes" if self.lib == "bnb" else "torchao"
@@ -75,7 +79,7 @@ class PagedAdam8bit(Adam8bit):
         return PagedAdamW8bit(params, **settings.adam)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        facts = low_bit_facts(trained, "PagedAdamW8bit", "bitsandbytes", bits=8)
+        facts = low_bit_facts(trained, "PagedAdamW8bit", "bitsandbytes", 8, self.note(trained))
         moments = [s["state1"] for s in trained.inner_optimizer.state.values()]
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
@@ -104,5 +108,8 @@ class Adam4bit(Strategy):
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         return torchao_adam("AdamW4bit", params, settings, launch.device)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return watch_low_bit(trained)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return low_bit_facts(trained, "AdamW4bit", "torchao", bits=4)
+        return low_bit_facts(trained, "AdamW4bit", "torchao", 4, self.note(trained))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from strategies.base import Settings, demand
 from strategies.engine import Trained
-from strategies.evidence import states
+from strategies.evidence import states, updates
 from strategies.evidence.settings import label
 from strategies.evidence.stored import bytes_of, stored
 
-__all__ = ["low_bit_facts", "torchao_adam"]
+__all__ = ["low_bit_facts", "torchao_adam", "watch_low_bit"]
 
 # bitsandbytes and torchao both keep tensors below this in float32.
 SMALLEST = 4096
 BLOCKS = {8: 256, 4: 128}
 """Bits -> torchao's block; it leaves tensors that are not whole blocks in float32."""
+
+OFF = 0.01
+"""From AdamW's rule in float64, of an update: by the moments as they are read from their bits."""
 
 
 def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) -> Any:
@@ -38,8 +43,37 @@ def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) 
     return type(name, (kind,), {"step": step})(params, **settings.adam)
 
 
-def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str, Any]:
-    """Class, settings and steps, and the state's bytes: codes of ``bits`` and no more than scales.
+def watch_low_bit(trained: Trained) -> AbstractContextManager[list[updates.Update]]:
+    """The first update of a tensor whose moments are kept in few bits, with them as numbers."""
+    optimizer = trained.inner_optimizer
+
+    def quantised(p: Any) -> bool:
+        kept = [v for v in _moments(optimizer.state.get(p, {})) if str(v.dtype) == "torch.uint8"]
+        return bool(kept)
+
+    return updates.watch(optimizer, quantised, read=_as_numbers)
+
+
+def _as_numbers(state: dict[str, Any], p: Any) -> dict[str, Any]:
+    """Both moments in float32, by AdamW's names; of bitsandbytes' the first elements."""
+    if "state1" in state:
+        names = {"exp_avg": "1", "exp_avg_sq": "2"}
+        return {name: _looked_up(state, number) for name, number in names.items()}
+    return {name: state[name].dequantize() for name in ("exp_avg", "exp_avg_sq")}
+
+
+def _looked_up(state: dict[str, Any], number: str) -> Any:
+    """bitsandbytes' blocks: each code is a place in the table, each block has a scale."""
+    codes = state[f"state{number}"].flatten()[: updates.SAMPLE]
+    scales = state[f"absmax{number}"].repeat_interleave(BLOCKS[8])[: codes.numel()]
+    return state[f"qmap{number}"][codes.long()] * scales
+
+
+def low_bit_facts(
+    trained: Trained, kind: str, home: str, bits: int, watched: Iterable[updates.Update] | None
+) -> dict[str, Any]:
+    """Class, settings and steps, the state's bytes: codes of ``bits`` and no more than scales; and
+    the update that was ``watched``, against AdamW's rule.
 
     Small tensors stay in float32 by both libraries' rule, so only the others are held to it.
     """
@@ -67,6 +101,10 @@ def low_bit_facts(trained: Trained, kind: str, home: str, bits: int) -> dict[str
         "moment_bytes_per_element": round(mean, 3),
         "state_bytes_per_element": round(states.per_element(trained), 3),
     }
+    for update in watched or ():
+        error = updates.adamw_weight_error(update, trained.settings)
+        demand(error <= OFF, f"an update is {error:.2g} of itself away from AdamW's rule")
+        facts["update_error"] = float(f"{error:.2g}")
     return label(facts, "compiled_step") if compiled else facts
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from harness import ROOT, cli
-from harness.commands import anatomy, console, one_row, run, train
+from harness.calibration import here, record, store
+from harness.commands import anatomy, calibrate, console, one_row, run, train
 from harness.launch import launch
 from harness.predict import pool
 from harness.predict.prediction import Prediction
@@ -23,6 +24,7 @@ from harness.suite import file as suite_file
 from harness.system import gpus
 from harness.system import machine as machines
 from harness.worker.training import Training
+from tests.made.calibrations import CPU, made
 from tests.made.machines import SUITE, machine
 from tests.made.results import ok
 
@@ -200,6 +202,34 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "lint for no device": (
         lambda p: ["lint", "--processes", "0"],
         "processes is 0; give --processes at least 1",
+    ),
+    "calibrate for no time": (
+        lambda p: ["calibrate", "--minutes", "0"],
+        "0 is not a number of minutes above 0",
+    ),
+    "calibrate a GPU that is not there": (
+        lambda p: ["calibrate", "--device", "cuda", "--out", str(p / "results")],
+        "device is cuda, and no GPU is to be seen here; use --device cpu",
+    ),
+    "calibrate with a negative number": (
+        lambda p: ["calibrate", "--jobs", "-1"],
+        "jobs is -1; give --jobs at least 1",
+    ),
+    "calibrate, shared into a folder": (
+        lambda p: ["calibrate", "--share", str(p)],
+        "it is a folder; give another --share FILE",
+    ),
+    "calibrate against nothing": (
+        lambda p: ["calibrate", "--against", str(p / "none")],
+        "no results in it; give a folder that ./run.sh run made",
+    ),
+    "calibrate's comparison of nothing": (
+        lambda p: ["calibrate", "--json", str(p / "a.json")],
+        "give --against DIR",
+    ),
+    "plan with a calibration that is none": (
+        lambda p: [*plan(), "--calibration", write(p / "c.json", "{}")],
+        "is no calibration of schema 1",
     ),
     "report of a file": (lambda p: ["report", write(p / "file", "")], "no such folder"),
     "doctor under a file": (
@@ -414,7 +444,7 @@ def test_train_keeps_its_state_and_samples_in_its_folder(
 
 
 COMMANDS = ["run", "plan", "report", "compare", "list", "doctor", "lint", "anatomy", "train",
-            "max-batch", "test"]  # fmt: skip
+            "max-batch", "calibrate", "test"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -472,3 +502,29 @@ def test_answers_come_without_torch(monkeypatch) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_dry_run_of_calibrate_names_stations_in_order_and_starts_nothing(
+    tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "recall", machines.look)
+    words = ["calibrate", "--dry-run", "--out", str(tmp_path / "s"), "--device", "cpu"]
+    assert call([*words, "--part", "story", "--part", "memory", "--minutes", "12"]) == 0
+    text = capsys.readouterr().out
+    order = [text.index(name) for name in ("memory products", "memory single", "story ladder")]
+    assert order == sorted(order), "parts come in their own order"
+    assert "story default" in text and "of 12 are left" in text and "skipped" in text
+    assert nothing_starts == [] and not (tmp_path / "s").exists()
+
+
+def test_what_is_kept_of_this_machine_is_shared_without_measuring(
+    tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "recall", machines.look)
+    monkeypatch.setattr(store, "OWN", tmp_path / "own")
+    monkeypatch.setattr(here, "processor", lambda: CPU.name)
+    made(CPU).write(store.file_of(made(CPU), store.OWN))
+    assert call(["calibrate", "--share", str(tmp_path / "for-others.json")]) == 0
+    assert "--calibration for-others.json uses it" in " ".join(capsys.readouterr().out.split())
+    assert record.load(tmp_path / "for-others.json").source == "others"
+    assert nothing_starts == []

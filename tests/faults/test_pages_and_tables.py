@@ -15,8 +15,8 @@ from harness import cli
 from harness.commands import listing
 from harness.commands.console import print_listed
 from harness.report import SuiteHead, build, compare, print_comparison, print_report, write_report
-from harness.report.data import units
 from harness.report.data.grid import text_grid
+from harness.report.figures import units
 from harness.report.rendering import html, markdown, narrow, sentences, tables
 from harness.report.rendering.export import json_text
 from harness.result import Result, Status, load_all

@@ -22,7 +22,7 @@ from harness.launch.outcome import Facts, classify
 from harness.memory.portrait import load as load_portrait
 from harness.report import build, write_report
 from harness.report.anatomy import page
-from harness.report.data import parity
+from harness.report.figures import parity
 from harness.report.rendering import charts, markdown
 from harness.resolve import resolve
 from harness.result import BadResult, LaunchRecord, Result, Status, deeper_than, load
@@ -313,10 +313,11 @@ def test_every_option_says_its_default():
 
 def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
     class Portrait:
-        made_total, saved_total = 100.0, 96.0
+        made_total, saved_total, device = 100.0, 96.0, "cpu"
 
     out = io.StringIO()
     monkeypatch.setattr(anatomy, "load", lambda path: Portrait)
+    monkeypatch.setattr(anatomy, "under_ceilings", lambda portrait, found: portrait)
     monkeypatch.setattr(page, "sentences", lambda portrait: [])
     monkeypatch.setattr(anatomy.files, "write", lambda portrait, folder: [])
     assert not anatomy._draw(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()

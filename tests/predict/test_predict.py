@@ -12,7 +12,7 @@ from harness import cli
 from harness.commands.plan_table import answer
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
-from harness.predict import cards, limits, pool, roofline, verdict, workspace
+from harness.predict import cards, limits, pool, rates, roofline, verdict, workspace
 from harness.predict.allocator import Allocator, replay
 from harness.predict.prediction import Prediction, load
 from harness.predict.roofline import Work
@@ -144,7 +144,7 @@ def test_time_is_the_slower_of_flops_and_bytes():
     tiny = dataclasses.replace(wide, bytes=8)
     assert roofline.seconds([busy], card, 1).compute == pytest.approx(3e12 / (0.75 * 312e12))
     assert roofline.seconds([wide], card, 1).compute == pytest.approx(2e9 / (0.8 * 2039e9))
-    assert roofline.seconds([tiny], card, 1).compute == pytest.approx(roofline.LAUNCH)
+    assert roofline.seconds([tiny], card, 1).compute == pytest.approx(rates.LAUNCH)
     sent = dataclasses.replace(wide, kind="collective")
     alone = roofline.seconds([sent], card, 1).communication
     assert alone < 1e-4 < roofline.seconds([sent], card, 8).communication
@@ -262,7 +262,7 @@ BAD = {
     "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
     "gpu unknown": (["--gpu", "A1000"], "did you mean 'A10'? Or give --gpu-memory"),
     "memory": (["--gpu-memory", "lots"], "gpu-memory is 'lots'; write a size as in 24GiB"),
-    "no card": ([], "one of the arguments --gpu --gpu-memory is required"),
+    "no card": ([], "one of the arguments --gpu --gpu-memory --cpu is required"),
     "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
     "size": (["--gpu", "L4", "--model", "depth=0"], "depth is '0'; a whole number from 1"),
     "size key": (["--gpu", "L4", "--model", "dept=2"], "no size 'dept'; did you mean 'depth'"),

@@ -28,6 +28,8 @@ WORDS = {
     ("command", "what it does", "read on"),
     ("strategy", "place", "what it does", "losses"),
     ("suite", "what it tells"),
+    ("station", "what"),
+    ("Goal", "Measured"),
     ("--data", "what it is"),
     ("to add or change", "page", "files it touches"),
     ("file", "what to write there"),

@@ -9,8 +9,8 @@ import pytest
 from conftest import SUBJECT
 
 from harness.report import build, stories
-from harness.report.data import units
 from harness.report.data.rows import SuiteHead
+from harness.report.figures import units
 from harness.report.rendering import story_charts
 from harness.report.stories.claim_rules import DEEP
 from harness.result import Status

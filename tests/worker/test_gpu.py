@@ -1,4 +1,5 @@
-"""Where there is a GPU: real runs on one, and its meter against known tensors."""
+"""Where there is a GPU: its meter against known tensors, its kernels, and a limit. Whether every
+recipe runs there is for ``tests/calibrate/test_check_on_gpu.py``."""
 
 from __future__ import annotations
 
@@ -7,11 +8,8 @@ import torch
 from conftest import launched
 
 from harness.predict.attention import ORDERS, choose, preferred
-from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec
-from harness.system.machine import examine
-from harness.system.requirements import obstacle
 from harness.worker.environment import attention
 from harness.worker.meter import CudaMeter
 
@@ -19,44 +17,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-# DiT-S: the moments of a smaller model are not large enough to be paged.
-RECIPES = [
-    "single", "single+bf16", "single+tf32", "single+checkpoint", "ddp", "zero2", "zero3",
-    "zero2_offload", "single+adam8bit", "single+adam8bit:lib=torchao", "single+adam4bit",
-    "single+paged_adam8bit", "single+offload_adamw", "single+adafactor", "single+muon+bf16",
-    "single+optimizer_in_backward+adam8bit", "single+lora+adam8bit+checkpoint", "single+dora",
-    "single+qlora+bf16", "single+difffit", "single+controlnet", "single+prune+bf16",
-    "single+prune_structured+bf16", "single+bf16+sparse24", "zero3+lora", "zero2+adam8bit+bf16",
-    "ddp+compress:kind=fp16", "ddp+compress:kind=powersgd", "ddp+topk", "ddp+onebit_adam",
-    "single+sgd:momentum=0.0+sparse_embedding",
-    "zero3_offload", "single+fp16", "zero2+fp16", "single+bf16_pure+adamw_bf16", "zero2+bf16_pure",
-    "single+fp8", "single+attend", "single+attend:kernel=efficient",
-    "single+bf16+attend:kernel=flash", "single+bf16+attend:kernel=cudnn",
-    "single+bf16+attend:kernel=flex", "single+attend:kernel=math",
-    "single+checkpoint:keep=products",
-    "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
-    "single+bf16_pure+adamw_bf16:write=kahan", "ddp+compress:kind=bf16",
-    "single+offload_activations", "single+checkpoint+offload_activations:what=checkpoints",
-    "single+compile", "single+compile:scope=model", "single+compile:budget=0.5",
-    "single+compile+checkpoint+bf16", "zero2+compile+bf16",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    return examine(tmp_path_factory.mktemp("results"))
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs_on_one_gpu_with_evidence(recipe, here, tmp_path):
-    spec = Spec(
-        recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda"
-    )
-    if lack := obstacle(resolve(spec), here):
-        pytest.skip(lack.reason)
-    row = launched(spec, tmp_path)
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    assert row.meter == "cuda" and row.ranks[0].phases["steady"].reserved > 0
 
 
 def test_the_meter_counts_tensors():

@@ -23,8 +23,8 @@ from harness.memory.places import BY_ENGINE
 from harness.memory.record import as_measured
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
-from harness.report.data import parity
-from harness.report.data.predicted import predicted_categories
+from harness.report.figures import parity
+from harness.report.figures.predicted import predicted_categories
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion

@@ -15,7 +15,7 @@ from harness.predict import pool
 from harness.report import write_report
 from harness.report.data import grouping
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.predicted import predicted_categories
+from harness.report.figures.predicted import predicted_categories
 from harness.report.rendering import tables
 from harness.resolve import resolve
 from harness.result import Status

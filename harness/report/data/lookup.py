@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.report.data import speed
-from harness.report.data.categories import STATE
 from harness.report.data.rows import Report, Row
+from harness.report.figures.categories import STATE
 from harness.result import Status
 from harness.spec import Spec
 from strategies import parse

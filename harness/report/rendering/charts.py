@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from harness.report.data import derive, parity, units
-from harness.report.data.categories import CATEGORIES, title
 from harness.report.data.rows import Group, Row
+from harness.report.figures import derive, parity, units
+from harness.report.figures.categories import CATEGORIES, title
 from harness.report.rendering.svg import (
     COLOURS,
     DASHES,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from harness.report import stories
-from harness.report.data import speed, units
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
+from harness.report.figures import units
 from harness.report.rendering import (
     charts,
     html_parts,
@@ -22,6 +23,11 @@ from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
 
 __all__ = ["render"]
 
+SHOWN = (
+    *("types", "parity", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
+    "buckets",
+)
+"""Keys of the tables behind the charts of a group, in this order."""
 CROWD = 8
 """With more rows than this, some marks of the scatter may only have room for their rank."""
 # A button that copies a command; the page is whole without it.
@@ -95,10 +101,9 @@ def _group(group: Group, index: int, several: bool) -> str:
     floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
     parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(grids['ranking'])}")
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("types", "parity", "siblings", "memory", "host", "predicted", "parts", "buckets"):
+    for key in SHOWN:
         if grids[key].lines:
-            errors = sentences.prediction_errors(group) if key == "predicted" else ""
-            parts.append(_table(grids[key], errors))
+            parts.append(_table(grids[key], sentences.introduction(key, group)))
     return "\n".join([*parts, html_parts.evidence(group)])
 
 

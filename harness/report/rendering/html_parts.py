@@ -9,9 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.report.data import environment_facts, parity, units
+from harness.report.data import environment_facts
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
+from harness.report.figures import parity, units
 from harness.report.rendering.explanations import GLOSSARY
 from harness.report.rendering.svg import element
 from strategies.evidence.settings import worded

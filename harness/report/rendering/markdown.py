@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from harness.report import stories
-from harness.report.data import environment_facts, speed, units
+from harness.report.data import environment_facts, speed
 from harness.report.data.answers import Answer, answers, fastest_that_fits
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
+from harness.report.figures import units
 from harness.report.rendering import in_force, recorded, sentences, tables
 from harness.report.rendering.markdown_parts import code, fence, plain, table_lines
 from harness.report.rendering.story_stamp import story_stamp
@@ -14,8 +15,8 @@ from harness.report.rendering.story_stamp import story_stamp
 __all__ = ["render", "render_story"]
 
 SHOWN = (
-    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "time"),
-    *("parity", "siblings", "buckets"),
+    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
+    *("time", "parity", "siblings", "buckets"),
 )
 """Keys of the tables below the ranking, in this order."""
 
@@ -59,8 +60,8 @@ def _group(group: Group) -> list[str]:
     for warning in sentences.warnings(group):
         lines += [f"> {plain(warning)}", ""]
     lines += [_answer(answer) for answer in answers(group)]
-    errors = sentences.prediction_errors(group)
-    lines += [f"- {plain(errors)}"] if errors else []
+    told = (sentences.prediction_errors(group), sentences.calibration(group))
+    lines += [f"- {plain(text)}" for text in told if text]
     lines += ["", *_fits(group), _reference(group), ""]
     lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
     grids = tables.group_grids(group)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from harness.report.data import parity, units
 from harness.report.data.grid import Grid
+from harness.report.figures import parity, units
 
 __all__ = ["code", "fence", "plain", "table_lines"]
 

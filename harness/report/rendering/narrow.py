@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.data import units
 from harness.report.data.grid import Grid
+from harness.report.figures import units
 
 if TYPE_CHECKING:
     from rich.console import Console

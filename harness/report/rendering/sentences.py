@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import derive, environment_facts, parity
-from harness.report.data.gpu_state import hindered
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.data import environment_facts
 from harness.report.data.rows import Group, Report, Row, label
+from harness.report.figures import derive, parity
+from harness.report.figures.gpu_state import hindered
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.result import Status
 
 __all__ = [
     "alarming",
+    "calibration",
+    "introduction",
     "predicted_fits",
     "prediction_errors",
     "setting",
@@ -209,6 +212,24 @@ def _missing_flops(group: Group) -> list[str]:
 
 
 # ---- how good the predictions were ----
+
+
+def introduction(key: str, group: Group) -> str:
+    """What is said above a table, by its key; empty where nothing is."""
+    if key == "predicted":
+        return prediction_errors(group)
+    return calibration(group) if key == "calibrated" else ""
+
+
+def calibration(group: Group) -> str:
+    """Which calibration the predicted times rest on, and how far they are off; empty without."""
+    rows = [row.calibrated for row in group.rows if row.calibrated]
+    if not rows:
+        return ""
+    errors = _spread("times", [row.error for row in rows])
+    typical = _spread("by typical figures", [row.typical_error for row in rows])
+    found = "; ".join(filter(None, (errors, typical)))
+    return f"{rows[0].words}{f' {found[0].upper()}{found[1:]}.' if found else ''}"
 
 
 def prediction_errors(group: Group) -> str:

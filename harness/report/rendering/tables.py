@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from harness.report.data import derive
 from harness.report.data.effects import effects
 from harness.report.data.grid import Column, Grid, tabulate
-from harness.report.data.predicted import PredictedCategory
 from harness.report.data.rows import Group, Row, Unfinished
+from harness.report.figures import derive
+from harness.report.figures.predicted import PredictedCategory
 from harness.report.rendering.columns import (
     BUCKETS,
+    CALIBRATED,
     CATEGORY_ERRORS,
     EFFECTS,
     HOST_SPLIT,
@@ -90,6 +91,12 @@ def group_grids(group: Group) -> dict[str, Grid]:
         _table("parity", "Same computation?", PARITY, compared),
         _table("siblings", "Rows that alter the same", SIBLINGS, _with_siblings(compared)),
         _table("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
+        _table(
+            "calibrated",
+            "Time, predicted by this device's calibration",
+            CALIBRATED,
+            [r for r in rows if r.calibrated],
+        ),
         _table("parts", "Predicted and traced, by category", CATEGORY_ERRORS, _categories(rows)),
         _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]

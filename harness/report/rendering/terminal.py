@@ -8,10 +8,11 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from harness.report import stories
-from harness.report.data import parity, speed
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.compare import Comparison
 from harness.report.data.rows import Group, Report, Unfinished
+from harness.report.figures import parity
 from harness.report.rendering import comparison, recorded, sentences, tables
 from harness.report.rendering.narrow import draw, folded
 
@@ -71,9 +72,8 @@ def _group(group: Group, console: Console) -> None:
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
-    errors = sentences.prediction_errors(group)
-    if errors:
-        console.print(Padding(escape(errors), (0, 0, 0, 1), expand=False), highlight=False)
+    for text in filter(None, (sentences.prediction_errors(group), sentences.calibration(group))):
+        console.print(Padding(escape(text), (0, 0, 0, 1), expand=False), highlight=False)
     for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.report.data import fits
 from harness.report.data.lookup import Missing, Rows
-from harness.report.data.units import gib
+from harness.report.figures import fits
+from harness.report.figures.units import gib
 from harness.report.stories.claim_sweeps import LARGE
 from harness.report.stories.claim_verdicts import (
     MUCH,

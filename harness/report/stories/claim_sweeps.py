@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.report.data import fits
-from harness.report.data.fits import Band, Pair, Span
 from harness.report.data.lookup import Missing, Rows, beyond_state, state_share, step_bytes
-from harness.report.data.units import gib
+from harness.report.figures import fits
+from harness.report.figures.fits import Band, Pair, Span
+from harness.report.figures.units import gib
 from harness.report.stories.claim_verdicts import (
     HALF,
     NOTHING,

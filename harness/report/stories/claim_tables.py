@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.report.data import fits, units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
+from harness.report.figures import fits, units
 from harness.report.stories.claim_rules import GROWTHS, Growth
 from harness.report.stories.claim_sweeps import (
     BATCHES,

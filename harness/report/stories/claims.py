@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.report.data.fits import Band
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
 from harness.report.data.rows import Report
+from harness.report.figures.fits import Band
 from harness.report.stories import claim_rules, claim_sweeps, claim_tables
 from harness.report.stories.claim_verdicts import (
     FRACTION,

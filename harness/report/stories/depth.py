@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.report.data import derive, units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, beyond_state
 from harness.report.data.rows import Report, Row
+from harness.report.figures import derive, units
 from harness.subjects.dit.presets import shape_of
 
 __all__ = ["DepthPoint", "series", "tables", "work"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.report.data import units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
 from harness.report.data.rows import Report
+from harness.report.figures import units
 
 __all__ = ["tables"]
 
