@@ -22,6 +22,7 @@ from harness.launch import launch
 from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
+from harness.report import write_report
 from harness.report.data.rows import label
 from harness.report.figures.predicted import FILE
 from harness.report.figures.predicted_fit import OUT_OF_MEMORY
@@ -102,7 +103,9 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     except SuiteInterrupted as stop:
         options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
-    if code is None and not options.no_predictions:
+    if code is None and results and not options.no_predictions:
+        # Predictions take minutes, in which somebody may end this: the report is there before them.
+        write_report(results, [], out, lost=[])
         whole = predict_measured(results, [row.resolved for row in planned], out, console)
         code = None if whole else INTERRUPTED
     calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
