@@ -61,7 +61,7 @@ def draw(
     _table(grid, lines, kept, console, styles or {})
     left = [head for index, head in enumerate(grid.heads) if index not in kept]
     if left:
-        text = f"No room for {', '.join(left)}: a wider terminal shows more."
+        text = f"No room for {', '.join(left)}: a wider terminal, or COLUMNS in a log, shows more."
         console.print(Padding(Text(text, "dim"), (0, 0, 0, 1), expand=False))
         _tell_flags(grid, left, console)
 
