@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,12 @@ COLUMNS = 100
 
 
 def make_console(columns: int = COLUMNS) -> Console:
-    """Standard output, as wide as the terminal, or ``columns`` where that is a log file."""
-    return Console() if sys.stdout.isatty() else Console(width=columns)
+    """Standard output, as wide as the terminal; a log file is as wide as COLUMNS says, else
+    ``columns``."""
+    if sys.stdout.isatty():
+        return Console()
+    asked = os.environ.get("COLUMNS", "")
+    return Console(width=int(asked) if asked.isdecimal() and int(asked) else columns)
 
 
 def exit_code(results: Sequence[Result]) -> int:

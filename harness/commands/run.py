@@ -30,6 +30,7 @@ from harness.launch import launch
 from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
+from harness.report import write_report
 from harness.report.data.rows import label
 from harness.report.figures.predicted import FILE
 from harness.report.figures.predicted_fit import OUT_OF_MEMORY
@@ -39,7 +40,7 @@ from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.again import with_reference_again
 from harness.suite.file import Suite
-from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
@@ -92,21 +93,27 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
     _alone_here(console)
-    code = None
+    code, progress = None, Progress(console)
     try:
         results = run_suite(
             suite,
             planned,
             out,
             machine=machine,
-            progress=Progress(console),
+            progress=progress,
             fresh=options.fresh,
             timeout=options.timeout,
         )
+    except (OutputError, launch.LaunchError):
+        if progress.done:  # a disk that filled up: what was measured on it is told all the same
+            show(*load_all(out), out, console)
+        raise
     except SuiteInterrupted as stop:
         options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
-    if code is None and not options.no_predictions:
+    if code is None and results and not options.no_predictions:
+        # Predictions take minutes, in which somebody may end this: the report is there before them.
+        write_report(results, [], out, lost=[])
         whole = predict_measured(results, [row.resolved for row in planned], out, console)
         code = None if whole else INTERRUPTED
     calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")

@@ -161,3 +161,18 @@ def test_a_signal_between_rows_ends_as_ctrl_c_does(number, tmp_path, monkeypatch
         assert cli.main(words(tmp_path)) == 130
     assert len(seen) == 1 and (tmp_path / "report.md").exists()
     assert "interrupted after" in capsys.readouterr().out
+
+
+def test_a_report_is_there_before_the_predictions(tmp_path, monkeypatch, capsys):
+    from harness.predict import pool
+
+    def ends(*given, **more):
+        assert (tmp_path / "report.md").exists(), "a kill in these minutes would lose it"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "predict_all", ends)
+    given = words(tmp_path)
+    given.remove("--no-predictions")
+    with faked():
+        assert cli.main(given) == 130
+    assert "interrupted after 2 of 2 runs" in capsys.readouterr().out

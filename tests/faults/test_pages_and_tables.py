@@ -43,7 +43,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
     grid = tables.short_ranking(group)
     text = printed(width, narrow.draw, grid, Console)
     assert max(map(len, text.splitlines())) <= width
-    left = re.search(r"No room for (.*?): a wider", " ".join(text.split()))
+    left = re.search(r"No room for (.*?): a wider terminal, or COLUMNS", " ".join(text.split()))
     gone = left[1].split(", ") if left else []
     assert set(gone) <= set(grid.heads) - {"Recipe", "Samples/s"}
     words = text.split()
@@ -210,3 +210,12 @@ def test_a_folder_that_may_not_be_looked_into_is_not_called_empty(tmp_path, monk
     monkeypatch.setattr(reports.os, "scandir", closed)
     assert cli.main(["report", str(a_set(tmp_path))]) == 2
     assert "Permission denied; ask its owner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "columns"), [("", 100), ("160", 160), ("none", 100), ("0", 100)])
+def test_a_log_is_as_wide_as_columns_says(asked, columns, monkeypatch):
+    from harness.commands.console import make_console
+
+    monkeypatch.setenv("COLUMNS", asked)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert make_console().width == columns

@@ -34,6 +34,7 @@ WORDS = {
     ("to add or change", "page", "files it touches"),
     ("file", "what to write there"),
     ("name", "field of Numbers", "what it is"),
+    ("promise", "test"),
     ("file", "what to change there"),
 }
 """Heads of the tables that measure nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
-from harness.report.rendering.markdown_parts import table_lines
+from harness.report.rendering.markdown_parts import plain, table_lines
 
 __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "summary"]
 
@@ -44,7 +44,7 @@ def markdown(comparison: Comparison) -> str:
         lines += [*table_lines(environment_grid(comparison)), ""]
     if comparison.changes:
         lines += [*table_lines(changes_grid(comparison)), "", NOTE, ""]
-    lines += [f"- {line}" for line in leftovers(comparison)]
+    lines += [f"- {plain(line)}" for line in leftovers(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -4,6 +4,7 @@ named, and where too few would be left, each row becomes a paragraph that has th
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def draw(
     _table(grid, lines, kept, console, styles or {})
     left = [head for index, head in enumerate(grid.heads) if index not in kept]
     if left:
-        text = f"No room for {', '.join(left)}: a wider terminal shows more."
+        text = f"No room for {', '.join(left)}: a wider terminal, or COLUMNS in a log, shows more."
         console.print(Padding(Text(text, "dim"), (0, 0, 0, 1), expand=False))
         _tell_flags(grid, left, console)
 
@@ -158,7 +159,7 @@ def _table(
         numbers = grid.kinds[i] not in units.TEXT
         broken = numbers and len(head) > width
         table.add_column(
-            head.replace(" ", "\n") if broken else head,
+            "\n".join(textwrap.wrap(head, width)) if broken else head,
             justify="right" if numbers else "left",
             overflow="fold",
             width=width,
