@@ -16,6 +16,7 @@ ORDER = (
     "harness.cli",
     "harness.train",
     "harness.commands",
+    "harness.export",
     "harness.suite",
     "harness.report",
     "harness.predict",
