@@ -10,6 +10,7 @@ from harness.calibration.record import Calibration, MeasuredRow
 from harness.calibration.residuals import fitted, left_out_errors, predicted_seconds
 from harness.predict import cards, workspace
 from harness.predict.roofline import SPREAD
+from harness.report.data.categories import CATEGORIES
 from harness.report.data.units import GIB, MIB
 
 __all__ = ["Table", "lines", "tables"]
@@ -35,6 +36,7 @@ def tables(
         attention(calibration),
         times(calibration),
         memory(calibration),
+        categories(calibration),
         stations(outcomes),
         Table("Goals", ("Goal", "Measured", ""), [(g.text, g.measured, g.word) for g in goals]),
     ]
@@ -168,30 +170,42 @@ def _time(row: MeasuredRow, factors: Mapping[str, float], errors: Mapping[str, f
 
 
 def memory(found: Calibration) -> Table:
-    """Predicted and measured bytes, with the errors of every category."""
-    heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %",
-             "Errors by category", "Why not")  # fmt: skip
+    """Predicted and measured bytes."""
+    heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
     rows = [
-        [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), _categories(row),
-         row.reason or NONE]
+        [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
         for row in found.rows
-    ]  # fmt: skip
-    note = "GiB as measured; categories above 5 % of a step's peak, predicted against traced."
+    ]
+    note = (
+        "GiB as measured. Step: tensors of a step, against the run's own trace. Run: the whole "
+        "run, against the meter, an independent measure. Why: there is no number."
+    )
     return Table("Memory", heads, rows, note)
+
+
+def categories(found: Calibration) -> Table:
+    """The error of each category of a step, in percent."""
+    names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
+    rows = [
+        [row.label, *(_error(row.categories.get(name)) for name in names)]
+        for row in found.rows
+        if row.categories
+    ]
+    heads = ["Row", *(name.replace("_", " ").capitalize() for name in names)]
+    note = "Percent, predicted against traced; of categories above 5 % of the step's peak."
+    return Table("Memory by category, errors", heads, rows, note)
+
+
+def _error(pair: Sequence[int] | None) -> str:
+    if pair is None:
+        return NONE
+    return f"{100 * (pair[0] / pair[1] - 1):+.2f}" if pair[1] else "inf"
 
 
 def _pair(pair: Sequence[int]) -> tuple[str, str]:
     if len(pair) != 2:
         return NONE, NONE
     return f"{pair[1] / GIB:.3f}", f"{100 * (pair[0] / pair[1] - 1):+.2f}"
-
-
-def _categories(row: MeasuredRow) -> str:
-    told = [
-        f"{name.replace('_', ' ')} {100 * (a / b - 1):+.1f}" if b else f"{name} not measured"
-        for name, (a, b) in row.categories.items()
-    ]
-    return ", ".join(told) or NONE
 
 
 def stations(outcomes: Sequence[Outcome]) -> Table:

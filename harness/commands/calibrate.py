@@ -25,6 +25,8 @@ from harness.calibration.record import Calibration, public
 from harness.commands.calibrate_against import against
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import check_file
+from harness.predict.calibrated import measured_on
+from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
 from harness.system import process
@@ -51,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "stop beginning stations that would not fit (default: no limit)"
     add("--minutes", type=minutes, metavar="M", help=told)
     add("--share", type=Path, metavar="FILE", help="write the calibration for others to use")
+    told = "rows that were measured earlier on this machine, in place of running some"
+    add("--rows", type=Path, metavar="DIR", help=told)
     told = "hold planned times to the results in DIR, as they are with and without the calibration"
     add("--against", type=Path, metavar="DIR", help=told)
     add("--json", type=Path, metavar="FILE", help="write what --against compared as JSON too")
@@ -131,6 +135,7 @@ def _session(
         small=options.small,
         model=options.model,
         steps=options.steps,
+        rows_known=options.rows is not None,
     )
     return Session(
         folder=folder,
@@ -140,8 +145,26 @@ def _session(
         tell=lambda text: console.print(Text(text), soft_wrap=True),
         fresh=options.fresh,
         jobs=options.jobs,
+        known=_known(options, device, machine),
         overrides=_overrides(options),
     )
+
+
+def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[Result]:
+    """The results in ``--rows`` that are of this device and ended well, none twice."""
+    if options.rows is None:
+        return []
+    own = here.device(device, machine)
+    found = [
+        result
+        for result in load_all(options.rows)[0]
+        if result.status is Status.OK
+        and not result.spec.repeat
+        and measured_on(result.environment, own)
+    ]
+    if not found:
+        raise SpecError(f"{options.rows}: no results of {own.name} in it; give another --rows DIR")
+    return found
 
 
 def _sighted(device: str, machine: Machine) -> None:
