@@ -129,6 +129,12 @@ def test_the_best_is_of_this_driver_and_torch_and_then_the_newest():
     assert store.choose([]) is None
 
 
+def test_a_cpu_that_others_used_is_marked():
+    assert store.applied(made(CPU, load=0.9)).marks == ()
+    assert "beside other work, load 3.5" in words(made(CPU, load=3.5))
+    assert store.applied(made(load=3.5)).marks == (), "a GPU computes by itself"
+
+
 def test_a_cpu_with_other_cores_is_marked():
     assert store.applied(made(CPU), cores=2).marks == ()
     assert store.applied(made(CPU), cores=4).marks == ("here 4 cores",)
