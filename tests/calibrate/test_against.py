@@ -1,0 +1,144 @@
+"""Planned times held to measured ones: the arithmetic on made rows, and a plan for a CPU against
+steps that were recorded on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import statistics
+
+import pytest
+
+from harness import ROOT, cli
+from harness.calibrate.against import Held, as_json, from_json, held, table
+from harness.calibration import record, store
+from harness.predict import cards, pool
+from harness.predict.roofline import Work
+from harness.result import Status
+from tests.made.calibrations import CPU, made, row, rows
+from tests.made.predictions import foretold
+from tests.made.results import cpu_set, done
+
+FOLDER = ROOT / "docs" / "results" / "cpu-2-cores-calibration"
+PAGE = ROOT / "docs" / "calibrate.md"
+
+
+def work(seconds: float) -> tuple[Work, ...]:
+    """Products that take so long at 50 TFLOP/s."""
+    kind = {"phase": "forward", "kind": "product", "dtype": "float32"}
+    return (Work(**kind, flops=int(seconds * 50e12), bytes=8, count=1),)
+
+
+def card(calibration) -> cards.Card:
+    found = store.applied(calibration)
+    return cards.with_calibration(cards.of_device(calibration.device), found)
+
+
+# ---- arithmetic ----
+
+
+def test_a_row_is_held_to_its_measured_step():
+    one = Held(recipe="single", processes=1, work=work(1.0), measured=1.0)
+    assert one.error(card(made(CPU, rows=rows(1.25)))) == pytest.approx(0.25)
+    two = dataclasses.replace(one, processes=2)
+    assert two.error(card(made(CPU, rows=rows(1.25)))) == pytest.approx(1.5), "they share it"
+    typical = dataclasses.replace(card(made(CPU)), calibrated=None)
+    assert one.error(typical) == pytest.approx(50e12 / (0.75 * 2 * 64e9) - 1)
+
+
+def test_the_table_shows_both_and_counts_what_lies_within():
+    near = Held(recipe="single", processes=1, work=work(1.0), measured=1.24)
+    far = Held(recipe="single+lora", processes=1, work=work(1.0), measured=2.5)
+    found = table([near, far], card(made(CPU, rows=rows(1.25))))
+    assert found.rows[0][2] == "1240" and found.rows[0][5:] == ["1250 +-37", "+1"]
+    assert found.rows[1][6] == "-50"
+    assert "Calibrated: median error 25 %, largest 50 %, 1 of 2 within" in found.note
+
+
+def test_rows_without_a_prediction_or_an_end_are_left_out():
+    ddp, zero3 = cpu_set()["ddp"], cpu_set()["zero3"]
+    void = dataclasses.replace(zero3, status=Status.VOID)
+    again = done("ddp", 0.5, (1,) * 6, repeat=1)
+    known = {r.spec.key: foretold(r, work=list(work(0.1))) for r in (ddp, void, again)}
+    assert [one.recipe for one in held([ddp, void, again], known)] == ["ddp"]
+    assert held([ddp], {}) == []
+
+
+def test_what_was_compared_is_read_back():
+    one = [Held(recipe="single", processes=1, work=work(1.0), measured=1.0)]
+    assert from_json(json.loads(json.dumps(as_json(one)))) == one
+
+
+# ---- a CPU, planned and measured ----
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[list[Held], cards.Card]:
+    """Steps of the suite ladder, which no factor was fitted to, and the calibration of the CPU that
+    they were measured on."""
+    data = json.loads((FOLDER / "steps.json").read_text())
+    return from_json(data), card(record.load(FOLDER / "calibration.json"))
+
+
+def errors(found: list[Held], by: cards.Card) -> list[float]:
+    return [abs(one.error(by)) for one in found]
+
+
+def test_a_calibrated_plan_is_nearer_to_measured_steps_than_a_typical_one(recorded):
+    found, own = recorded
+    typical = dataclasses.replace(own, calibrated=None)
+    assert len(found) > 8
+    assert statistics.median(errors(found, own)) < 0.5 * statistics.median(errors(found, typical))
+    narrower = [o.predicted(own).spread / o.predicted(own).total for o in found]
+    usual = [o.predicted(typical).spread / o.predicted(typical).total for o in found]
+    assert max(narrower) < min(usual)
+
+
+def test_one_that_was_fitted_to_wrong_steps_is_not(recorded):
+    found, own = recorded
+    wrong = own.calibrated.calibration
+    wrong = dataclasses.replace(
+        wrong, rows=[dataclasses.replace(r, step_seconds=2 * r.step_seconds) for r in wrong.rows]
+    )
+    assert statistics.median(errors(found, card(wrong))) > 2 * statistics.median(errors(found, own))
+
+
+def test_the_page_shows_what_follows_from_the_recorded_steps(recorded):
+    found, own = recorded
+    made_now = table(found, own)
+    shown = re.findall(r"^\| (single.*?) \|$", PAGE.read_text(), re.M)
+    assert [" | ".join(line) for line in made_now.rows] == shown
+    assert made_now.note in PAGE.read_text()
+
+
+# ---- the command ----
+
+
+def test_the_command_compares_and_keeps_what_it_compared(tmp_path, capsys, monkeypatch):
+    results = [cpu_set()[name] for name in ("ddp", "zero3")]
+    for result in results:
+        result.write(tmp_path / "r" / "runs" / result.spec.key / "result.json")
+    monkeypatch.setattr(store, "OWN", tmp_path / "own")
+    monkeypatch.setattr(
+        pool, "predict_all", lambda given, folder, **more: [
+            foretold(r, work=list(work(0.001))) for r in (
+                next(x for x in results if x.spec == row.spec) for row in given
+            )
+        ],
+    )  # fmt: skip
+    words = ["calibrate", "--against", str(tmp_path / "r"), "--json", str(tmp_path / "s.json")]
+    assert cli.main(words) == 0
+    text = capsys.readouterr().out
+    assert "Steps of AMD EPYC 7B13, planned and measured" in text and "typical figures" in text
+    assert "Typical ms" in text and "Calibrated ms" not in text
+    assert {one.recipe for one in from_json(json.loads((tmp_path / "s.json").read_text()))} == {
+        "ddp", "zero3",
+    }  # fmt: skip
+
+
+def test_a_part_of_the_catalog_that_no_row_tells_of_is_typical_in_the_table():
+    sent = Work(phase="backward", kind="collective", dtype="", flops=0, bytes=10**9, count=1)
+    one = Held(recipe="ddp", processes=2, work=(sent,), measured=1.0)
+    found = one.predicted(card(made(CPU, rows=[*rows(), row("single+sgd", 2.5, 2.0)])))
+    assert found.spread / found.total == pytest.approx(0.5)
