@@ -22,7 +22,7 @@ from harness.calibrate.together import Together
 from harness.launch.command import inherited
 from harness.result import Result, Status
 from harness.suite.file import Suite, SuiteRow
-from harness.suite.run import Planned, run_suite
+from harness.suite.run import Planned, SuiteInterrupted, run_suite
 from harness.system import process
 
 __all__ = ["run_part"]
@@ -94,7 +94,7 @@ def _measured(station: Station, session: Session) -> Outcome:
     kinds = {"measure": _measure, "row": _row, "suite": _suite, "tests": _tests, "meter": _meter}
     try:
         return kinds[station.kind](station, session)
-    except (process.Interrupted, KeyboardInterrupt):
+    except (process.Interrupted, SuiteInterrupted):
         raise
     except Exception as error:  # the rest goes on, and the outcome says why
         return _outcome(station, session, "failed", f"{type(error).__name__}: {error}"[:300])

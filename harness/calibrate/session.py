@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Session:
         on_gpu = self.setting.device == "cuda"
         return self.jobs or default_jobs(self.machine, on_gpu * self.setting.gpu_bytes)
 
-    @property
+    @functools.cached_property
     def device(self) -> Device:
         """What is calibrated."""
         return here.device(self.setting.device, self.machine)

@@ -93,12 +93,14 @@ def calibrate(options: argparse.Namespace) -> int:
     _sighted(options.device or recall(folder).device, recall(folder))
     check_out(folder)
     session = _session(options, folder, examined(console, folder, OPS), console)
-    outcomes, code = _run(session, options.part or USUAL)
+    outcomes = _run(session, options.part or USUAL)
+    if outcomes is None:
+        return INTERRUPTED
     left = leave(session, outcomes)
     _show(left, console)
     if options.share:
         _share(left.calibration, options.share, console)
-    return code or _code(outcomes)
+    return _code(outcomes)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -184,16 +186,16 @@ def _overrides(options: argparse.Namespace) -> dict[str, object]:
     return given | ({"steps": options.steps} if options.steps else {})
 
 
-def _run(session: Session, parts: Sequence[str]) -> tuple[list[Outcome], int]:
-    """The outcomes of the parts in their own order, and 130 where Ctrl-C ended them."""
+def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
+    """The outcomes of the parts in their own order; None where Ctrl-C ended them."""
     outcomes: list[Outcome] = []
     try:
         for part in (part for part in PARTS if part in parts):
             outcomes += run_part(part, session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
-        session.tell("interrupted; the same command resumes")
-        return outcomes, INTERRUPTED
-    return outcomes, OK
+        session.tell("interrupted; what has ended is kept, and the same command goes on")
+        return None
+    return outcomes
 
 
 def _code(outcomes: Sequence[Outcome]) -> int:
