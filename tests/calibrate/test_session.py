@@ -252,7 +252,8 @@ def test_a_page_shows_what_a_card_was_measured_to_do():
     text = lines("x", tables(made(), [], judged(made())))
     assert "| products bfloat16 | 800 TFLOP/s | 81 % |" in text
     assert "| context | 500 MiB | 111 % |" in text
-    assert "Factors: compute x1.25. Nine of ten predictions within 3 %" in text
+    assert "Factors beyond the ceilings: compute x1.25. Nine of ten predictions within 3 %" in text
+    assert "Median error by typical figures not known, by the fit to the other rows alone" in text
     assert "| cudnn | bfloat16 | 72 | 250 | - | - |" in text
 
 
