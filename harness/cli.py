@@ -1,19 +1,20 @@
 """The command line: run (the default) and every other command of ``./run.sh --help``.
 
-Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
+Exit codes: 0 all rows that could run are ok; 1 a row failed, or what was asked for could not be
+written; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.commands.options import overrides
+from harness.commands.options import folder_name, overrides
+from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
 
 __all__ = ["main"]
@@ -29,20 +30,32 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(BAD)
 
 
+LONG = ("run", "train", "max-batch", "controls", "anatomy")
+"""Commands whose work outlasts who reads of it: that their output ended is said."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; what goes wrong is said in one line. Returns the
     exit code."""
+    open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["run", *words]
+    with lasting_streams(warns=words[0] in LONG) as out, Ending() as ending:
+        code = _act(words, ending)
+    if out.failed:
+        print(f"standard output is incomplete: {out.failed}", file=sys.stderr)
+        return code or FAILED
+    return code
+
+
+def _act(words: Sequence[str], ending: Ending) -> int:
     options = _parser().parse_args(words)
+    options.ending = ending
     try:
         return options.act(options)
     except BadInput as error:
         return _bad(error)
-    except BrokenPipeError:  # the reader of a pipe has seen enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     except OSError as error:
         if not isinstance(error, _own_errors()):
             raise
@@ -79,7 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_calibrate)
     for add in (*adders, *rest, _add_test):
         add(commands)
+    for command in commands.choices.values():
+        _say_defaults(command)
     return parser
+
+
+def _say_defaults(command: argparse.ArgumentParser) -> None:
+    """A flag's default is the same for all."""
+    for action in command._actions:
+        if action.nargs == 0 and action.dest != "help" and "default" not in (action.help or ""):
+            action.help = f"{action.help} (default: no)"
 
 
 def _add(
@@ -122,15 +144,15 @@ def _add_report(commands: Any) -> None:
     example = "./run.sh report results/default"
     text = "make the report again from results alone; needs no torch"
     parser = _add(commands, "report", _report, text, example, "docs/reading-a-report.md")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a results folder")
+    parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
 
 
 def _add_compare(commands: Any) -> None:
     example = "./run.sh compare results/before results/after"
     text = "compare two result sets: what changed beyond the noise"
     parser = _add(commands, "compare", _compare, text, example, "docs/reading-a-report.md")
-    parser.add_argument("old", type=Path, metavar="DIR", help="results before")
-    parser.add_argument("new", type=Path, metavar="DIR", help="results after")
+    parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
+    parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
 
 
 def _add_list(commands: Any) -> None:
@@ -143,8 +165,10 @@ def _add_list(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
-    told = "results folder (default: results)"
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("results"), help=told)
+    add, told = parser.add_argument, "results folder (default: results)"
+    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
+    told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
+    add("--data", metavar="DATA", help=told)
 
 
 def _add_lint(commands: Any) -> None:
@@ -242,9 +266,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from harness.commands.doctor import doctor
+    from harness.commands.doctor import doctor, look_at_data
 
-    return doctor(options.out)
+    return look_at_data(options.data) if options.data else doctor(options.out)
 
 
 def _lint(options: argparse.Namespace) -> int:

@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Shown
 from rich.text import Text
 
 from harness import ROOT
@@ -25,6 +23,8 @@ from harness.calibration.record import Calibration, public
 from harness.commands.calibrate_against import against
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import check_file
+from harness.report.data.grid import Grid, text_grid
+from harness.report.rendering.narrow import draw
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
 from harness.system import process
@@ -50,10 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--part", choices=PARTS, action="append", help=told)
     told = "stop beginning stations that would not fit (default: no limit)"
     add("--minutes", type=minutes, metavar="M", help=told)
-    add("--share", type=Path, metavar="FILE", help="write the calibration for others to use")
-    told = "hold planned times to the results in DIR, as they are with and without the calibration"
+    add(
+        "--share",
+        type=Path,
+        metavar="FILE",
+        help="write it for others to use (default: not written)",
+    )
+    told = "hold planned times to the results in DIR, with and without it (default: calibrate)"
     add("--against", type=Path, metavar="DIR", help=told)
-    add("--json", type=Path, metavar="FILE", help="write what --against compared as JSON too")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="what --against compared as JSON (default: not written)",
+    )
     add("--dry-run", action="store_true", help="say stations, order and minutes; start nothing")
     told = "a rehearsal: tiny models and shapes, whose numbers are not kept"
     add("--small", action="store_true", help=told)
@@ -186,13 +196,12 @@ def _dry_run(session: Session, options: argparse.Namespace, console: Console) ->
     stations = [station for part in parts for station in session.stations(part)]
     done = {station.key for station in stations if session.earlier(station)}
     planned = schedule(stations, options.minutes, done, jobs)
-    table = Shown(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("#", "Station", "Minutes", "Then", ""):
-        table.add_column(head, justify="right" if head in ("#", "Minutes") else "left")
-    for index, one in enumerate(planned, 1):
-        cells = (str(index), escape(one.station.key), f"{one.station.minutes:.1f}", one.action)
-        table.add_row(*cells, escape(one.reason))
-    console.print(table)
+    heads = {"#": "count", "Station": "text", "Minutes": "ratio", "Then": "text", "Why": "text"}
+    lines = [
+        [str(index), one.station.key, f"{one.station.minutes:.1f}", one.action, one.reason]
+        for index, one in enumerate(planned, 1)
+    ]
+    draw(text_grid("stations", "", heads, lines), console, least_worth=())
     console.print(_sum(planned, jobs), highlight=False)
     return OK
 
@@ -220,12 +229,18 @@ def _show(left: Left, console: Console) -> None:
 
 def print_table(table: Table, console: Console) -> None:
     """One table and its note."""
-    shown = Shown(title=table.title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for index, head in enumerate(table.heads):
-        shown.add_column(head, justify="left" if index == 0 else "right", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*map(escape, row))
-    console.print(shown)
+    console.print(f"[italic]{escape(table.title)}[/italic]", highlight=False)
+    # A column of more than a number and its unit may break between words.
+    short = [
+        max((len(c.split()) for c in cells), default=0) <= 2
+        for cells in zip(*table.rows, strict=True)
+    ]
+    kinds = ["count" if index and short[index] else "text" for index in range(len(table.heads))]
+    lines = [list(row) for row in table.rows]
+    marks = [() for _ in lines]
+    heads = list(table.heads)
+    grid = Grid(key="calibration", title="", heads=heads, kinds=kinds, lines=lines, marks=marks)
+    draw(grid, console, least_worth=())
     if table.note:
         console.print(escape(table.note), highlight=False)
 

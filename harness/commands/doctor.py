@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.commands.console import make_console
+from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
+from harness.data.feed import check_data
+from harness.data.latents import Folder
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system.machine import Machine, recall
@@ -19,8 +22,10 @@ from harness.system.requirements import Lack, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
 
-__all__ = ["doctor", "print_doctor", "why_not"]
+__all__ = ["doctor", "look_at_data", "print_doctor", "why_not"]
 
+SHOWN = 10
+"""Faults of data that are named; more are counted."""
 LINTED = "DiT-XL/2"
 
 
@@ -34,6 +39,29 @@ def doctor(out: Path) -> int:
     return OK
 
 
+def look_at_data(name: str) -> int:
+    """Read all of the data ``name``; 1 where a sample of it cannot be trained on.
+
+    Raises:
+        BadInput: it is no data.
+    """
+    console, (kind, _, path) = make_console(), name.partition(":")
+    if kind != "latents" or not path:
+        check_data(name)
+        console.print(f"{name}: made on the spot, there is nothing to read", highlight=False)
+        return OK
+    folder = Folder(path, thorough=False)
+    found, shape = list(folder.faults()), " x ".join(map(str, folder.sample_shape))
+    for line in found[:SHOWN]:
+        console.print(Text(line, "red"), soft_wrap=True)
+    if len(found) > SHOWN:
+        console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
+    console.print(
+        f"{len(folder)} samples of {shape}, {len(found)} that cannot be trained on", highlight=False
+    )
+    return FAILED if found else OK
+
+
 def print_doctor(machine: Machine, console: Console) -> None:
     """What is here, and for each strategy of the catalog whether it can run, or what to do."""
     facts = Table.grid(padding=(0, 2))
@@ -43,7 +71,8 @@ def print_doctor(machine: Machine, console: Console) -> None:
         facts.add_row(name, Text(text))
     console.print(facts)
     console.print()
-    console.print(_strategies(machine))
+    heads = ("strategy", "runs", "why not, and the way out")
+    print_listed(console, heads, _strategies(machine))
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:
@@ -80,16 +109,13 @@ def _launch_files(machine: Machine) -> str:
     return "\n".join(wastes) or fine
 
 
-def _strategies(machine: Machine) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("runs", no_wrap=True)
-    table.add_column("why not, and the way out", overflow="fold")
+def _strategies(machine: Machine) -> list[tuple[Any, ...]]:
+    rows = []
     for name in CATALOG:
         why = why_not(name, machine)
         text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
-        table.add_row(name, Text("no", "red") if why else Text("yes", "green"), text)
-    return table
+        rows.append((name, Text("no", "red") if why else Text("yes", "green"), text))
+    return rows
 
 
 COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")

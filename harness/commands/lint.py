@@ -85,7 +85,7 @@ def _zero_block(path: Path) -> Mapping[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}; name a DeepSpeed JSON file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: not readable as JSON ({error}); name a DeepSpeed file") from None
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     if not isinstance(block, dict):
@@ -98,12 +98,12 @@ def _check(path: Path, block: Mapping[str, Any]) -> None:
     """Values that the rules can reckon with."""
     stage = block.get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
-        raise SpecError(f"{path}: stage is {stage!r}; give 0, 1, 2 or 3")
+        raise SpecError(f"{path}: stage is {stage!r:.60}; give 0, 1, 2 or 3")
     for key, value in block.items():
         if key.startswith("offload_") and not isinstance(value, (dict, type(None))):
-            raise SpecError(f'{path}: {key} is {value!r}; write it as {{"device": "cpu"}}')
+            raise SpecError(f'{path}: {key} is {value!r:.60}; write it as {{"device": "cpu"}}')
         if key in DEFAULTS and key != "overlap_comm" and not _is_size(value):
-            raise SpecError(f'{path}: {key} is {value!r}; give a number of elements or "auto"')
+            raise SpecError(f'{path}: {key} is {value!r:.60}; give a number of elements or "auto"')
 
 
 def _is_size(value: Any) -> bool:

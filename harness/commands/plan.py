@@ -47,17 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, a process each (default: 8), or processes of the CPU (2)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--gpu", metavar="NAME", help="a card of the table, as A100-80GB")
-    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
-    card.add_argument("--cpu", action="store_true", help="or the CPU of this machine")
+    card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
+    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
+    card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
     told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
     add("--calibration", metavar="FILE", default="", help=told)
     add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
     add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
-    add("--largest", choices=("batch", "model"), help="largest micro batch (whatever B is), or DiT")
+    told = "largest micro batch (whatever B is), or DiT (default: neither)"
+    add("--largest", choices=("batch", "model"), help=told)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
-    add("--json", type=Path, metavar="FILE", help="write everything as JSON too")
+    add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from harness.memory.record import Instant
 from harness.predict import calibrated, verdict
 from harness.predict.prediction import Prediction
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
+from harness.report.data.grid import text_grid
 from harness.report.figures.units import GIB
-from harness.report.rendering.terminal import folded
+from harness.report.rendering.narrow import draw
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +42,8 @@ SMALL = GIB // 20
 """Bytes below which a category is not worth a word: they round to 0.0 GiB."""
 FINE = GIB // 200
 """The same where hundredths are shown."""
+LEAST_WORTH = ("other", "ema", "Host", "grads", "params", "optim", "activ", "Step ms")
+"""Heads of columns that give way first in a narrow terminal."""
 LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim", "cannot": "dim"}
 
 
@@ -76,14 +78,12 @@ def print_plan(
     """The table, fastest first among those that fit, and the answer."""
     console.print(_setting(fits), highlight=False)
     ordered = sorted(fits, key=_order)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    heads = ["Recipe", "", "Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"]
-    for index, head in enumerate(heads):
-        side = "left" if index < 2 else "right"
-        table.add_column(head, justify=side, overflow="fold", no_wrap=index > 0)
-    for fit in ordered:
-        table.add_row(*_cells(fit), style="bold" if fit is verdict.fastest(fits) else None)
-    console.print(table)
+    kinds = {"Recipe": "text", "": "flag"}
+    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"), "number")
+    grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
+    best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
+    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
+    draw(replace(grid, marks=best), console, least_worth=LEAST_WORTH, styles=looks)
     for text in _notes(fits):
         console.print(text, style="dim", highlight=False)
     for name, reason in refused:
@@ -116,8 +116,7 @@ def _cells(fit: Fit) -> list[str]:
     if fit.seconds:
         time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
         speed = f"{fit.samples_per_second:.0f}"
-    word = f"[{LOOK[fit.verdict]}]{WORD[fit.verdict]}[/{LOOK[fit.verdict]}]"
-    cells = [escape(folded(fit.label)), word, gib(fit.need_bytes), gib(fit.margin_bytes)]
+    cells = [fit.label, WORD[fit.verdict], gib(fit.need_bytes), gib(fit.margin_bytes)]
     return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
 
 

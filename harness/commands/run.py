@@ -13,8 +13,16 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import suites
-from harness.commands.console import INTERRUPTED, OK, examined, exit_code, make_console, slug
-from harness.commands.options import add_settings, seconds
+from harness.commands.console import (
+    INTERRUPTED,
+    OK,
+    examined,
+    exit_code,
+    make_console,
+    sighted,
+    slug,
+)
+from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
@@ -22,6 +30,7 @@ from harness.launch import launch
 from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
+from harness.report import write_report
 from harness.report.data.rows import label
 from harness.report.figures.predicted import FILE
 from harness.report.figures.predicted_fit import OUT_OF_MEMORY
@@ -31,10 +40,11 @@ from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.again import with_reference_again
 from harness.suite.file import Suite
-from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
+from harness.system.tree import at_work
 from strategies.subject import DataFacts
 
 __all__ = ["add_arguments", "predict_measured", "run"]
@@ -55,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
     add("--noise-floor", type=int, metavar="N", help=told)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
-    add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
+    add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
@@ -69,8 +79,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     name = "recipes" if options.recipes else options.suite or "default"
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
     rows, here = AskedRows(options, given), recall(out)
-    if options.device == "cuda" and not here.gpus and has_driver() and not options.dry_run:
-        here = examined(console, out, set())  # nvidia-smi may be missing, or slow: torch decides
+    if not options.dry_run:
+        here = sighted(console, out, here, options.device)
     suite, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
@@ -80,23 +90,32 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     machine = examined(console, out, needed_ops(runnable))
     suite, planned = rows.planned(out, machine)
     _sighted(suite, machine)
-    for change in rows.changes:
+    for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
-    code = None
+    _alone_here(console)
+    code, progress = None, Progress(console)
     try:
         results = run_suite(
             suite,
             planned,
             out,
             machine=machine,
-            progress=Progress(console),
+            progress=progress,
             fresh=options.fresh,
             timeout=options.timeout,
         )
+    except (OutputError, launch.LaunchError):
+        if progress.done:  # a disk that filled up: what was measured on it is told all the same
+            show(*load_all(out), out, console)
+        raise
     except SuiteInterrupted as stop:
+        options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
-    if code is None and not options.no_predictions:
-        predict_measured(results, [row.resolved for row in planned], out, console)
+    if code is None and results and not options.no_predictions:
+        # Predictions take minutes, in which somebody may end this: the report is there before them.
+        write_report(results, [], out, lost=[])
+        whole = predict_measured(results, [row.resolved for row in planned], out, console)
+        code = None if whole else INTERRUPTED
     calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
@@ -150,7 +169,9 @@ class AskedRows:
         options = self.options
         device = options.device or machine.device
         if device == "cuda" and not machine.gpus and not options.dry_run:
-            raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
+            why = (machine.probe or {}).get("no_cuda")
+            seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
+            raise SpecError(f"device is cuda, and {seen}; use --device cpu")
         if options.recipes:
             return matrix.ad_hoc(options.recipes, device)
         return suites.load(options.suite or "default", device)
@@ -164,11 +185,31 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
 
 
+def _alone_here(console: Console) -> None:
+    """Say that another Headroom works on this machine, whatever folder it writes to."""
+    others = at_work()
+    if others:
+        console.print(
+            f"another Headroom is at work on this machine (process {', '.join(map(str, others))}): "
+            "the times of both will be too long; wait for it, and run this again with --fresh",
+            style="yellow",
+        )
+
+
 def _sighted(suite: Suite, machine: Machine) -> None:
     """GPUs that torch cannot use end the whole suite: no row of it could run."""
     lack = lacks_sight(machine) if suite.device == "cuda" else None
     if lack:
         raise SpecError(f"{lack.reason}; {lack.way_out}")
+
+
+def _unseen(suite: Suite, machine: Machine) -> list[str]:
+    """That there is a driver, where a suite runs on the CPU since neither nvidia-smi nor torch
+    sees a GPU."""
+    why = (machine.probe or {}).get("no_cuda")
+    if suite.device != "cpu" or machine.gpus or not why or not has_driver():
+        return []
+    return [f"a driver of GPUs is here, and torch sees none ({why}): this runs on the CPU"]
 
 
 def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:
@@ -195,8 +236,9 @@ def _why_not(row: Planned) -> str:
 
 def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
-) -> None:
-    """Predict what each measured row needs, and keep the prediction beside its result.
+) -> bool:
+    """Predict what each measured row needs, and keep the prediction beside its result; False where
+    that was interrupted.
 
     Rows that ran out of memory are predicted too, to see whether that was foreseen. All this comes
     after the runs, so that it disturbs no measurement, and no failure here fails the command.
@@ -207,7 +249,7 @@ def predict_measured(
     wanted = [r.spec for r in done if r.spec in once]  # repetitions share a prediction
     missing = [of_spec[s] for s in wanted if not load_prediction(_prediction_file(s, out))]
     if not missing:
-        return
+        return True
     # The rows ran on one machine, so any environment that names its attention will do; a row that
     # died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
@@ -220,8 +262,11 @@ def predict_measured(
             prediction.write(_prediction_file(missing[index].spec, out))
         progress.done(index, prediction)
 
-    with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
+    try:
         pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
+    except KeyboardInterrupt:
+        return False  # the results are there: report on them
+    return True
 
 
 def _prediction_file(spec: Spec, out: Path) -> Path:

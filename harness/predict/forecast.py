@@ -84,7 +84,7 @@ def read(folder: Path) -> Forecast | None:
     try:
         data = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
         return _from(data) if data.get("schema") == SCHEMA else None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
 
 

@@ -90,7 +90,7 @@ def load(path: Path) -> Prediction | None:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         return _from(data) if data.get("schema") == SCHEMA else None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
 
 

@@ -6,19 +6,17 @@ strategies keep (the weight average), which accelerate would save from rank 0 al
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.launch.checkpoints import DONE, check_same, fault, finished, newest_whole, sizes
 from harness.result import write_json
 from strategies.engine import Trained
 
 __all__ = ["latest", "restore", "save"]
-
-DONE = "headroom.json"
 
 
 def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
@@ -28,6 +26,9 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
     """
     accelerator = trained.accelerator
     path = folder / f"step-{trained.optimizer_steps:08d}"
+    if accelerator.is_main_process:
+        (path / DONE).unlink(missing_ok=True)  # one that was damaged is written anew
+    accelerator.wait_for_everyone()
     accelerator.save_state(str(path))
     state = {name: a.state_dict() for name, a in trained.attached.items()}
     torch.save(state, path / f"attached-{accelerator.process_index}.pt")
@@ -36,8 +37,9 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
         # Counted here: a spec's processes, which ``facts`` may have, are another number in a
         # simulated world.
         counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
-        write_json(path / DONE, facts | counts)
-        for old in _finished(folder)[:-keep]:
+        write_json(path / DONE, facts | counts | {"files": sizes(path)})
+        whole = [step for step in finished(folder) if not fault(step)]
+        for old in whole[:-keep]:
             shutil.rmtree(old)
     accelerator.wait_for_everyone()
     return path
@@ -45,8 +47,7 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint that is whole, or None."""
-    whole = _finished(folder)
-    return whole[-1] if whole else None
+    return newest_whole(folder)[0]
 
 
 def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -56,16 +57,10 @@ def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, A
         wanted: facts that must be as they were saved.
 
     Raises:
-        ValueError: saved with other facts (recipe, processes, model, ...): names the first.
+        Mismatch: saved with other facts (recipe, processes, model, ...): names the first.
     """
-    facts = json.loads((path / DONE).read_text(encoding="utf-8"))
     accelerator = trained.accelerator
-    for name, value in (wanted | {"processes": accelerator.num_processes}).items():
-        if facts.get(name) != value:
-            raise ValueError(
-                f"{path} was saved with {name} {facts.get(name)}, not {value}; resume with the "
-                "same, or start anew in another folder"
-            )
+    facts = check_same(path, wanted | {"processes": accelerator.num_processes})
     accelerator.load_state(str(path))
     name = f"attached-{accelerator.process_index}.pt"
     state = torch.load(path / name, map_location="cpu", weights_only=True)
@@ -73,7 +68,3 @@ def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, A
         attachment.load_state_dict(state[key])
     trained.optimizer_steps = trained.resumed_steps = int(facts["step"])
     return facts
-
-
-def _finished(folder: Path) -> list[Path]:
-    return sorted(p.parent for p in folder.glob(f"step-*/{DONE}"))

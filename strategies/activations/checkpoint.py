@@ -78,6 +78,10 @@ class Checkpoint(Strategy):
                 f"share={self.share:g} keeps the other blocks whole, and all that is kept would "
                 "be moved; leave it out, or leave offload_activations out"
             )
+        if self.every != "sqrt" and self.every > 1:
+            depth = launch.subject.dimensions.depth
+            if self.every > depth:
+                return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "

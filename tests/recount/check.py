@@ -120,7 +120,9 @@ def _text_faults(text: str, group: Group | None, results: ResultSet) -> Iterator
         yield from answers.prediction_faults(text, group)
     elif group and text.startswith("Reference row: "):
         said = text.removeprefix("Reference row: ").rstrip(".")
-        yield from [f"{text} It is {group.reference.label}"] * (said != group.reference.label)
+        instead = f", in place of {group.wanted}" if group.stands_in is not None else ""
+        wanted = group.reference.label + instead
+        yield from [f"{text} It is {wanted}"] * (said != wanted)
     elif group is None and text.startswith(sentences.FLOOR):  # a story's page
         wrong = fault(text, sentences.floor_words(results.ordered[0]))
         yield from [f"the noise floor: {wrong}"] if wrong else []

@@ -30,10 +30,13 @@ WORDS = {
     ("command", "what it does", "read on"),
     ("strategy", "place", "what it does", "losses"),
     ("suite", "what it tells"),
+    ("station", "what"),
+    ("Goal", "Measured"),
     ("--data", "what it is"),
     ("to add or change", "page", "files it touches"),
     ("file", "what to write there"),
     ("name", "field of Numbers", "what it is"),
+    ("promise", "test"),
     ("file", "what to change there"),
 }
 """Heads of the tables that measure nothing."""

@@ -80,7 +80,8 @@ def test_a_resumed_training_goes_on_as_if_never_stopped(recipe, runs):
 def test_another_recipe_is_refused(runs):
     row = runs[0][OTHER]
     assert row.status is Status.FAILED
-    assert f"was saved with recipe ddp, not {OTHER}; resume with the same" in row.reason
+    assert f"was saved with recipe ddp, not {OTHER}" in row.reason
+    assert row.way_out.startswith("resume with the same, or start anew")
 
 
 def test_another_number_of_processes_is_refused(runs, tmp_path):
@@ -89,8 +90,8 @@ def test_another_number_of_processes_is_refused(runs, tmp_path):
     spec = dataclasses.replace(SPEC, recipe="zero2", processes=1)
     row = launched(spec, tmp_path / "run", *words(state, "--resume"))
     assert row.status is Status.FAILED
-    said = "was saved with processes 2, not 1; resume with the same"
-    assert said in f"{row.reason}{row.log_tail}"
+    assert "was saved with processes 2, not 1" in row.reason
+    assert row.way_out.startswith("resume with the same")
 
 
 def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path):
@@ -106,6 +107,10 @@ def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path)
     assert checkpoint.restore(again.trained, path, facts)["step"] == 1
     assert weights_digest(again.trained.module) == before
     assert again.trained.attached["ema"].updates == again.trained.optimizer_steps == 1
+    assert checkpoint.latest(tmp_path) == path
+    largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-9])
+    assert checkpoint.latest(tmp_path) is None, "cut, as by a disk that filled up"
 
 
 def test_only_whole_checkpoints_count(tmp_path):

@@ -10,7 +10,7 @@ from harness.report.data.grid import Column, tabulate
 from harness.report.figures import categories, units
 from harness.report.rendering.html_parts import HEAD, STYLE, colour_keys, section, table, tag
 
-__all__ = ["MORE_STYLE", "render", "sentences"]
+__all__ = ["MORE_STYLE", "agrees", "render", "sentences"]
 
 AGREE = 0.03
 """Share by which the two ways of counting activations may differ: what Python itself still holds
@@ -127,11 +127,19 @@ def sentences(p: Portrait) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def _agreement(p: Portrait) -> str:
+def agrees(p: Portrait) -> bool:
     """Whether the trace and autograd count the same activations."""
-    off = abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
-    word = "agree" if off <= AGREE else "DISAGREE"
-    return f"{word} within {100 * off:.1f} %"
+    return _apart(p) <= AGREE
+
+
+def _apart(p: Portrait) -> float:
+    return abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
+
+
+def _agreement(p: Portrait) -> str:
+    if agrees(p):
+        return f"agree within {100 * _apart(p):.1f} %"
+    return f"DISAGREE by {100 * _apart(p):.1f} %"
 
 
 def _difference(p: Portrait) -> str:

@@ -28,6 +28,7 @@ from harness.report.data.rows import (
 )
 from harness.report.data.siblings import beside, siblings_of
 from harness.report.data.speed import differ, margin_fraction
+from harness.report.data.stand_in import same_recipe, with_asked
 from harness.report.figures import derive, parity
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import numbers
@@ -67,7 +68,11 @@ def build(
     ]
     return Report(
         suite=suite,
-        groups=_groups(_rows(ranked, unfinished, predictions, suite.calibration), suite.reference),
+        groups=with_asked(
+            _groups(_rows(ranked, unfinished, predictions, suite.calibration), suite.reference),
+            suite.reference,
+            unfinished,
+        ),
         unfinished=unfinished,
         recorded=recorded,
         skipped=list(skipped),
@@ -177,8 +182,7 @@ def _place(rows: list[Row], wanted: str) -> int:
 
 def _named(rows: list[Row], recipe: str) -> Row | None:
     """The row of ``recipe``, however its parts are ordered."""
-    parts = sorted(recipe.split("+"))
-    return next((row for row in rows if sorted(row.spec.recipe.split("+")) == parts), None)
+    return next((row for row in rows if same_recipe(row.spec.recipe, recipe)), None)
 
 
 def _reference(rows: list[Row], wanted: str) -> Row:

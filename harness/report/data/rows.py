@@ -150,6 +150,9 @@ class Group:
 
     Rows of a simulated world are ordered by what a device must have free: memory is all that they
     tell, and the noise of their times (``floor``) is not asked for.
+
+    ``asked``: the recipe that was to be the reference, where ``reference`` stands in for it, and
+    ``asked_ended``: how that row ended; empty where no such row is among the results.
     """
 
     rows: list[Row]
@@ -158,6 +161,8 @@ class Group:
     device: str
     unlike: str = ""
     floor: Floor | None = None
+    asked: str = ""
+    asked_ended: str = ""
 
     @property
     def world(self) -> int:
@@ -183,7 +188,7 @@ def read_suite(folder: Path) -> SuiteHead:
     beside = {"calibration": read_calibration(folder), "forecast": forecast.read(folder)}
     try:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return SuiteHead(**beside)
     known = data if isinstance(data, dict) else {}
     texts = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}

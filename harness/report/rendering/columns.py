@@ -19,7 +19,6 @@ __all__ = [
     "EFFECTS",
     "HOST_SPLIT",
     "MEMORY",
-    "NARROW",
     "PARITY",
     "PHASES",
     "PREDICTED",
@@ -202,7 +201,6 @@ SHORT = (
     LOSS,
     FLAGS,
 )
-NARROW = tuple(column for column in SHORT if column is not STEP)
 PHASES = (
     RECIPE,
     *(

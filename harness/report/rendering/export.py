@@ -164,6 +164,7 @@ def _group(group: Group) -> dict[str, Any]:
         "warnings": sentences.warnings(group),
         "unlike_first_group": group.unlike or None,
         "reference": group.reference.label,
+        "reference_asked_for": group.asked or None,
         "noise_floor": {
             **(dataclasses.asdict(group.floor) if group.floor else {}),
             "text": speed.noise_floor(group),

@@ -18,7 +18,6 @@ from harness.report.rendering.columns import (
     EFFECTS,
     HOST_SPLIT,
     MEMORY,
-    NARROW,
     PARITY,
     PHASES,
     PREDICTED,
@@ -62,11 +61,11 @@ def ranking(group: Group) -> Grid:
     return _table("ranking", "Ranking", _with_processes(RANKING, group), group.rows)
 
 
-def short_ranking(group: Group, *, narrow: bool = False) -> Grid:
-    """The ranking for a terminal of 100 columns, or a narrow one of 80."""
+def short_ranking(group: Group) -> Grid:
+    """The ranking for a terminal: of 100 columns; in a narrower one some give way."""
     if group.world:
         return ranking(group)
-    return _table("ranking", "Ranking", NARROW if narrow else SHORT, group.rows)
+    return _table("ranking", "Ranking", SHORT, group.rows)
 
 
 def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:
