@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
     rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_test)
-    for add in (*adders, *rest):
+    for add in (*adders, _add_pack, *rest):
         add(commands)
     return parser
 
@@ -145,6 +145,15 @@ def _add_doctor(commands: Any) -> None:
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
     told = "results folder (default: results)"
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("results"), help=told)
+
+
+def _add_pack(commands: Any) -> None:
+    from harness.commands.pack import add_arguments
+
+    text = "pack what a machine without network access needs, as a folder of wheels"
+    example = "./run.sh pack --python 3.12 --torch 2.11.0+cu126 --has numpy pillow"
+    page = "docs/your-machine.md"
+    add_arguments(_add(commands, "pack", _pack, text, example, page))
 
 
 def _add_lint(commands: Any) -> None:
@@ -227,6 +236,12 @@ def _list(options: argparse.Namespace) -> int:
     else:
         listing.print_list()
     return OK
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from harness.commands.pack import pack
+
+    return pack(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:
