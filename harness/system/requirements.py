@@ -48,7 +48,8 @@ PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
 """Triton and DeepSpeed compile C against Python when they run."""
 SIGHT = {
-    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it",
+    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it "
+    "(docs/your-machine.md, GPUs)",
     "without CUDA": "install torch's CUDA build",
     "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
 }
