@@ -24,7 +24,8 @@ HOST_BANDWIDTH = 25e9
 NVME_BANDWIDTH = 3e9
 NODE = 8
 OVERLAP = 0.8
-"""Share of backward behind which DDP can hide its all-reduce."""
+"""Share of a phase behind which collectives can hide that run beside it: DDP's all-reduce, and
+ZeRO's where it overlaps."""
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
 
@@ -32,7 +33,7 @@ SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
-    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind backward),
+    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind its phase),
     transfer (device to host or back), host, nvme."""
 
     phase: str
@@ -63,14 +64,20 @@ class Seconds:
 def seconds(work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``."""
     compute = sum(_compute(w, gpu, tf32) for w in work)
-    backward = sum(_compute(w, gpu, tf32) for w in work if w.phase == "backward")
     shown = sum(_collective(w, gpu, processes) for w in work if w.kind == "collective")
-    hidden = sum(_collective(w, gpu, processes) for w in work if w.kind == "overlapped")
     return Seconds(
         compute=compute,
-        communication=shown + max(0.0, hidden - OVERLAP * backward),
+        communication=shown
+        + sum(_left(work, gpu, processes, tf32, p) for p in ("forward", "backward")),
         offload=sum(_offload(w, gpu) for w in work),
     )
+
+
+def _left(work: Sequence[Work], gpu: Card, processes: int, tf32: bool, phase: str) -> float:
+    """What of a phase's overlapped collectives its computation cannot hide."""
+    here = [w for w in work if w.phase == phase]
+    hidden = sum(_collective(w, gpu, processes) for w in here if w.kind == "overlapped")
+    return max(0.0, hidden - OVERLAP * sum(_compute(w, gpu, tf32) for w in here))
 
 
 def _compute(w: Work, gpu: Card, tf32: bool) -> float:

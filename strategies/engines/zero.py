@@ -26,8 +26,13 @@ from strategies.engine import (
 )
 from strategies.engines import zero_effects, zero_facts
 from strategies.engines.zero_ops import plain_file_access
-from strategies.engines.zero_sizes import buffer_sizes, swap_block_bytes
-from strategies.engines.zero_waste import Job, waste
+from strategies.engines.zero_sizes import (
+    buffer_sizes,
+    overlaps,
+    reduce_buckets,
+    swap_block_bytes,
+)
+from strategies.engines.zero_waste import Job, prices, waste
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
 from strategies.sizes import Sizes
 
@@ -125,8 +130,9 @@ class Zero(Engine):
         if sizes is None:
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
-        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes)
-        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in waste(self.zero, job))]
+        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes, device=launch.device)
+        found = [*waste(self.zero, job), *prices(self.zero, job)]
+        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in found)]
 
     # ---- set-up ----
 
@@ -143,7 +149,10 @@ class Zero(Engine):
                 plain_file_access()
                 work.scratch.mkdir(parents=True, exist_ok=True)
                 block["nvme_path"] = str(work.scratch)
-        sizes = {f"zero_optimization.{k}": v for k, v in buffer_sizes(work.sizes).items()}
+        device = accelerator.device.type
+        settled = buffer_sizes(work.sizes, reduce_buckets(self.zero, device))
+        settled["overlap_comm"] = overlaps(self.zero, device)
+        sizes = {f"zero_optimization.{k}": v for k, v in settled.items()}
         sizes["aio.block_size"] = swap_block_bytes(work.sizes.tensor, accelerator.num_processes)
         for key, value in sizes.items():
             plugin.fill_match(key, must_match=False, **{key: value})
