@@ -4,6 +4,8 @@
 #
 #   HEADROOM_PYTHON=/path/to/python   use this Python with its own PyTorch instead of creating
 #                                     an environment (a cluster, a vendor container)
+#   HEADROOM_WHEELS=/path/to/folder   beside it: packages that it lacks, carried from elsewhere by
+#                                     `./run.sh pack` (default: wheels here, if it is there)
 #   HEADROOM_VENV=/path/to/folder     where to create the environment (default: .venv here)
 set -euo pipefail
 
@@ -140,11 +142,15 @@ ENVIRONMENT_GIB=8
 install() {
     local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
     # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
-    say "installing torch"
-    pins "" | grep '^torch==' | xargs "${pip[@]}"
+    # The pinned one, or the build of it that this machine's driver can run.
+    local torch
+    torch=$(cd "$here" && "$venv/bin/python" -m harness.system.wheels "$(pins "" | grep '^torch==')")
+    say "installing $torch"
+    "${pip[@]}" "$torch"
     "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
     say "installing accelerate, deepspeed and the rest"
-    { pins ""; pins recipes; pins test; } > "$venv/requirements.txt"
+    { printf '%s\n' "$torch"; pins "" | grep -v '^torch=='; pins recipes; pins test; } \
+        > "$venv/requirements.txt"
     # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
     DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
 }
@@ -186,7 +192,8 @@ needed = {"torch": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed"
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
 hard = [name for name in missing if name not in ("deepspeed", "scikit-learn", "ninja", "transformers")]
 if missing:
-    print(f"headroom: {sys.executable} lacks: {', '.join(missing)}\n"
+    print(f"headroom: {sys.executable} lacks: {', '.join(missing)} (without network access: "
+          "./run.sh pack, docs/your-machine.md)\n"
           f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
           file=sys.stderr)
 if missing and not hard:
@@ -198,6 +205,14 @@ PY
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
+    wheels=${HEADROOM_WHEELS:-$here/wheels}
+    if [ -n "${HEADROOM_WHEELS:-}" ] || [ -d "$wheels" ]; then
+        wheels=$(realpath -m "$wheels")
+        carried=$(cd "$here" && "$python" -m harness.system.carried "$wheels") || exit 2
+        if [ -n "$carried" ]; then
+            export PYTHONPATH="$carried${PYTHONPATH:+:$PYTHONPATH}" PATH="$carried/bin:$PATH"
+        fi
+    fi
     if [[ ${1:-} =~ ^(report|compare)$ ]]; then check_reader "$python"; else check_own "$python"; fi
 else
     python=$venv/bin/python

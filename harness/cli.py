@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
     rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_calibrate)
-    for add in (*adders, *rest, _add_test):
+    for add in (*adders, _add_pack, *rest, _add_test):
         add(commands)
     for command in commands.choices.values():
         _say_defaults(command)
@@ -177,6 +177,15 @@ def _add_doctor(commands: Any) -> None:
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
     told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
     add("--data", metavar="DATA", help=told)
+
+
+def _add_pack(commands: Any) -> None:
+    from harness.commands.pack import add_arguments
+
+    text = "pack what a machine without network access needs, as a folder of wheels"
+    example = "./run.sh pack --python 3.12 --torch 2.11.0+cu126 --has numpy pillow"
+    page = "docs/your-machine.md"
+    add_arguments(_add(commands, "pack", _pack, text, example, page))
 
 
 def _add_lint(commands: Any) -> None:
@@ -277,6 +286,12 @@ def _list(options: argparse.Namespace) -> int:
     else:
         listing.print_list()
     return OK
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from harness.commands.pack import pack
+
+    return pack(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -137,13 +137,14 @@ class Maker(NamedTuple):
     """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
     (``harness.memory.categories``; empty: as elsewhere) if the step is in one of ``phases``; empty
     means in any. ``place``, "device" or "host": where that is kept; empty: where what it is made of
-    is kept."""
+    is kept. ``pinned``: on a GPU that host memory is pinned."""
 
     owner: Any
     method: str
     category: str
     phases: tuple[str, ...] = ()
     place: str = ""
+    pinned: bool = False
 
 
 class Told(NamedTuple):
@@ -173,6 +174,10 @@ class Books(Protocol):
         """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
         ``op`` (a name for the reader). Call the result to record that they are freed."""
 
+    def pin(self, tensor: Any, pinned: bool = True) -> None:
+        """Count a tensor in host memory as what it takes where it is ``pinned``
+        (``strategies.sizes.pinned_block``), or, False, as its bytes after all."""
+
     def tag(self, category: str, tensors: Iterable[Any]) -> None:
         """Give tensors that live now their category, where they have none."""
 
@@ -197,6 +202,11 @@ class Imitation:
     shapes_in: ClassVar[tuple[str, ...]] = ()
     """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
     counted as the GPU's, whose tensors are on ``meta`` here as well."""
+
+    def beside(self, launch: Launch) -> frozenset[str]:
+        """The phases of a step in which collectives run beside the computation; those that the
+        imitation itself records (``Books.work``) are not meant."""
+        return frozenset()
 
     def environment(self, launch: Launch) -> dict[str, str]:
         """Variables that accelerate's launcher would add to a rank's environment for this engine;

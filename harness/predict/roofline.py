@@ -25,7 +25,7 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
-    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind backward),
+    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind its phase),
     transfer (device to host or back), host, nvme."""
 
     phase: str
@@ -71,14 +71,20 @@ def parts_of(
 ) -> dict[str, float]:
     """Seconds of each part of a step, as the rates alone have them."""
     compute = sum(_compute(w, found, tf32) for w in work)
-    backward = sum(_compute(w, found, tf32) for w in work if w.phase == "backward")
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
-    hidden = sum(_collective(w, found, processes) for w in work if w.kind == "overlapped")
+    left = sum(_left(work, found, processes, tf32, phase) for phase in ("forward", "backward"))
     return {
         "compute": compute,
-        "communication": shown + max(0.0, hidden - found.overlap * backward),
+        "communication": shown + left,
         "offload": sum(_offload(w, found) for w in work),
     }
+
+
+def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:
+    """What of a phase's overlapped collectives its computation cannot hide."""
+    here = [w for w in work if w.phase == phase]
+    hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
+    return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
 
 
 def _compute(w: Work, found: Rates, tf32: bool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
 
 
 class Counter:
-    """Told of every op of a trace; ``begin`` forgets what came before the step that counts."""
+    """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
+    ``beside``: phases whose collectives run beside the computation."""
 
-    def __init__(self, device: str, host: str | None) -> None:
-        self.device, self.host = device, host
+    def __init__(self, device: str, host: str | None, beside: Container[str] = ()) -> None:
+        self.device, self.host, self.beside = device, host, beside
         self.formulas = {**flop_registry, **left_out()}
         self.tally: Tally[tuple[str, str, str, int, int]] = Tally()
 
@@ -38,7 +40,8 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
-            self.add(phase, "collective", "", 0, size)
+            kind = "overlapped" if phase in self.beside else "collective"
+            self.add(phase, kind, "", 0, size)
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):

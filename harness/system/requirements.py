@@ -56,7 +56,8 @@ BUILDING = {
 }
 """Words of the reason why an op cannot be built -> the way out; for others by the op."""
 SIGHT = {
-    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it",
+    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it "
+    "(docs/your-machine.md, GPUs)",
     "without CUDA": "install torch's CUDA build",
     "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
 }

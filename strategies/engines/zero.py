@@ -27,7 +27,7 @@ from strategies.engine import (
 )
 from strategies.engines import zero_effects, zero_facts, zero_settled
 from strategies.engines.zero_ops import plain_file_access
-from strategies.engines.zero_waste import Job, waste
+from strategies.engines.zero_waste import Job, prices, waste
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
 from strategies.settled import Settled
 from strategies.sizes import Sizes
@@ -126,8 +126,9 @@ class Zero(Engine):
         if sizes is None:
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
-        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes)
-        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in waste(self.zero, job))]
+        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes, device=launch.device)
+        found = [*waste(self.zero, job), *prices(self.zero, job)]
+        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in found)]
 
     # ---- set-up ----
 
@@ -136,7 +137,7 @@ class Zero(Engine):
         if zero_settled.nvme_blocks(config):
             plain_file_access()
             work.scratch.mkdir(parents=True, exist_ok=True)
-        zero_settled.settle(config, work, accelerator.num_processes)
+        zero_settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
 
     def settled(
         self,

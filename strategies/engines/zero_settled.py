@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from strategies.engines.zero_sizes import buffer_sizes, swap_block_bytes
+from strategies.engines.zero_sizes import buffer_sizes, overlaps, reduce_buckets, swap_block_bytes
 from strategies.settled import Settled
 
 if TYPE_CHECKING:
@@ -25,14 +25,16 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 PRECISIONS = ("bf16", "fp16")
 
 
-def settle(config: dict[str, Any], work: Workload, processes: int) -> None:
-    """Write into a DeepSpeed config what the spec and the model own. The JSON says "auto" or an
-    explicit 0.0 there; left alone, accelerate would clip at 1.0."""
+def settle(config: dict[str, Any], work: Workload, processes: int, device: str) -> None:
+    """Write into a DeepSpeed config what the spec, the model and the ``device`` own. The JSON says
+    "auto" or an explicit 0.0 there; left alone, accelerate would clip at 1.0."""
     config["train_micro_batch_size_per_gpu"] = work.micro_batch
     config["gradient_clipping"] = work.clip
     for _, block in nvme_blocks(config):
         block["nvme_path"] = str(work.scratch)
-    _fill(config["zero_optimization"], buffer_sizes(work.sizes))
+    zero = config["zero_optimization"]
+    sizes = buffer_sizes(work.sizes, reduce_buckets(zero, device))
+    _fill(zero, {**sizes, "overlap_comm": overlaps(zero, device)})
     block_size = swap_block_bytes(work.sizes.tensor, processes)
     _fill(config.get("aio", {}), {"block_size": block_size})
 
@@ -66,7 +68,7 @@ def settled(
 ) -> Settled:
     """The launch file and its JSON as a run of ``launch`` would end up with them."""
     config = copy.deepcopy(file.settings)
-    settle(config, work, launch.processes)
+    settle(config, work, launch.processes, launch.device)
     configure(_holding(config))
     _as_accelerate_does(config, launch, mixed_precision)
     content = copy.deepcopy(file.content)

@@ -9,7 +9,12 @@ from typing import Any, ClassVar
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
 from strategies.evidence.settings import label
-from strategies.optimizers.quantised import low_bit_facts, torchao_adam, watch_low_bit
+from strategies.optimizers.quantised import (
+    low_bit_facts,
+    torchao_adam,
+    torchao_needs,
+    watch_low_bit,
+)
 from strategies.strategy import Strategy
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
@@ -35,7 +40,7 @@ class Adam8bit(Strategy):
             raise ValueError(f"lib is {self.lib!r}; one of bnb, torchao")
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
-        return self.needs if self.lib == "bnb" else ("torchao",)
+        return self.needs if self.lib == "bnb" else torchao_needs(launch)
 
     def traits(self) -> frozenset[str]:
         return frozenset({"own_state", "rounds_state"})
@@ -98,6 +103,9 @@ class Adam4bit(Strategy):
     alters: ClassVar[tuple[str, ...]] = ("update",)
     source: ClassVar[str] = "Li et al. 2023, 4-bit States (arXiv:2309.01507); torchao.optim"
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        return torchao_needs(launch)
 
     def traits(self) -> frozenset[str]:
         return frozenset({"own_state", "rounds_state"})

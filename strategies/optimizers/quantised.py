@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from strategies.base import Settings, demand
-from strategies.engine import Trained
+from strategies.engine import Launch, Trained
 from strategies.evidence import states, updates
 from strategies.evidence.settings import label
 from strategies.evidence.stored import bytes_of, stored
 
-__all__ = ["low_bit_facts", "torchao_adam", "watch_low_bit"]
+__all__ = ["low_bit_facts", "torchao_adam", "torchao_needs", "watch_low_bit"]
 
 # bitsandbytes and torchao both keep tensors below this in float32.
 SMALLEST = 4096
@@ -24,23 +25,32 @@ OFF = 0.01
 
 
 def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) -> Any:
-    """torchao's optimizer; on a CPU stepped without torch.compile.
+    """torchao's optimizer; on a CPU, and while operators are watched, stepped op by op.
 
     It compiles its step for each shape of a parameter. On a GPU that is a Triton kernel; on a CPU
-    it is a C++ compiler's half minute for the same arithmetic.
+    it is a C++ compiler's half minute for the same arithmetic. Beneath a dispatch mode, as a trace
+    is one, torch compiles nothing, and torch 2.13 takes that for an error where it was told to
+    compile ("fullgraph=True found no compiled frames").
     """
     import torch
     from torchao import optim
 
     kind = getattr(optim, name)
-    if device == "cuda":
-        return kind(params, **settings.adam)
 
     def step(self: Any, closure: Any = None) -> Any:
-        with torch.compiler.set_stance("force_eager"):
+        compiles = device == "cuda" and not torch._C._len_torch_dispatch_stack()
+        self.compiled_steps += compiles
+        # The stance is in force from the moment at which it is made.
+        with contextlib.nullcontext() if compiles else torch.compiler.set_stance("force_eager"):
             return kind.step(self, closure)
 
-    return type(name, (kind,), {"step": step})(params, **settings.adam)
+    members = {"step": step, "compiled_steps": 0}
+    return type(name, (kind,), members)(params, **settings.adam)
+
+
+def torchao_needs(launch: Launch) -> tuple[str, ...]:
+    """What the machine must have for it: on a GPU, what compiles its step as well."""
+    return ("torchao", "inductor") if launch.device == "cuda" else ("torchao",)
 
 
 def watch_low_bit(trained: Trained) -> AbstractContextManager[list[updates.Update]]:
@@ -92,7 +102,7 @@ def low_bit_facts(
     elements = sum(p.numel() for p in large)
     demand(codes == elements * 2 * bits // 8, f"{codes} bytes of codes for {elements} elements")
     mean = bytes_of(moments) / elements
-    compiled = {"compiled_step": names[0].startswith(home)} if home == "torchao" else {}
+    compiled = {"compiled_step": optimizer.compiled_steps > 0} if home == "torchao" else {}
     demand(mean <= 1.2 * 2 * bits / 8, f"{mean:.2f} bytes of moments an element")
     facts = {
         "class": f"{home}.{kind}",

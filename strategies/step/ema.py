@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from strategies.base import Slot, Watcher, demand
 from strategies.engine import Trained
 from strategies.evidence.settings import label
+from strategies.step.staging import Staging
 from strategies.strategy import Strategy
 
 __all__ = ["PIECE", "Average", "Ema"]
@@ -34,7 +35,10 @@ class Average(Watcher):
         device = trained.accelerator.device if place == "device" else "cpu"
         self.on_host = place != "device"
         self.swapped = "swapped_weights" in trained.launch.traits
-        self.shards = [m.detach().float().clone().to(device) for _, m in self._masters()]
+        self.shards, self.staging = [], None
+        for _, master in self._masters():
+            self.shards.append(master.detach().float().clone().to(device))
+            self._stage(master)
         self.witness = self.followed(self.shards[0])
         self.start = self.witness.clone()
         self.updates = 0
@@ -76,15 +80,27 @@ class Average(Watcher):
                 torch._foreach_lerp_(here, there, weight)
         self.updates += 1
 
+    def _stage(self, master: Any) -> None:
+        """Buffers for masters that the host reads from another device, as large as they need be."""
+        if not self.on_host or master.device.type == "cpu":
+            return
+        wanted = min(PIECE, 1 << max(0, master.numel() - 1).bit_length())
+        if self.staging is None or self.staging.elements < wanted:
+            self.staging = Staging(master.device, master.dtype, wanted)
+
     def _follow(self, shard: Any, master: Any, weight: float) -> None:
         """One step towards a master of another device or type, piece by piece."""
-        pairs = zip(shard.flatten().split(PIECE), master.flatten().split(PIECE), strict=True)
-        for mine, theirs in pairs:
-            mine.lerp_(theirs.to(mine), weight)
+        if not master.numel():
+            return
+        staged = self.staging is not None and master.device.type != "cpu"
+        size = self.staging.elements if staged else PIECE
+        theirs = self.staging.read(master) if staged else master.flatten().split(size)
+        for mine, piece in zip(shard.flatten().split(size), theirs, strict=True):
+            mine.lerp_(piece.to(mine), weight)
 
     def tensors(self) -> Iterable[Any]:
-        """The averaged shards."""
-        return self.shards
+        """The averaged shards, and the buffers through which they follow a GPU's."""
+        return [*self.shards, *(self.staging.buffers if self.staging else ())]
 
     def averages(self) -> list[Any]:
         """The averaged shards."""
@@ -92,7 +108,7 @@ class Average(Watcher):
 
     def hosted(self) -> Iterable[Any]:
         """All of them, where the average was put into host memory."""
-        return self.shards if self.on_host else ()
+        return self.tensors() if self.on_host else ()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shards."""

@@ -294,6 +294,55 @@ def test_too_few_gpus(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> No
     assert nothing_starts == []
 
 
+SEEN = {
+    "run": ["--recipes", "single", "--noise-floor", "1"],
+    "train": ["train", "--recipe", "single"],
+    "max-batch": ["max-batch", "--recipe", "single"],
+    "anatomy": ["anatomy", "single"],
+}
+
+
+@pytest.mark.parametrize("command", SEEN)
+@pytest.mark.parametrize("there", [True, False])
+def test_torch_is_asked_before_a_gpu_is_denied(
+    command, there, tmp_path, capsys, monkeypatch, nothing_starts
+) -> None:
+    """Under WSL2, in a container, or where nvidia-smi is slow, nothing else sees the GPU."""
+    card = gpus.Gpu(index=0, name="H200", total_bytes=2**37)
+
+    def probe(folder: Path, ops: object = (), **more: object) -> machines.Machine:
+        nothing_starts.append("probe")
+        found = machine(folder, gpus=(card,) if there else ())
+        found.probe["no_cuda"] = "" if there else "the driver is asleep"
+        return found
+
+    def started(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt  # the row was on its way
+
+    monkeypatch.setattr(console, "examine", probe)
+    monkeypatch.setattr(machines, "version", lambda name: "2.13.0+cu130")
+    monkeypatch.setattr(run.launch.process, "run_child", started)
+    words = ["--device", "cuda", "--data", "synthetic", "--out", str(tmp_path / "o")]
+    try:
+        code = call([*SEEN[command], *words])
+    except KeyboardInterrupt:
+        code = 130
+    told = capsys.readouterr().err
+    assert "probe" in nothing_starts
+    assert (code == 130) is there, told
+    if not there:
+        assert code == 2 and any(w in told for w in ("no GPU", "0 GPUs", "there is none"))
+    if not there and command == "run":
+        assert "the driver is asleep" in told
+
+
+def test_a_torch_for_cpus_is_not_asked(tmp_path, capsys, monkeypatch, nothing_starts) -> None:
+    monkeypatch.setattr(machines, "version", lambda name: "2.13.0+cpu")
+    words = [*SEEN["run"], "--device", "cuda", "--out", str(tmp_path)]
+    assert call(words) == 2 and nothing_starts == []
+    assert "no GPU is to be seen here" in capsys.readouterr().err
+
+
 def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -444,7 +493,7 @@ def test_train_keeps_its_state_and_samples_in_its_folder(
 
 
 COMMANDS = ["run", "plan", "report", "compare", "list", "doctor", "lint", "anatomy", "train",
-            "max-batch", "calibrate", "export", "test"]  # fmt: skip
+            "max-batch", "calibrate", "export", "pack", "test"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)

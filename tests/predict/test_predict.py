@@ -17,6 +17,8 @@ from harness.predict.allocator import Allocator, replay
 from harness.predict.prediction import Prediction, load
 from harness.predict.roofline import Work
 from strategies import CATALOG, parse
+from strategies.engine import Maker
+from strategies.sizes import pinned_block
 from tests.made.predictions import GIB, MIB, asked, prediction
 
 # ---- the allocator ----
@@ -49,6 +51,49 @@ def test_freed_neighbours_merge_and_are_found_again():
     a.release(second)
     a.allocate(19 * MIB)  # the whole segment again; the rest of 1 MiB stays with it
     assert a.reserved == 20 * MIB and a.allocated == 20 * MIB
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"),
+    [(0, 0), (1, 1), (3, 4), (4096, 4096), (4097, 8192), (9 * MIB, 16 * MIB), (GIB, GIB)],
+)
+def test_pinned_blocks_are_powers_of_two(size, taken):
+    assert pinned_block(size) == taken
+
+
+class Copier:
+    """A library that copies to host memory."""
+
+    def out(self):
+        import torch
+
+        return torch.empty(9 * MIB // 4)
+
+
+@pytest.mark.parametrize(("pools", "taken"), [
+    ({"meta": "device", "cpu": "host"}, 16 * MIB), ({"cpu": "device"}, 9 * MIB),
+])  # fmt: skip
+def test_what_is_offloaded_takes_whole_pinned_blocks_on_a_gpu_s_host(pools, taken):
+    from harness.predict.trace import StoragelessTracer
+
+    tracer = StoragelessTracer(pools)
+    with tracer.watching([Maker(Copier, "out", "", place="host", pinned=True)]), tracer:
+        kept = Copier().out()
+    assert [(s.pool, s.size) for s in tracer.record.storages] == [("host", taken)] and kept.numel()
+
+
+def test_an_engine_s_books_pin_a_tensor_and_let_go_of_it():
+    import torch
+
+    from harness.predict.trace import StoragelessTracer
+
+    tracer = StoragelessTracer({"meta": "device", "cpu": "host"})
+    with tracer:
+        kept = torch.empty(5000)
+        tracer.pin(kept[:10])
+        assert [s.size for s in tracer.record.storages] == [32768]
+        tracer.pin(kept, False)
+    assert [s.size for s in tracer.record.storages] == [20000]
 
 
 def test_the_best_fit_is_the_smallest_that_holds_it():
@@ -337,3 +382,43 @@ def test_a_suite_s_impossible_rows_are_lines_of_the_plan(capsys, monkeypatch):
     assert cli.main(["plan", "--gpu", "L4", "--gpus", "8", "--global-batch", "8"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "refused ddp+accumulate:steps=4: global_batch 8 does not divide" in text
+
+
+# ---- collectives beside the computation ----
+
+
+def phase(name: str, kind: str, size: int) -> Work:
+    return Work(phase=name, kind=kind, dtype="", flops=0, bytes=size, count=1)
+
+
+def test_an_overlapped_collective_hides_behind_its_own_phase_alone():
+    card = cards.find("A100-80GB")
+    computed = [phase("forward", "memory", 80 * GIB), phase("backward", "memory", 160 * GIB)]
+
+    def communication(*more: Work) -> float:
+        return roofline.seconds([*computed, *more], card, 8).communication
+
+    ahead, behind = phase("forward", "overlapped", GIB), phase("backward", "overlapped", GIB)
+    assert communication(ahead) == communication(ahead, behind) == 0
+    assert communication(phase("forward", "collective", GIB)) > 0, "waited for"
+    late = phase("optimizer", "collective", GIB)
+    assert communication(ahead, late) == communication(late) > 0
+    much = phase("forward", "overlapped", 400 * GIB)
+    assert communication(much) == communication(much, behind) > communication(late)
+
+
+def test_collectives_of_a_phase_that_overlaps_are_counted_so():
+    import torch
+
+    from harness.predict.work import Counter
+
+    class AllReduce:
+        namespace = "c10d"
+        _schema = type("Schema", (), {"name": "c10d::allreduce_"})
+
+    counter = Counter("meta", "cpu", frozenset({"backward"}))
+    for name in ("forward", "backward"):
+        counter.see(name, AllReduce, [torch.empty(8, device="meta")], None)
+    assert {(w.phase, w.kind, w.bytes) for w in counter.work()} == {
+        ("forward", "collective", 64), ("backward", "overlapped", 64),
+    }  # fmt: skip
