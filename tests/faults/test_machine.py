@@ -103,7 +103,7 @@ def ended(child: subprocess.Popen, out: Path) -> str:
 
 @pytest.mark.parametrize("whom", ["a rank", "the launcher"])
 def test_a_process_that_is_killed_fails_its_row_and_the_next_one_runs(whom, tmp_path):
-    child = start(tmp_path, "ddp", "zero2", steps="500")
+    child = start(tmp_path, "ddp", "zero2", steps="300")
     pid = measuring(tmp_path, 2)[1]
     os.kill(pid if whom == "a rank" else parent(pid), signal.SIGKILL)
     said = ended(child, tmp_path)
