@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "with the suite default. Read on: README.md.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
+    adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
     rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_calibrate)
     for add in (*adders, *rest, _add_test):
         add(commands)
@@ -138,6 +138,14 @@ def _add_plan(commands: Any) -> None:
     )
     text = "predict, without a GPU, which recipe fits which GPUs and how fast"
     add_arguments(_add(commands, "plan", _plan, text, example, "docs/plan.md"))
+
+
+def _add_export(commands: Any) -> None:
+    from harness.commands.export import add_arguments
+
+    example = "./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home"
+    text = "write a recipe's files, lines and options for your own trainer"
+    add_arguments(_add(commands, "export", _export, text, example, "docs/export.md"))
 
 
 def _add_report(commands: Any) -> None:
@@ -241,6 +249,12 @@ def _plan(options: argparse.Namespace) -> int:
     from harness.commands.plan import plan
 
     return plan(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from harness.commands.export import export
+
+    return export(options, overrides(options))
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ from strategies.base import Attachment, Settings
 from strategies.evidence.observed import Observed
 from strategies.evidence.stored import stored, tensors
 from strategies.launch_file import LaunchFile
+from strategies.settled import Settled
 from strategies.sizes import Sizes
 from strategies.subject import Subject
 
@@ -298,6 +299,28 @@ class Engine:
         """Sentences that a reader of such a row should know though it can run; kept in the result
         as notes. ``sizes`` are the model's, None where they are not known without torch."""
         return []
+
+    def settled(
+        self,
+        launch: Launch,
+        work: Callable[[Path], Workload],
+        mixed_precision: str,
+        configure: Callable[[Any], None],
+        folder: Path,
+    ) -> Settled:
+        """The launch file with every number in place, for use without Headroom: what ``configure``
+        and accelerate settle in a run. An engine whose launch file names others gives them too.
+
+        Args:
+            work: makes the workload, given a folder to swap to; sizes of an edited model cost a
+                process of their own, so it is called only where they are needed.
+            mixed_precision: accelerate's word: no, bf16 or fp16.
+            configure: the precision strategy's ``configure``, to be given what stands for the
+                ``Accelerator``.
+            folder: where the files will lie.
+        """
+        own = {"num_processes": launch.processes, "mixed_precision": mixed_precision}
+        return Settled({**self.file.content, **own})
 
     # ---- set-up ----
 

@@ -16,6 +16,7 @@ ORDER = (
     "harness.cli",
     "harness.train",
     "harness.commands",
+    "harness.export",
     "harness.calibrate",
     "harness.suite",
     "harness.report",

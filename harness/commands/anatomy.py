@@ -61,10 +61,10 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
     ask = functools.partial(_asked, options, given)
     if options.dry_run:
-        _, row = one_row.planned(ask, folder)
+        _, row = one_row.planned(ask, folder, options.device)
         print(_line(row))
         return OK
-    _, row = one_row.checked(ask, folder, console)
+    _, row = one_row.checked(ask, folder, options.device, console)
     progress = Progress(console)
     progress.begin_suite("anatomy", [options.recipe], [True])
     progress.begin_run(options.recipe, options.timeout)

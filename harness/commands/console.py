@@ -28,6 +28,7 @@ __all__ = [
     "make_console",
     "print_listed",
     "short",
+    "sighted",
     "slug",
 ]
 
@@ -89,6 +90,15 @@ def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence
 
 def _text(cell: Any) -> Text:
     return cell if isinstance(cell, Text) else Text(str(cell))
+
+
+def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:
+    """``machine``, as torch sees it where a GPU is asked for and none was seen: nvidia-smi may be
+    missing (WSL2, a container) or slow. A torch that is built for CPUs sees none either way."""
+    known = machine.gpus or machine.probe is not None
+    if device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):
+        return machine
+    return examined(console, out, set())
 
 
 @contextlib.contextmanager

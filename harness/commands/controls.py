@@ -100,7 +100,8 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run all, print how each reads; 1 where one reads otherwise than it must."""
     console = make_console()
     out = Path(options.out or ROOT / "results" / "controls").absolute()
-    _, row = one_row.checked(functools.partial(_asked, options, given), out, console)
+    ask = functools.partial(_asked, options, given)
+    _, row = one_row.checked(ask, out, options.device, console)
     asked, progress, words = all_controls(), _Quiet(console), {}
     plain = row.resolved.spec
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))

@@ -234,7 +234,8 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
         raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
     out = options.out or ROOT / "results" / "max-batch" / slug(options.recipe)
     out = Path(out).absolute()
-    machine, row = one_row.checked(functools.partial(_asked, options, given), out, console)
+    ask = functools.partial(_asked, options, given)
+    machine, row = one_row.checked(ask, out, options.device, console)
     return Search(
         spec=row.resolved.spec,
         out=out,

@@ -13,7 +13,15 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import suites
-from harness.commands.console import INTERRUPTED, OK, examined, exit_code, make_console, slug
+from harness.commands.console import (
+    INTERRUPTED,
+    OK,
+    examined,
+    exit_code,
+    make_console,
+    sighted,
+    slug,
+)
 from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
@@ -71,8 +79,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     name = "recipes" if options.recipes else options.suite or "default"
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
     rows, here = AskedRows(options, given), recall(out)
-    if options.device == "cuda" and not here.gpus and has_driver() and not options.dry_run:
-        here = examined(console, out, set())  # nvidia-smi may be missing, or slow: torch decides
+    if not options.dry_run:
+        here = sighted(console, out, here, options.device)
     suite, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
@@ -82,7 +90,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     machine = examined(console, out, needed_ops(runnable))
     suite, planned = rows.planned(out, machine)
     _sighted(suite, machine)
-    for change in rows.changes:
+    for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
     _alone_here(console)
     code, progress = None, Progress(console)
@@ -161,7 +169,9 @@ class AskedRows:
         options = self.options
         device = options.device or machine.device
         if device == "cuda" and not machine.gpus and not options.dry_run:
-            raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
+            why = (machine.probe or {}).get("no_cuda")
+            seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
+            raise SpecError(f"device is cuda, and {seen}; use --device cpu")
         if options.recipes:
             return matrix.ad_hoc(options.recipes, device)
         return suites.load(options.suite or "default", device)
@@ -191,6 +201,15 @@ def _sighted(suite: Suite, machine: Machine) -> None:
     lack = lacks_sight(machine) if suite.device == "cuda" else None
     if lack:
         raise SpecError(f"{lack.reason}; {lack.way_out}")
+
+
+def _unseen(suite: Suite, machine: Machine) -> list[str]:
+    """That there is a driver, where a suite runs on the CPU since neither nvidia-smi nor torch
+    sees a GPU."""
+    why = (machine.probe or {}).get("no_cuda")
+    if suite.device != "cpu" or machine.gpus or not why or not has_driver():
+        return []
+    return [f"a driver of GPUs is here, and torch sees none ({why}): this runs on the CPU"]
 
 
 def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:

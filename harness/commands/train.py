@@ -78,7 +78,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
-    _, row = one_row.planned(ask, folder)
+    _, row = one_row.planned(ask, folder, options.device)
     _check_goes_on(row, options, console)
     if options.dry_run:
         print(_line(row, extra))
@@ -87,7 +87,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         if getattr(options, name):
             check_file(Path(getattr(options, name)), name)
     check_file(Path(options.checkpoint) / "step", "checkpoint")
-    _, row = one_row.checked(ask, folder, console)
+    _, row = one_row.checked(ask, folder, options.device, console)
     return _trained(row, extra, options, console)
 
 

@@ -68,10 +68,12 @@ class SuiteError(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow:
-    """One recipe in its canonical text, and the settings in which it differs from the suite."""
+    """One recipe in its canonical text, and the settings in which it differs from the suite; it
+    takes one of so many ``shares`` of the suite's batch."""
 
     recipe: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shares: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +37,8 @@ __all__ = [
 
 FREE_BYTES = 64 * 2**20
 """Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What a lock that somebody holds answers; every other error is the file system's own."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change: the spec, the code and the machine are the same."""
 
@@ -273,14 +277,18 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Hold ``out`` for one suite: two at a time would disturb each other's measurements."""
+    """Hold ``out`` for one suite: two at a time would disturb each other's measurements. Where its
+    file system knows no locks (some that are mounted over a network) that is said, and it runs."""
     with (out / ".lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(
-                f"another run is writing to {out}; wait or choose another --out"
-            ) from None
+        except OSError as error:
+            if error.errno in HELD:
+                raise OutputError(
+                    f"another run is writing to {out}; wait or choose another --out"
+                ) from None
+            told = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
+            print(f"headroom: {told}", file=sys.stderr)
         yield
 
 

@@ -95,7 +95,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
         meter=meter,
         run=run,
         log=Log(),
-        watch=GpuWatch(accelerator.num_processes if asks else 0),
+        watch=GpuWatch(resolved.spec.processes if asks else 0),
     )
 
 

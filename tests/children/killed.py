@@ -1,6 +1,6 @@
 """A stand-in for the harness, to be killed: runs one worker, says how the run was ended.
 
-python -m tests.children.harness MODE FOLDER, from the repository's root.
+python -m tests.children.killed MODE FOLDER, from the repository's root.
 """
 
 from __future__ import annotations
