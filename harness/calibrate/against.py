@@ -56,18 +56,25 @@ def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> li
 
 def table(rows: Sequence[Held], card: Card) -> Table:
     """Each row by typical figures and by ``card``'s calibration, and the errors in sum."""
-    plain = dataclasses.replace(card, calibrated=None)
-    lines = []
-    for row in rows:
-        cells = [row.recipe, str(row.processes), f"{1e3 * row.measured:.0f}"]
-        for one in (plain, card):
-            found = row.predicted(one)
-            cells.append(f"{1e3 * found.total:.0f} +-{1e3 * found.spread:.0f}")
-            cells.append(f"{100 * row.error(one):+.0f}")
-        lines.append(cells)
-    heads = ("Row", "Processes", "Measured ms", "Typical ms", "Error %", "Calibrated ms", "Error %")
-    note = " ".join((_summary("Typical figures", rows, plain), _summary("calibrated", rows, card)))
+    ways = {"typical": dataclasses.replace(card, calibrated=None)}
+    ways |= {"calibrated": card} if card.calibrated else {}
+    heads = ["Row", "Processes", "Measured ms"]
+    for name in ways:
+        heads += [f"{name.capitalize()} ms", "Error %"]
+    lines = [[*_measured(row), *(c for one in ways.values() for c in _cells(row, one))]
+             for row in rows]  # fmt: skip
+    note = " ".join(_summary(name, rows, one) for name, one in ways.items())
     return Table(f"Steps of {card.name}, planned and measured", heads, lines, note)
+
+
+def _measured(row: Held) -> list[str]:
+    return [row.recipe, str(row.processes), f"{1e3 * row.measured:.0f}"]
+
+
+def _cells(row: Held, card: Card) -> list[str]:
+    found = row.predicted(card)
+    error = f"{100 * row.error(card):+.0f}"
+    return [f"{1e3 * found.total:.0f} +-{1e3 * found.spread:.0f}", error]
 
 
 def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
@@ -80,7 +87,7 @@ def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
         for found in [row.predicted(card)]
     )
     middle, worst = 100 * statistics.median(errors), 100 * max(errors)
-    said = f"{name}: median error {middle:.0f} %, largest {worst:.0f} %"
+    said = f"{name.capitalize()}: median error {middle:.0f} %, largest {worst:.0f} %"
     return f"{said}, {within} of {len(rows)} within the uncertainty."
 
 

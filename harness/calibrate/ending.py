@@ -79,7 +79,7 @@ def _results(session: Session) -> list[Result]:
     """Of the rows of this setting, in order of worth."""
     rows = [station.spec for station in session.stations("memory") if station.spec]
     there = {result.spec: result for result in load_all(session.folder / "memory")[0]}
-    return [there[spec] for spec in rows if spec in there]
+    return [*(there[spec] for spec in rows if spec in there), *session.known]
 
 
 def _predicted(session: Session, results: Sequence[Result]) -> dict[str, Prediction]:

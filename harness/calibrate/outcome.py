@@ -60,6 +60,6 @@ def mark_of(station: Station, device: Device, small: bool) -> str:
     """A hash of all that decides what a station measures, but for rows and suites, which know for
     themselves whether they must run again."""
     spec = dataclasses.asdict(station.spec) if station.spec else None
-    # The largest size of a file name must not depend on when it was asked.
-    facts = [dataclasses.asdict(device), digest(("calibrate",)), station.key, small, spec]
+    sources = digest(("calibrate/stations",))
+    facts = [dataclasses.asdict(device), sources, station.key, small, spec]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

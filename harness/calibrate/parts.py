@@ -61,7 +61,9 @@ SMALL_MODEL = "DiT-T/8"
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """The machine as far as stations depend on it, and what was asked for. ``model``: of the rows
-    (empty: usual). ``small``: a rehearsal, of tiny models and shapes."""
+    (empty: usual). ``small``: a rehearsal, of tiny models and shapes.
+    ``rows_known``: rows that were measured earlier stand for those of the memory part.
+    """
 
     device: str
     gpus: int = 0
@@ -69,6 +71,7 @@ class Setting:
     small: bool = False
     model: str = ""
     steps: int = 0
+    rows_known: bool = False
 
     @property
     def usual_model(self) -> str:
@@ -104,6 +107,8 @@ def _memory(setting: Setting) -> list[Station]:
         for name, minutes in MEASURES[setting.device].items()
         if name != "collective" or setting.processes > 1
     ]
+    if setting.rows_known:
+        return measures
     rows = [_row(text, setting) for text in ROWS[setting.device] if _can_be(text, setting)]
     first = len(measures) if setting.device == "cpu" else 3
     low = [_low(recipe, setting) for recipe in LOW] if setting.device == "cuda" else []

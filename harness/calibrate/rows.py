@@ -7,7 +7,7 @@ from harness.calibration.store import Applied
 from harness.predict import cards
 from harness.predict.prediction import Prediction
 from harness.predict.rates import rates
-from harness.predict.roofline import parts_of
+from harness.predict.roofline import parts_of, seconds
 from harness.report.figures import derive
 from harness.report.figures.predicted import predicted_and_measured
 from harness.result import Result, Status
@@ -56,13 +56,17 @@ def _measured(result: Result) -> dict[str, object]:
 
 
 def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, float]:
-    """Seconds of each part at the ceilings, which a calibration without rows has."""
+    """Seconds of each part at the ceilings, which a calibration without rows has; and of the whole
+    by typical figures."""
     if not prediction.work:
         return {}
-    card = cards.with_calibration(cards.of_device(alone.device), Applied(calibration=alone))
+    typical = cards.of_device(alone.device)
+    card = cards.with_calibration(typical, Applied(calibration=alone))
     processes = result.spec.processes
     tf32 = "tf32" in result.spec.recipe.split("+")
-    return parts_of(prediction.work, rates(card, processes), processes, tf32)
+    parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
+    usual = seconds(prediction.work, typical, processes, tf32).total
+    return {**parts, "typical_seconds": usual}
 
 
 def _bytes(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, object]:

@@ -22,7 +22,7 @@ from harness.calibrate.together import Together
 from harness.launch.command import inherited
 from harness.result import Result, Status
 from harness.suite.file import Suite, SuiteRow
-from harness.suite.run import Planned, run_suite
+from harness.suite.run import Planned, SuiteInterrupted, run_suite
 from harness.system import process
 
 __all__ = ["run_part"]
@@ -30,6 +30,8 @@ __all__ = ["run_part"]
 LOG_BYTES = 4000
 PATIENCE, LEAST_SECONDS = 4.0, 240.0
 """A station is ended after so many times what is expected of it, and no sooner than that."""
+SUITE_SECONDS = 3600.0
+"""The same least of a suite: each of its runs has a deadline of its own."""
 GPU_TESTS = "tests/worker/test_gpu.py"
 METER_BENCH = "tests/bench/meter_cost.py"
 WORDS = {Status.UNSUPPORTED: "lacking", Status.REFUSED: "lacking", Status.OK: "ok"}
@@ -94,7 +96,7 @@ def _measured(station: Station, session: Session) -> Outcome:
     kinds = {"measure": _measure, "row": _row, "suite": _suite, "tests": _tests, "meter": _meter}
     try:
         return kinds[station.kind](station, session)
-    except (process.Interrupted, KeyboardInterrupt):
+    except (process.Interrupted, SuiteInterrupted):
         raise
     except Exception as error:  # the rest goes on, and the outcome says why
         return _outcome(station, session, "failed", f"{type(error).__name__}: {error}"[:300])
@@ -114,10 +116,14 @@ def _child(words: Sequence[str], station: Station, session: Session) -> tuple[pr
         cwd=ROOT,
         env=inherited(),
         log=log,
-        timeout=max(LEAST_SECONDS, PATIENCE * 60 * station.minutes),
+        timeout=max(_least(station), PATIENCE * 60 * station.minutes),
     )
     text = log.read_bytes()[-LOG_BYTES:].decode("utf-8", errors="replace") if log.exists() else ""
     return ended, text
+
+
+def _least(station: Station) -> float:
+    return SUITE_SECONDS if station.kind == "suite" else LEAST_SECONDS
 
 
 def _fault(ended: process.Ended, text: str) -> str:

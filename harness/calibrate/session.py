@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from harness.calibrate.together import default_jobs
 from harness.calibration import here
 from harness.calibration.record import Device
 from harness.resolve import Resolved, resolve
+from harness.result import Result
 from harness.spec import Spec
 from harness.suite.run import Planned, plan
 from harness.system.machine import Machine
@@ -23,7 +25,8 @@ __all__ = ["Session", "clock"]
 
 @dataclass
 class Session:
-    """``tell`` prints a line. ``jobs``: runs of the check at a time (0: as many as fit)."""
+    """``tell`` prints a line. ``jobs``: runs of the check at a time (0: as many as fit). ``known``:
+    results of this device, measured earlier, by which predictions are calibrated too."""
 
     folder: Path
     machine: Machine
@@ -32,6 +35,7 @@ class Session:
     tell: Callable[[str], None]
     fresh: bool = False
     jobs: int = 0
+    known: Sequence[Result] = ()
     overrides: Mapping[str, object] = field(default_factory=dict)
     resolved: dict[Spec, Resolved] = field(default_factory=dict)
 
@@ -41,7 +45,7 @@ class Session:
         on_gpu = self.setting.device == "cuda"
         return self.jobs or default_jobs(self.machine, on_gpu * self.setting.gpu_bytes)
 
-    @property
+    @functools.cached_property
     def device(self) -> Device:
         """What is calibrated."""
         return here.device(self.setting.device, self.machine)

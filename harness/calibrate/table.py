@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from harness.calibrate.goals import Judged
 from harness.calibrate.outcome import Outcome
 from harness.calibration.record import Calibration, MeasuredRow
-from harness.calibration.residuals import fitted, left_out_errors, predicted_seconds
+from harness.calibration.residuals import Fitted, fitted, left_out_errors, predicted_seconds
 from harness.predict import cards, workspace
-from harness.predict.roofline import SPREAD
+from harness.predict.roofline import CPU_SPREAD, SPREAD
+from harness.report.figures.categories import CATEGORIES
 from harness.report.figures.units import GIB, MIB
 
 __all__ = ["Table", "lines", "tables"]
@@ -35,6 +37,7 @@ def tables(
         attention(calibration),
         times(calibration),
         memory(calibration),
+        categories(calibration),
         stations(outcomes),
         Table("Goals", ("Goal", "Measured", ""), [(g.text, g.measured, g.word) for g in goals]),
     ]
@@ -138,60 +141,100 @@ def _mib(size: int | None) -> str:
 
 
 def times(found: Calibration) -> Table:
-    """Predicted and measured steps, by a fit to the other rows alone."""
+    """Predicted and measured steps: by typical figures, and by a fit to the other rows alone."""
     fit, errors = fitted(found.rows), left_out_errors(found.rows)
-    rows = [_time(row, fit.factors, errors) for row in found.rows if row.timed]
+    timed = [row for row in found.rows if row.timed]
+    heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
+    rows = [_time(row, fit.factors, errors) for row in timed]
+    usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
+    return Table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
+
+
+def _of_times(
+    fit: Fitted,
+    timed: Sequence[MeasuredRow],
+    errors: Mapping[str, float],
+    usual: Mapping[str, float],
+) -> str:
+    """What was fitted, and how far off rows are then."""
+    if not fit.rows:
+        return "Too few rows to fit anything."
     words = ", ".join(f"{part} x{factor:.2f}" for part, factor in fit.factors.items())
-    share = max(fit.shares.values(), default=0.0)
-    note = (
-        f"Factors: {words}. Nine of ten predictions within {100 * share:.0f} % "
-        f"(typical figures: {100 * SPREAD['compute']:.0f} % to {100 * SPREAD['offload']:.0f} %). "
-        "Left out: the row's error by factors that were fitted to the others alone."
-        if words
-        else "Too few rows to fit anything."
-    )
-    heads = ("Row", "Ceilings ms", "Fitted ms", "Measured ms", "Error %", "Left out %")
-    return Table("Time of a step", heads, rows, note)
+    share = max(fit.shares.values())
+    typical = [abs(error) for row in timed if (error := _typical(row)) is not None]
+    told = [
+        f"Factors beyond the ceilings: {words}.",
+        f"Nine of ten predictions within {100 * share:.0f} % (typical figures claim "
+        f"{_range(list(usual.values()))}).",
+        f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
+        f"(left out) {_middle([abs(error) for error in errors.values()])}.",
+    ]
+    return " ".join(told)
+
+
+def _range(shares: Sequence[float]) -> str:
+    low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _middle(values: Sequence[float]) -> str:
+    return f"{100 * statistics.median(values):.0f} %" if values else "not known"
+
+
+def _typical(row: MeasuredRow) -> float | None:
+    """The error of typical figures."""
+    if row.typical_seconds is None or not row.step_seconds:
+        return None
+    return row.typical_seconds / row.step_seconds - 1
 
 
 def _time(row: MeasuredRow, factors: Mapping[str, float], errors: Mapping[str, float]) -> list[str]:
     fit, took = predicted_seconds(row, factors), row.step_seconds or 0.0
-    left = errors.get(row.label)
-    return [
-        row.label,
-        f"{1e3 * predicted_seconds(row, {}):.0f}",
-        f"{1e3 * fit:.0f}",
-        f"{1e3 * took:.0f}",
-        f"{100 * (fit / took - 1):+.1f}",
-        NONE if left is None else f"{100 * left:+.1f}",
-    ]
+    cells = [row.label, f"{1e3 * took:.0f}", _percent(_typical(row))]
+    return [*cells, f"{1e3 * fit:.0f}", _percent(fit / took - 1), _percent(errors.get(row.label))]
+
+
+def _percent(error: float | None) -> str:
+    return NONE if error is None else f"{100 * error:+.1f}"
 
 
 def memory(found: Calibration) -> Table:
-    """Predicted and measured bytes, with the errors of every category."""
-    heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %",
-             "Errors by category", "Why not")  # fmt: skip
+    """Predicted and measured bytes."""
+    heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
     rows = [
-        [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), _categories(row),
-         row.reason or NONE]
+        [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
         for row in found.rows
-    ]  # fmt: skip
-    note = "GiB as measured; categories above 5 % of a step's peak, predicted against traced."
+    ]
+    note = (
+        "GiB as measured. Step: tensors of a step, against the run's own trace. Run: the whole "
+        "run, against the meter, an independent measure. Why: there is no number."
+    )
     return Table("Memory", heads, rows, note)
+
+
+def categories(found: Calibration) -> Table:
+    """The error of each category of a step, in percent."""
+    names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
+    rows = [
+        [row.label, *(_error(row.categories.get(name)) for name in names)]
+        for row in found.rows
+        if row.categories
+    ]
+    heads = ["Row", *(name.replace("_", " ").capitalize() for name in names)]
+    note = "Percent, predicted against traced; of categories above 5 % of the step's peak."
+    return Table("Memory by category, errors", heads, rows, note)
+
+
+def _error(pair: Sequence[int] | None) -> str:
+    if pair is None:
+        return NONE
+    return f"{100 * (pair[0] / pair[1] - 1):+.2f}" if pair[1] else "inf"
 
 
 def _pair(pair: Sequence[int]) -> tuple[str, str]:
     if len(pair) != 2:
         return NONE, NONE
     return f"{pair[1] / GIB:.3f}", f"{100 * (pair[0] / pair[1] - 1):+.2f}"
-
-
-def _categories(row: MeasuredRow) -> str:
-    told = [
-        f"{name.replace('_', ' ')} {100 * (a / b - 1):+.1f}" if b else f"{name} not measured"
-        for name, (a, b) in row.categories.items()
-    ]
-    return ", ".join(told) or NONE
 
 
 def stations(outcomes: Sequence[Outcome]) -> Table:

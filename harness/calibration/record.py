@@ -110,10 +110,11 @@ class StandingBytes:
 class MeasuredRow:
     """One recipe that was run and predicted.
 
-    Seconds of a step: ``step_seconds`` measured (median), the three parts as the ceilings predict
-    them, before any fit. Bytes are [predicted, measured] pairs: ``step`` of the tensors of a step,
-    ``run`` of the whole run by the meter, ``reserved`` by the allocator; ``categories`` of the
-    step. Empty: not known. ``reason``: why there is no number.
+    Seconds of a step: ``step_seconds`` measured (median), ``typical_seconds`` as typical figures
+    predict it, the three parts as the ceilings predict them, before any fit. Bytes are [predicted,
+    measured] pairs: ``step`` of the tensors of a step, ``run`` of the whole run by the meter,
+    ``reserved`` by the allocator; ``categories`` of the step. Empty: not known. ``reason``: why
+    there is no number.
     """
 
     recipe: str
@@ -127,6 +128,7 @@ class MeasuredRow:
     compute: float | None = None
     communication: float | None = None
     offload: float | None = None
+    typical_seconds: float | None = None
     step: list[int] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)

@@ -19,6 +19,8 @@ from strategies.base import BadInput
 __all__ = ["OWN", "PROJECT", "Applied", "applied", "choose", "every", "file_of"]
 
 OWN = ROOT / "results" / "calibrations"
+BUSY = 0.5
+"""Load average of each core from which other work is said to have been there."""
 PROJECT = Path(__file__).with_name("measured")
 
 
@@ -56,8 +58,11 @@ def _times(found: Fitted) -> str:
 def applied(
     calibration: Calibration, *, driver: str = "", torch: str = "", cores: int = 0
 ) -> Applied:
-    """``calibration`` marked with what is another here: driver, torch, or cores, where known."""
+    """``calibration`` marked with what is another here (driver, torch, or cores, where known), and
+    with other work that a CPU had."""
     device, marks = calibration.device, []
+    if device.kind == "cpu" and calibration.load > BUSY * device.cores:
+        marks.append(f"measured beside other work, load {calibration.load:.1f}")
     if driver and device.driver and driver != device.driver:
         marks.append(f"here driver {driver}")
     if torch and _release(torch) != _release(device.torch):

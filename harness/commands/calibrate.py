@@ -23,8 +23,10 @@ from harness.calibration.record import Calibration, public
 from harness.commands.calibrate_against import against
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import check_file
+from harness.predict.calibrated import measured_on
 from harness.report.data.grid import Grid, text_grid
 from harness.report.rendering.narrow import draw
+from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
 from harness.system import process
@@ -50,12 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--part", choices=PARTS, action="append", help=told)
     told = "stop beginning stations that would not fit (default: no limit)"
     add("--minutes", type=minutes, metavar="M", help=told)
-    add(
-        "--share",
-        type=Path,
-        metavar="FILE",
-        help="write it for others to use (default: not written)",
-    )
+    told = "write it for others to use (default: not written)"
+    add("--share", type=Path, metavar="FILE", help=told)
+    told = "rows that were measured earlier on this machine (default: some are run)"
+    add("--rows", type=Path, metavar="DIR", help=told)
     told = "hold planned times to the results in DIR, with and without it (default: calibrate)"
     add("--against", type=Path, metavar="DIR", help=told)
     add(
@@ -99,12 +99,14 @@ def calibrate(options: argparse.Namespace) -> int:
     _sighted(options.device or recall(folder).device, recall(folder))
     check_out(folder)
     session = _session(options, folder, examined(console, folder, OPS), console)
-    outcomes, code = _run(session, options.part or USUAL)
+    outcomes = _run(session, options.part or USUAL)
+    if outcomes is None:
+        return INTERRUPTED
     left = leave(session, outcomes)
     _show(left, console)
     if options.share:
         _share(left.calibration, options.share, console)
-    return code or _code(outcomes)
+    return _code(outcomes)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -141,6 +143,7 @@ def _session(
         small=options.small,
         model=options.model,
         steps=options.steps,
+        rows_known=options.rows is not None,
     )
     return Session(
         folder=folder,
@@ -150,8 +153,26 @@ def _session(
         tell=lambda text: console.print(Text(text), soft_wrap=True),
         fresh=options.fresh,
         jobs=options.jobs,
+        known=_known(options, device, machine),
         overrides=_overrides(options),
     )
+
+
+def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[Result]:
+    """The results in ``--rows`` that are of this device and ended well, none twice."""
+    if options.rows is None:
+        return []
+    own = here.device(device, machine)
+    found = [
+        result
+        for result in load_all(options.rows)[0]
+        if result.status is Status.OK
+        and not result.spec.repeat
+        and measured_on(result.environment, own)
+    ]
+    if not found:
+        raise SpecError(f"{options.rows}: no results of {own.name} in it; give another --rows DIR")
+    return found
 
 
 def _sighted(device: str, machine: Machine) -> None:
@@ -171,16 +192,16 @@ def _overrides(options: argparse.Namespace) -> dict[str, object]:
     return given | ({"steps": options.steps} if options.steps else {})
 
 
-def _run(session: Session, parts: Sequence[str]) -> tuple[list[Outcome], int]:
-    """The outcomes of the parts in their own order, and 130 where Ctrl-C ended them."""
+def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
+    """The outcomes of the parts in their own order; None where Ctrl-C ended them."""
     outcomes: list[Outcome] = []
     try:
         for part in (part for part in PARTS if part in parts):
             outcomes += run_part(part, session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
-        session.tell("interrupted; the same command resumes")
-        return outcomes, INTERRUPTED
-    return outcomes, OK
+        session.tell("interrupted; what has ended is kept, and the same command goes on")
+        return None
+    return outcomes
 
 
 def _code(outcomes: Sequence[Outcome]) -> int:

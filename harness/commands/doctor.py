@@ -15,6 +15,7 @@ from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
 from harness.data.feed import check_data
 from harness.data.latents import Folder
+from harness.predict import calibrated
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system.machine import Machine, recall
@@ -95,9 +96,16 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
         ("backends", ", ".join(probe.get("backends", [])) or "none"),
+        ("calibration", _calibration(machine)),
         ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]
+
+
+def _calibration(machine: Machine) -> str:
+    """What predictions for this device rest on."""
+    found = calibrated.kept_for(machine.device_names[0] if machine.gpus else "cpu")
+    return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
 
 
 def _launch_files(machine: Machine) -> str:

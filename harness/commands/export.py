@@ -39,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default="DiT-XL/2", help="as plan takes it (default: DiT-XL/2)")
     add("--gpus", type=int, default=8, metavar="N", help="one process each (default: 8)")
     card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--gpu", metavar="CARD", help="a card of plan's table, as A100-80GB")
-    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
+    card.add_argument("--gpu", metavar="CARD", help="a card, as A100-80GB (default: none)")
+    card.add_argument(
+        "--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (default: none)"
+    )
     card.add_argument("--cpu", action="store_true", help="or no GPU, as a trial")
     add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
     add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")

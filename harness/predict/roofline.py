@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from harness.predict.cards import Card
 from harness.predict.rates import Rates, rates
 
-__all__ = ["SPREAD", "Seconds", "Work", "parts_of", "seconds"]
+__all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Work", "parts_of", "seconds"]
 
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
+CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
+"""The same of a CPU that is known by its cores alone: half or twice is common."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +56,13 @@ class Seconds:
 
 def seconds(work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``."""
-    found = rates(gpu, processes)
+    found, usual = rates(gpu, processes), CPU_SPREAD if gpu.shared else SPREAD
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else None
     factors = fitted.factors if fitted else {}
     return Seconds(
         **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
-        shares={**SPREAD, **(fitted.shares if fitted else {})},
+        shares={**usual, **(fitted.shares if fitted else {})},
     )
 
 

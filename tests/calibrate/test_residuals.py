@@ -8,7 +8,7 @@ import json
 import pytest
 
 from harness.calibration import record, store
-from harness.calibration.residuals import FLOOR, fitted, left_out_errors
+from harness.calibration.residuals import FLOOR, LOWEST, fitted, left_out_errors
 from strategies.base import BadInput
 from tests.made.calibrations import CPU, H200, made, row, rows
 
@@ -67,23 +67,31 @@ def test_the_uncertainty_grows_with_what_the_factor_leaves():
     assert 3 < much / little < 7
 
 
-def test_communication_and_offload_get_what_computing_leaves():
+def test_each_part_gets_the_factor_that_explains_all_rows_together():
     told = [
         *rows(1.25),
         row("ddp", 1.25 + 3 * 0.5, 1.0, communication=0.5, processes=2),
         row("zero3", 2.5 + 3 * 1.0, 2.0, communication=1.0, processes=2),
         row("zero2_offload", 1.25 + 3 * 0.5 + 0.5 * 2, 1.0, communication=0.5, offload=2.0),
+        row("zero3_offload", 1.25 + 3 * 0.5 + 0.5 * 4, 1.0, communication=0.5, offload=4.0),
     ]
     found = fitted(told)
     assert found.factors["communication"] == pytest.approx(3.0)
     assert found.factors["offload"] == pytest.approx(0.5)
-    assert set(found.shares) == {"compute", "communication", "offload"} and found.rows == 7
+    assert set(found.shares) == {"compute", "communication", "offload"} and found.rows == 8
 
 
 def test_a_part_that_no_row_tells_of_keeps_its_typical_uncertainty():
     assert set(fitted(rows()).shares) == {"compute"}
     mixed = [*rows(), row("zero3_offload", 9.0, 1.0, communication=0.0, offload=0.05)]
     assert set(fitted(mixed).shares) == {"compute"}
+
+
+def test_no_factor_is_below_the_least():
+    told = [*rows(1.25), row("ddp", 1.2, 1.0, communication=0.5),
+            row("zero3", 2.4, 2.0, communication=0.9)]  # fmt: skip
+    found = fitted(told)
+    assert found.factors["communication"] == LOWEST and 1.0 < found.factors["compute"] < 1.25
 
 
 def test_too_few_rows_say_nothing():
@@ -119,6 +127,12 @@ def test_the_best_is_of_this_driver_and_torch_and_then_the_newest():
     assert other.marks == ("here driver 580.65", "here torch 2.12.1")
     assert "(here driver 580.65; here torch 2.12.1)" in other.words
     assert store.choose([]) is None
+
+
+def test_a_cpu_that_others_used_is_marked():
+    assert store.applied(made(CPU, load=0.9)).marks == ()
+    assert "beside other work, load 3.5" in words(made(CPU, load=3.5))
+    assert store.applied(made(load=3.5)).marks == (), "a GPU computes by itself"
 
 
 def test_a_cpu_with_other_cores_is_marked():

@@ -23,7 +23,7 @@ from harness.predict import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
-from harness.suite.run import plan
+from harness.suite.run import SuiteInterrupted, plan
 from strategies import CATALOG, parse
 from tests.made.calibrations import CPU, made
 from tests.made.machines import machine
@@ -152,6 +152,17 @@ def test_a_station_that_raises_is_a_failure_too(session, monkeypatch):
     assert session.started == ["products", "streams", "standing", "attention", "collective"]
 
 
+def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch):
+    def interrupted(*given, **named):
+        raise SuiteInterrupted([])
+
+    monkeypatch.setattr(running, "run_suite", interrupted)
+    with pytest.raises(SuiteInterrupted):
+        running.run_part("memory", session)
+    assert kept("memory", "products", session.folder).status == "ok"
+    assert kept("memory", "single", session.folder) is None
+
+
 def test_the_next_call_repeats_only_what_failed(session):
     running.run_part("memory", session)
     session.started.clear()
@@ -168,6 +179,7 @@ def test_another_device_is_measured_anew(session, monkeypatch):
     running.run_part("memory", session)
     session.started.clear()
     monkeypatch.setattr(here, "processor", lambda: "another CPU, 8 cores")
+    del session.device
     running.run_part("memory", session)
     assert len(session.started) == 5
 
@@ -240,7 +252,8 @@ def test_a_page_shows_what_a_card_was_measured_to_do():
     text = lines("x", tables(made(), [], judged(made())))
     assert "| products bfloat16 | 800 TFLOP/s | 81 % |" in text
     assert "| context | 500 MiB | 111 % |" in text
-    assert "Factors: compute x1.25. Nine of ten predictions within 3 %" in text
+    assert "Factors beyond the ceilings: compute x1.25. Nine of ten predictions within 3 %" in text
+    assert "Median error by typical figures not known, by the fit to the other rows alone" in text
     assert "| cudnn | bfloat16 | 72 | 250 | - | - |" in text
 
 

@@ -30,6 +30,7 @@ WORDS = {
     ("suite", "what it tells"),
     ("station", "what"),
     ("Goal", "Measured"),
+    ("file", "what it is"),
     ("--data", "what it is"),
     ("to add or change", "page", "files it touches"),
     ("file", "what to write there"),
@@ -38,6 +39,13 @@ WORDS = {
     ("file", "what to change there"),
 }
 """Heads of the tables that measure nothing."""
+ELSEWHERE = {
+    ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %"): (
+        "tests/calibrate/test_against.py"
+    ),
+}
+"""Heads of tables of predicted steps -> the test that makes them anew from recorded operations:
+without the predictor there is nothing to recount them by."""
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
@@ -70,7 +78,7 @@ def page_faults_of(page: Path, root: Path = ROOT) -> Iterator[str]:
     """Mismatches of the tables of one page."""
     name = str(page.relative_to(root))
     for item in items(page):
-        if isinstance(item, Table) and tuple(item.heads) not in WORDS:
+        if isinstance(item, Table) and tuple(item.heads) not in {*WORDS, *ELSEWHERE}:
             source = next((s for s in SOURCES if is_of(item, name, s)), None)
             if source is None:
                 yield f"{name}: no raw results are named here for a table of {item.heads}"

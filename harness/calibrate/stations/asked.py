@@ -12,10 +12,12 @@ import torch
 
 __all__ = ["Asked", "reason", "seconds_of"]
 
-WINDOWS = {"cpu": (0.05, 15), "cuda": (0.2, 5)}
-"""Seconds of a window of equal calls, and windows. Other work of the machine hits a CPU: many short
-windows find one that it left alone. A GPU must run long enough to take its clock under load."""
-SMALL = (0.005, 2)
+WINDOWS = {"cpu": (0.0005, 1.0), "cuda": (0.2, 1.2)}
+"""Seconds of a window of equal calls, and of all windows. Other work of the machine hits a CPU, and
+threads that wait for one another most: of many short windows it leaves some alone. A GPU must run
+long enough to take its clock under load."""
+SMALL = (0.0002, 0.02)
+LEAST_WINDOWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +45,15 @@ class Asked:
 
 def seconds_of(work: Callable[[], Any], asked: Asked) -> float:
     """Seconds of one call: the best of several windows of calls back to back."""
-    least, windows = SMALL if asked.small else WINDOWS[asked.device.type]
+    least, whole = SMALL if asked.small else WINDOWS[asked.device.type]
     work()
-    once = _window(work, asked, 1)
+    once = min(_window(work, asked, 1) for _ in range(LEAST_WINDOWS))
     calls = max(1, math.ceil(least / max(once, 1e-7)))
-    return min(_window(work, asked, calls) for _ in range(windows)) / calls
+    best, spent, windows = once, 0.0, 0
+    while spent < whole or windows < LEAST_WINDOWS:
+        took = _window(work, asked, calls)
+        best, spent, windows = min(best, took / calls), spent + took, windows + 1
+    return best
 
 
 def _window(work: Callable[[], Any], asked: Asked, calls: int) -> float:

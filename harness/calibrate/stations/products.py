@@ -16,7 +16,7 @@ TYPES = {
     "cuda": ("bfloat16", "float16", "tf32", "float32", "float8"),
     "cpu": ("float32", "bfloat16", "float16"),
 }
-SIDES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
+SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 SMALL_SIDES = (128,)
 BLOCK = {"cuda": (8192, 1152), "cpu": (2048, 384)}
 """Tokens of a micro batch, and width: of DiT-XL/2 with 32 samples, and of DiT-S with 8."""
