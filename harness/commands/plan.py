@@ -16,6 +16,7 @@ from harness.commands.console import make_console
 from harness.commands.largest_table import print_largest
 from harness.commands.options import check_file
 from harness.commands.plan_asked import CUSTOM, Asked, asked_for
+from harness.commands.plan_claims import plan_claims
 from harness.commands.plan_table import PlanProgress, print_explained, print_plan
 from harness.predict import attention, calibrated, pool, verdict, ways_out
 from harness.predict.calibrated import NONE
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     told = "a suite's recipes (default: the suite default)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
+    told = "or the suite claims for one such card, its verdicts set beside those of results in DIR"
+    what.add_argument("--claims", type=Path, metavar="DIR", help=told)
     told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", default="DiT-XL/2", help=told)
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
@@ -60,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer; the exit code."""
+    if options.claims:
+        return plan_claims(options, make_console(WIDE))
     asked, console = asked_for(options), make_console(WIDE)
     progress, jobs = PlanProgress(console), options.jobs or pool.default_jobs()
     if options.json:

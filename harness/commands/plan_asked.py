@@ -17,7 +17,7 @@ from harness.suite.matrix import unreplicated
 from strategies import parse
 from strategies.base import BadInput
 
-__all__ = ["CUSTOM", "Asked", "PlanError", "asked_for"]
+__all__ = ["CUSTOM", "Asked", "PlanError", "asked_for", "card_of"]
 
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
@@ -59,7 +59,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     if options.explain and options.largest:
         raise PlanError("--explain is of one size, and --largest searches many; leave one out")
-    gpu = calibrated.as_calibrated(_card(options), options.calibration)
+    gpu = card_of(options)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -72,6 +72,15 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def card_of(options: argparse.Namespace) -> Card:
+    """The card that was asked for, with its calibration.
+
+    Raises:
+        BadInput: there is no such card or size, or the calibration is of something else.
+    """
+    return calibrated.as_calibrated(_card(options), options.calibration)
 
 
 def _card(options: argparse.Namespace) -> Card:

@@ -13,7 +13,7 @@ from harness import ROOT
 from harness.export import rules
 from harness.export.asked import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved
-from strategies.base import BadInput, Slot
+from strategies.base import Slot
 from strategies.strategy import Strategy
 
 __all__ = ["PLACES", "Lines", "lines_of", "mixed_precision", "of_part", "told"]
@@ -81,16 +81,13 @@ def _clipping(resolved: Resolved) -> Iterable[Lines]:
 
 
 def mixed_precision(resolved: Resolved) -> str:
-    """accelerate's word for the recipe's precision: no, bf16 or fp16.
-
-    Raises:
-        BadInput: no rule says it of these parameters.
-    """
+    """accelerate's word for the recipe's precision: no, bf16 or fp16. By a rule, since a strategy
+    may need torch to say it; a strategy that has none is asked."""
     part = resolved.recipe.in_slot(Slot.PRECISION)
     rule = _rule(part, resolved)
-    if "mixed_precision" not in rule:
-        raise BadInput(f"{part} cannot be exported: no rule says accelerate's mixed_precision")
-    return rule["mixed_precision"]
+    if "mixed_precision" in rule:
+        return rule["mixed_precision"]
+    return part.accelerator_kwargs(resolved.launch).get("mixed_precision", "no")
 
 
 def told(part: Strategy) -> str:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.record import Record, peak, phase_peaks
+from harness.memory.record import Record, beyond_state, peak, phase_peaks
 from harness.memory.tracer import following
 from harness.predict import workspace, world
 from harness.predict.allocator import replay
@@ -152,15 +152,17 @@ def summary(
 ) -> Prediction:
     """Peaks of a trace, and for a GPU what its allocator makes of them."""
     on_gpu = resolved.spec.device == "cuda"
+    buckets = resolved.launch.engine.buckets
     return Prediction(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
         method="trace",
-        buckets=resolved.launch.engine.buckets,
+        buckets=buckets,
         # From the first phase on: what opening the data took is not the training's.
         # A run's resident mark, which it is set against on a CPU, is of both places.
         peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
+        beyond_state=beyond_state(record, "device", buckets, steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),

@@ -37,7 +37,7 @@ def report_faults(page: Path, results: ResultSet) -> Iterator[str]:
         if told is not answers.needs_predictions(group):
             yield f"the errors of predictions are {'' if told else 'not '}told"
     titles = [item.title for item in items(page) if isinstance(item, Table)]
-    for due in stories.DUE.get(results.suite.get("story"), ()):
+    for due in stories.due(results):
         if not any(title.startswith(due) for title in titles):
             yield f"the table {due!r} is missing"
     texts = [item.text for item in items(page) if isinstance(item, Text)]

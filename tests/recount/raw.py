@@ -176,6 +176,12 @@ class ResultSet:
         return [Run(json.loads(p.read_text()), _prediction(p.parent)) for p in paths]
 
     @cached_property
+    def forecast(self) -> dict[str, Any] | None:
+        """What was predicted of the suite for a card, if anything."""
+        path = self.folder / "forecast.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @cached_property
     def groups(self) -> list[Group]:
         works: dict[str, Group] = {}
         rows: dict[str, Row] = {}

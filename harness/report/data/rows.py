@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.calibration.record import Calibration
+from harness.predict import forecast
+from harness.predict.forecast import Forecast
 from harness.report.data.calibrated import Calibrated, read_calibration
 from harness.report.figures import derive
 from harness.report.figures.floor import Floor
@@ -43,7 +45,8 @@ FREE = ("recipe", "processes", "repeat")
 class SuiteHead:
     """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
     reference row, when it began, the story that its rows tell (``harness.report.stories``) and
-    their recipes in the suite's order. ``calibration``: of the machine, which lies beside it."""
+    their recipes in the suite's order. ``calibration``: of the machine, which lies beside it;
+    ``forecast``: what was predicted of the suite for another one, likewise."""
 
     name: str = ""
     reference: str = ""
@@ -51,6 +54,7 @@ class SuiteHead:
     story: str = ""
     order: tuple[str, ...] = ()
     calibration: Calibration | None = None
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,18 +183,18 @@ class Report:
 
 
 def read_suite(folder: Path) -> SuiteHead:
-    """``suite.json`` of a result folder, and the calibration beside it; empty where there is none
-    to read."""
-    calibration = read_calibration(folder)
+    """``suite.json`` of a result folder, and the calibration and forecast beside it; empty where
+    there is none to read."""
+    beside = {"calibration": read_calibration(folder), "forecast": forecast.read(folder)}
     try:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return SuiteHead(calibration=calibration)
+        return SuiteHead(**beside)
     known = data if isinstance(data, dict) else {}
     texts = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
     order = known.get("order")
     recipes = tuple(map(str, order)) if isinstance(order, list) else ()
-    return SuiteHead(**texts, order=recipes, calibration=calibration)
+    return SuiteHead(**texts, order=recipes, **beside)
 
 
 def label(spec: Spec) -> str:

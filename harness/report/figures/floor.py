@@ -35,9 +35,12 @@ from dataclasses import dataclass
 from harness.report.figures import derive
 
 __all__ = ["Floor", "Runs", "Spread", "borrowed", "floor_of", "joined", "margin", "student"]
+__all__ += ["swing"]
 
 Runs = Sequence[Sequence[float]]
 """The timed steps of one row in seconds, run by run."""
+Weighted = Sequence[tuple[float, Runs]]
+"""Rows, each with the weight of its median's logarithm in a sum."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t within which 95 % lie, for 1 to 10 degrees of freedom."""
 MEDIAN = 1.2533
@@ -101,9 +104,14 @@ def joined(old: Floor | None, new: Floor | None) -> Floor | None:
 
 def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
     """How far apart the logarithms of two rows' medians may lie with nothing different."""
-    both = (ours, theirs)
-    between = _margin(floor.runs, [_run_side(floor.runs, row) for row in both])
-    return max(between, _margin_of_steps(floor.steps, both))
+    return swing(floor, [(1.0, ours), (-1.0, theirs)])
+
+
+def swing(floor: Floor, weighted: Weighted) -> float:
+    """How far a sum of the logarithms of rows' medians, each times its weight, may lie from what it
+    is with nothing different: of a slope through them, say."""
+    sides = [_scaled(weight, _run_side(floor.runs, row)) for weight, row in weighted]
+    return max(_margin(floor.runs, sides), _margin_of_steps(floor.steps, weighted))
 
 
 def student(freedom: int) -> float:
@@ -117,7 +125,7 @@ def student(freedom: int) -> float:
 def _like(floor: Floor, reference: Runs) -> Floor:
     """``floor`` with its fraction: for a row as the reference is, but with a single run."""
     sides = [(floor.runs.deviation, count) for count in (1, len(reference))]
-    steps = _margin_of_steps(floor.steps, (reference[:1], reference))
+    steps = _margin_of_steps(floor.steps, [(1.0, reference[:1]), (-1.0, reference)])
     widest = max(_margin(floor.runs, sides), steps)
     return dataclasses.replace(floor, fraction=math.exp(widest) - 1)
 
@@ -161,9 +169,17 @@ def _medians(row: Runs) -> tuple[float, ...]:
 # ---- arithmetic ----
 
 
-def _margin_of_steps(usual: Spread | None, rows: Sequence[Runs]) -> float:
+def _margin_of_steps(usual: Spread | None, weighted: Weighted) -> float:
     """0 where no run has two steps, and nothing is known of their spread."""
-    return MEDIAN * _margin(usual, [_step_side(usual, row) for row in rows]) if usual else 0.0
+    if usual is None:
+        return 0.0
+    sides = [_scaled(weight, _step_side(usual, row)) for weight, row in weighted]
+    return MEDIAN * _margin(usual, sides)
+
+
+def _scaled(weight: float, side: Side) -> Side:
+    deviation, count = side
+    return abs(weight) * deviation, count
 
 
 def _margin(usual: Spread, sides: Sequence[Side]) -> float:

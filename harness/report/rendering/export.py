@@ -13,7 +13,7 @@ from typing import Any
 from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.calibrated import Calibrated
-from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.data.rows import Group, Report, Row, SuiteHead, Unfinished, Versus
 from harness.report.figures import derive
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.predicted import PredictedAndMeasured
@@ -145,7 +145,7 @@ def json_text(report: Report) -> str:
     """Everything derived, with the raw samples it was derived from."""
     data = {
         "schema": "headroom-report-1",
-        "suite": dataclasses.asdict(report.suite),
+        "suite": _suite(report.suite),
         "groups": [_group(group) for group in report.groups],
         "unfinished": [
             {**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)}
@@ -229,3 +229,10 @@ def _finite(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
+
+
+def _suite(head: SuiteHead) -> dict[str, Any]:
+    """The head of the set; what was forecast lies beside this file as it is."""
+    known = dataclasses.asdict(dataclasses.replace(head, forecast=None))
+    del known["forecast"]
+    return known
