@@ -15,9 +15,11 @@ venv=${HEADROOM_VENV:-$here/.venv}
 say() { printf 'headroom: %s\n' "$*" >&2; }
 die() { say "$*"; exit 2; }
 
-# The first supported Python on the PATH, the default one before others.
+# The first supported Python on the PATH, the default one before others; not the environment's own,
+# which may be half made, and goes when it is made anew.
 find_python() {
-    local name
+    local name PATH=$PATH
+    PATH=$(printf '%s' "$PATH" | tr ':' '\n' | { grep -vxF "$venv/bin" || true; } | paste -sd ':' -)
     for name in python3 python python3.13 python3.12 python3.11 python3.10; do
         if supported "$name"; then command -v "$name"; return; fi
     done

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     told = "a suite's recipes (default: the suite default)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
-    told = "or the suite claims for one such card, its verdicts set beside those of results in DIR"
+    told = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
     what.add_argument("--claims", type=Path, metavar="DIR", help=told)
     told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", default="DiT-XL/2", help=told)

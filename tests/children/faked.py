@@ -1,6 +1,7 @@
-"""The command line with rows that end at once, but for one that hangs until it is ended.
+"""The command line with rows that end at once, but for one that is a process, as a worker's is.
 
-python -m tests.children.faked HANGS WORDS...   HANGS: the recipe of that row, or "none"
+python -m tests.children.faked RUNS WORDS...   RUNS: the recipe of that row, which hangs until it is
+ended; "good:RECIPE" ends by itself, and "none" is none of them.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ FAILS = "zero1"
 """The recipe of the row that fails."""
 
 
-def row(resolved, folder: Path, *, hangs: str = "none", **more) -> Result:
+def row(resolved, folder: Path, *, runs: str = "none", **more) -> Result:
     """What ``launch.run`` returns of a run that has ended."""
-    spec = resolved.spec
-    if spec.recipe == hangs:
-        words = [sys.executable, "-m", "tests.children.worker", "hang", str(folder)]
+    spec, (mode, _, recipe) = resolved.spec, runs.rpartition(":")
+    if spec.recipe == recipe:
+        words = [sys.executable, "-m", "tests.children.worker", mode or "hang", str(folder)]
+        words.append("harness.train")  # by which another Headroom knows a worker
         return REAL(resolved, folder, argv=lambda port: words, **more)
     done = ok(spec.recipe)
     done.spec, done.losses, done.grad_norms = spec, [1.0, 0.9], [0.1, 0.1]
@@ -40,12 +42,10 @@ def row(resolved, folder: Path, *, hangs: str = "none", **more) -> Result:
 
 
 @contextlib.contextmanager
-def faked(hangs: str = "none") -> Iterator[None]:
+def faked(runs: str = "none") -> Iterator[None]:
     """Rows as above, on a machine without GPUs that need not be examined."""
     patches = {
-        (launch, "run"): lambda resolved, folder, **more: row(
-            resolved, folder, hangs=hangs, **more
-        ),
+        (launch, "run"): lambda resolved, folder, **more: row(resolved, folder, runs=runs, **more),
         (console, "examine"): lambda folder, ops=(), **more: machine(folder),
         (run, "recall"): machines.look,
         (one_row, "recall"): machines.look,

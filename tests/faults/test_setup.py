@@ -34,7 +34,8 @@ step() {  # NAME FOLDER
     echo "$1" >> "$JOURNAL"
 }
 case "$1 $2" in
-"-m venv") mkdir -p "$3/bin"; : > "$3/pyvenv.cfg"; cp "$0" "$3/bin/python"; step venv "$3"; exit ;;
+"-m venv") mkdir -p "$3/bin"; : > "$3/pyvenv.cfg"; cp "$0" "$3/bin/python"
+    cp "$0" "$3/bin/python3"; step venv "$3"; exit ;;
 "-m pip")
     [ -e "$venv/whole-venv" ] || { echo "No module named pip" >&2; exit 1; }
     case "$*" in
