@@ -56,8 +56,13 @@ def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None
     if not rows:
         return
     console.print(Text(f"\n{title}", style="bold"))
+    if max(len(name) for name, _ in rows) > console.width // 2:
+        for name, what in rows:  # a name that is folded cannot be searched for
+            console.print(Text(f"  {name}"), soft_wrap=True)
+            console.print(Text(f"    {what}"))
+        return
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=max(len(name) for name, _ in rows) < console.width // 2)
+    grid.add_column(no_wrap=True)
     grid.add_column()
     for name, what in rows:
         grid.add_row(Text(f"  {name}"), Text(what))
