@@ -26,7 +26,7 @@ MODEL = "DiT-S/4:depth=2"
 NUMBERS = ["--learning-rate", "3e-4", "--beta2", "0.95", "--weight-decay", "0.01"]
 ASKED = {
     "zero": ["zero2+bf16+checkpoint:every=2+accumulate:steps=2", "--grad-clip", "0.7"],
-    "replicas": ["ddp+checkpoint+compress+accumulate:steps=4+adamw:impl=foreach"],
+    "replicas": ["ddp+checkpoint+compress:kind=fp16+accumulate:steps=4+adamw:impl=foreach"],
 }
 BATCH = 16
 
@@ -96,6 +96,6 @@ def test_deepspeed_runs_with_the_exported_numbers(said):
 def test_replicas_are_averaged_with_the_exported_hook(said):
     first, second = said["replicas"]
     assert (first["type"], first["precision"]) == ("MULTI_CPU", "no")
-    assert first["model"] == "DistributedDataParallel" and first["hooks"] == ["bf16_compress_hook"]
+    assert first["model"] == "DistributedDataParallel" and first["hooks"] == ["fp16_compress_hook"]
     assert first["weights"] == ["torch.float32"] and first["blocks"] == ["CheckpointWrapper"] * 4
     assert first["sum"] == second["sum"], "replicas that saw other data are equal"
