@@ -97,7 +97,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         results, code = stop.results, INTERRUPTED
     if code is None and not options.no_predictions:
         predict_measured(results, [row.resolved for row in planned], out, console)
-    calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
+    names = machine.device_names if suite.device == "cuda" else ["cpu"]
+    calibrated.keep_beside(out, next(iter(names), ""))
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(
