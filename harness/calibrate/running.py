@@ -32,7 +32,7 @@ PATIENCE, LEAST_SECONDS = 4.0, 240.0
 """A station is ended after so many times what is expected of it, and no sooner than that."""
 SUITE_SECONDS = 3600.0
 """The same least of a suite: each of its runs has a deadline of its own."""
-GPU_TESTS = "tests/worker/test_gpu.py"
+GPU_TESTS = "tests/worker"
 METER_BENCH = "tests/bench/meter_cost.py"
 WORDS = {Status.UNSUPPORTED: "lacking", Status.REFUSED: "lacking", Status.OK: "ok"}
 

@@ -116,7 +116,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         write_report(results, [], out, lost=[])
         whole = predict_measured(results, [row.resolved for row in planned], out, console)
         code = None if whole else INTERRUPTED
-    calibrated.keep_beside(out, machine.device_names[0] if suite.device == "cuda" else "cpu")
+    names = machine.device_names if suite.device == "cuda" else ["cpu"]
+    calibrated.keep_beside(out, next(iter(names), ""))
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(

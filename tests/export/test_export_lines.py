@@ -209,7 +209,7 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "prune:fraction=0.75": lambda t, s: 0.74 < zeros(t) < 0.76,
     "attend:kernel=math": lambda t, s: not any("flash" in name for name in attention(t)),
     "checkpoint": lambda t, s: forwards_a_step(t) == 2,
-    "checkpoint:every=3": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
+    "checkpoint:every=2": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
     "checkpoint:every=sqrt": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
     "checkpoint:keep=products": lambda t, s: kept_products(t),
     "compile:backend=aot_eager": lambda t, s: captured() > 0,
