@@ -40,6 +40,12 @@ RECIPES = [
     "single+compile", "single+compile:scope=model", "single+compile:budget=0.5",
     "single+compile+checkpoint+bf16", "zero2+compile+bf16",
 ]  # fmt: skip
+SEVERAL = {
+    2: ["fsdp2", "fsdp2:reshard=off", "fsdp2+bf16+checkpoint+accumulate", "fsdp2+fp16",
+        "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+adam8bit:lib=torchao+checkpoint"],
+    4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2"],
+}  # fmt: skip
+"""Recipes of engines that need several GPUs, by how many."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +63,20 @@ def test_a_recipe_runs_on_one_gpu_with_evidence(recipe, here, tmp_path):
     row = launched(spec, tmp_path)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert row.meter == "cuda" and row.ranks[0].phases["steady"].reserved > 0
+
+
+@pytest.mark.parametrize(
+    ("processes", "recipe"), [(n, recipe) for n, recipes in SEVERAL.items() for recipe in recipes]
+)
+def test_a_recipe_runs_on_several_gpus_with_evidence(processes, recipe, here, tmp_path):
+    spec = Spec(
+        recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda",
+        processes=processes,
+    )  # fmt: skip
+    if lack := obstacle(resolve(spec), here):
+        pytest.skip(lack.reason)
+    row = launched(spec, tmp_path)
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
 
 
 def test_the_meter_counts_tensors():
