@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.predict.cards import Card
 
-__all__ = ["Seconds", "Work", "seconds"]
+__all__ = ["Seconds", "Sent", "Work", "seconds", "sent"]
 
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 """Share of the peak FLOP/s, and of the memory bandwidth, that kernels reach."""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
 COLLECTIVE = 3e-5
+COLLECTIVES = ("collective", "overlapped")
 HOST_BANDWIDTH = 25e9
 """Bytes a second of host memory for one rank, where eight share a node's."""
 NVME_BANDWIDTH = 3e9
 NODE = 8
 OVERLAP = 0.8
-"""Share of backward behind which DDP can hide its all-reduce."""
+"""Share of a phase's computation behind which what is sent beside it can hide: DDP's all-reduce
+behind backward, what FSDP2 gathers and reduces behind the phase in which it does."""
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
 
@@ -32,8 +35,9 @@ SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
-    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind backward),
-    transfer (device to host or back), host, nvme."""
+    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
+    its phase), transfer (device to host or back), host, nvme. A collective is among ``group`` ranks
+    that are ``stride`` apart; 0: among all."""
 
     phase: str
     kind: str
@@ -41,6 +45,16 @@ class Work:
     flops: int
     bytes: int
     count: int
+    group: int = 0
+    stride: int = 1
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends in a step, to ranks of its own node and of others, if each
+    collective is a ring."""
+
+    within: int
+    across: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +77,15 @@ class Seconds:
 def seconds(work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``."""
     compute = sum(_compute(w, gpu, tf32) for w in work)
-    backward = sum(_compute(w, gpu, tf32) for w in work if w.phase == "backward")
     shown = sum(_collective(w, gpu, processes) for w in work if w.kind == "collective")
-    hidden = sum(_collective(w, gpu, processes) for w in work if w.kind == "overlapped")
+    left = 0.0
+    for phase in {w.phase for w in work if w.kind == "overlapped"}:
+        beside = [w for w in work if w.phase == phase]
+        hidden = sum(_collective(w, gpu, processes) for w in beside if w.kind == "overlapped")
+        left += max(0.0, hidden - OVERLAP * sum(_compute(w, gpu, tf32) for w in beside))
     return Seconds(
         compute=compute,
-        communication=shown + max(0.0, hidden - OVERLAP * backward),
+        communication=shown + left,
         offload=sum(_offload(w, gpu) for w in work),
     )
 
@@ -82,10 +99,26 @@ def _compute(w: Work, gpu: Card, tf32: bool) -> float:
     return w.count * max(by_flops, by_bytes, LAUNCH)
 
 
+def sent(work: Sequence[Work], processes: int) -> Sent:
+    """What a rank sends in one step."""
+    totals = [0, 0]
+    for w in work:
+        if w.kind in COLLECTIVES:
+            group = w.group or processes
+            totals[_crosses(w, group)] += w.count * w.bytes * (group - 1) // group
+    return Sent(*totals)
+
+
+def _crosses(w: Work, group: int) -> bool:
+    """Whether the ranks of a collective sit in several nodes."""
+    return w.stride * (group - 1) >= NODE
+
+
 def _collective(w: Work, gpu: Card, processes: int) -> float:
     """Ring: every rank sends (n - 1) / n of the bytes."""
-    bandwidth = gpu.link_bandwidth if processes <= NODE else gpu.network_bandwidth
-    return w.count * (COLLECTIVE + w.bytes * (processes - 1) / processes / bandwidth)
+    group = w.group or processes
+    bandwidth = gpu.network_bandwidth if _crosses(w, group) else gpu.link_bandwidth
+    return w.count * (COLLECTIVE + w.bytes * (group - 1) / group / bandwidth)
 
 
 def _offload(w: Work, gpu: Card) -> float:

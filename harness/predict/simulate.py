@@ -51,7 +51,8 @@ def trace_training(
     resolved: Resolved, steps: int = STEPS, kind: str = USUAL
 ) -> tuple[StoragelessTracer, Counter, int]:
     """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
-    imitation, counter = resolved.launch.engine.imitation(), _counter(resolved)
+    imitation = resolved.launch.engine.imitation()
+    counter = _counter(resolved, overlaps=imitation.overlaps)
     tracer = _tracer(resolved, imitation, counter)
     with contextlib.ExitStack() as stack:
         stack.enter_context(world.world(resolved, imitation))
@@ -71,8 +72,9 @@ def trace_training(
     return tracer, counter, first
 
 
-def _counter(resolved: Resolved) -> Counter:
-    return Counter(world.GPU if resolved.spec.device == "cuda" else "cpu", "cpu")
+def _counter(resolved: Resolved, *, overlaps: bool) -> Counter:
+    device = world.GPU if resolved.spec.device == "cuda" else "cpu"
+    return Counter(device, "cpu", overlaps=overlaps)
 
 
 def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> StoragelessTracer:

@@ -18,12 +18,16 @@ WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
 
 
+FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
+"""Of ``Work``, in the order of a tally's keys."""
+
+
 class Counter:
     """Told of every op of a trace; ``begin`` forgets what came before the step that counts."""
 
-    def __init__(self, device: str, host: str | None) -> None:
-        self.device, self.host = device, host
-        self.tally: Tally[tuple[str, str, str, int, int]] = Tally()
+    def __init__(self, device: str, host: str | None, *, overlaps: bool = False) -> None:
+        self.device, self.host, self.overlaps = device, host, overlaps
+        self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
         """Forget what was counted so far."""
@@ -36,21 +40,32 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
-            self.add(phase, "collective", "", 0, size)
+            beside = self.overlaps and phase in ("forward", "backward")
+            kind = "overlapped" if beside else "collective"
+            self.add(phase, kind, "", 0, size, *_ranks(args))
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):
             self.add(phase, *self._kind(func, args, ins, outs, out))
 
-    def add(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
-        """Count work that no op shows (a C++ reducer, a left-out kernel)."""
-        self.tally[phase, kind, dtype, flops, size] += 1
+    def add(
+        self,
+        phase: str,
+        kind: str,
+        dtype: str,
+        flops: int,
+        size: int,
+        group: int = 0,
+        stride: int = 1,
+    ) -> None:
+        """Count work, also such as no op shows (a C++ reducer, a left-out kernel)."""
+        self.tally[phase, kind, dtype, flops, size, group, stride] += 1
 
     def work(self) -> list[Work]:
         """What was counted since ``begin``."""
         return [
-            Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
-            for (phase, kind, dtype, flops, size), count in self.tally.items()
+            Work(**dict(zip(FIELDS, key, strict=True)), count=count)
+            for key, count in self.tally.items()
         ]
 
     def _kind(
@@ -75,6 +90,19 @@ def _written(func: Any, args: Any) -> list[Any]:
     named = zip(func._schema.arguments, args, strict=False)
     changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
     return [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor)]
+
+
+def _ranks(args: Any) -> tuple[int, int]:
+    """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
+    from torch.distributed import distributed_c10d as c10d
+
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            name = c10d.ProcessGroup.unbox(value).group_name
+            ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(name))
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
+    return 0, 1
 
 
 def _bytes(tensors: list[Any]) -> int:
