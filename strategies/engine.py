@@ -21,7 +21,7 @@ and step with ``imitation`` in place of what needs real ranks or devices (``harn
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -247,6 +247,8 @@ class Engine:
     modules: ClassVar[tuple[str, ...]] = ()
     buckets: ClassVar[str] = "workspace"
     host_adamw_class: ClassVar[str] = ""
+    resumes_on_any: ClassVar[bool] = False
+    """Whether what it saved on so many processes can be loaded on another number of them."""
 
     file: LaunchFile
 
@@ -262,6 +264,20 @@ class Engine:
         return cls(file)
 
     # ---- facts of the launch file ----
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What a recipe may choose beside the launch file, as in ``fsdp2:reshard=off``: the name of
+        a parameter -> what the file gives. They become fields of the sharding strategy."""
+        return {}
+
+    def chosen(self, choices: Mapping[str, Any]) -> Engine:
+        """The engine with these values of ``choices``; in a recipe they are text, or numbers.
+
+        Raises:
+            ValueError: a value out of range: names it and the way out.
+        """
+        return self
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -349,20 +365,25 @@ class Engine:
         the engine has the trait "host_optimizer", and must be given there."""
         raise NotImplementedError
 
-    def fill(self, accelerator: Any, module: Any, draw: Draw) -> None:
+    def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         """Give the edited model its first weights where they will live, one parameter after the
         other (``strategies.initial``). Called after ``configure``; where the model was built whole
-        nothing waits, and there is nothing to do. By default on the accelerator's device."""
+        nothing waits, and it is not called. By default on the accelerator's device. ``blocks`` are
+        the model's, in the order in which they run."""
         from strategies import initial
 
         initial.fill(module, draw, accelerator.device)
 
     def prepare(
-        self, accelerator: Any, module: Any, make_optimizer: Callable[[list[Any]], Any]
+        self,
+        accelerator: Any,
+        module: Any,
+        make_optimizer: Callable[[list[Any]], Any],
+        blocks: Sequence[Any],
     ) -> tuple[Any, Any]:
         """The model and the optimizer as they are trained (``Trained.model`` and ``optimizer``).
 
-        ``module`` is the edited model as ``fill`` left it, in train mode.
+        ``module`` is the edited model as ``fill`` left it, in train mode, ``blocks`` are its own.
         ``make_optimizer(params)`` makes the recipe's optimizer; call it once, with the trained
         parameters as the optimizer will step them: before accelerate's own prepare here, but after
         the model is sharded where sharding replaces its parameters. ``module`` must stay the bare
@@ -470,11 +491,22 @@ class Engine:
         asked for. The average of the weights follows these after each step."""
         yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
 
-    def fragments(self, trained: Trained) -> Iterator[Fragment]:
+    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
+        """What the optimizer keeps of one of the ``shards``, as this rank has it; empty where it
+        keeps nothing."""
+        return trained.inner_optimizer.state.get(shard, {})
+
+    def receivers(self, trained: Trained) -> Sequence[torch.Tensor]:
+        """The leaves at which autograd's gradients arrive on this rank: a trace that watches them
+        knows what is a gradient from its first moment on."""
+        return [p for p in trained.module.parameters() if p.requires_grad]
+
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         """Where this rank's share of each trained parameter lies in its ``shards``. Over all ranks
-        each element occurs once: where all hold everything, only the main process yields. The
-        averaged weights are put together from these at the end of a training."""
-        if trained.accelerator.is_main_process:
+        each element occurs once: where all hold everything, only the main process yields;
+        ``copies``: also on ranks whose share another has as well. The averaged weights are put
+        together from these at the end of a training."""
+        if copies or trained.accelerator.is_main_process:
             named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
             for index, (name, p) in enumerate(named):
                 yield Fragment(name, index, 0, p.numel(), 0)

@@ -21,6 +21,7 @@ from harness.commands.plan_table import PlanProgress, print_explained, print_pla
 from harness.predict import attention, calibrated, pool, verdict, ways_out
 from harness.predict.calibrated import NONE
 from harness.predict.prediction import Prediction
+from harness.predict.roofline import sent
 from harness.predict.search import Largest, largest_batch, largest_model
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
@@ -160,5 +161,6 @@ def _fit_as_json(fit: Fit) -> dict[str, Any]:
         "host_bytes_node": fit.host_bytes,
         "step_seconds": fit.seconds.total if fit.seconds else None,
         "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
+        "sent_bytes": sent(fit.prediction.work, fit.resolved.spec.processes)._asdict(),
         "prediction": dataclasses.asdict(fit.prediction),
     }

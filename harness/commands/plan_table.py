@@ -12,6 +12,7 @@ from rich.markup import escape
 from harness.memory.record import Instant
 from harness.predict import calibrated, verdict
 from harness.predict.prediction import Prediction
+from harness.predict.roofline import sent
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
@@ -246,7 +247,7 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
     """Of each row when its peak was, at which op and line, and what lived then."""
     for fit in sorted(fits, key=_order):
         console.print()
-        for line in explained(fit.label, fit.prediction):
+        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -268,6 +269,19 @@ def explained(label: str, prediction: Prediction) -> list[str]:
         f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
     )
     return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def _step_explained(fit: Fit) -> list[str]:
+    """What a step takes, and what a GPU sends in it."""
+    if not fit.seconds:
+        return []
+    parts = ((name, getattr(fit.seconds, name)) for name in ("compute", "communication", "offload"))
+    shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
+    found = sent(fit.prediction.work, fit.resolved.spec.processes)
+    ways = [("within its node", found.within), ("to other nodes", found.across)]
+    told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
+    lines = [f"  a step: {', '.join(shown)}"]
+    return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
 
 
 def fine(size: int) -> str:

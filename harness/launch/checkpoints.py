@@ -13,7 +13,17 @@ from harness.resolve import Resolved
 from harness.spec import Spec
 from strategies.base import BadInput
 
-__all__ = ["DONE", "Mismatch", "check_same", "fault", "finished", "newest_whole", "sizes", "terms"]
+__all__ = [
+    "DONE",
+    "Mismatch",
+    "check_same",
+    "facts_of",
+    "fault",
+    "finished",
+    "newest_whole",
+    "sizes",
+    "terms",
+]
 
 DONE = "headroom.json"
 """Written last: a folder without it is half a checkpoint. It has the sizes of all other files."""
@@ -28,7 +38,8 @@ class Mismatch(BadInput):
 def terms(resolved: Resolved) -> dict[str, Any]:
     """What must be the same when the training goes on; how long it is, and where, may differ."""
     fields = dataclasses.asdict(resolved.spec)
-    return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in FREE}}
+    free = (*FREE, "processes") if resolved.launch.engine.resumes_on_any else FREE
+    return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 
 
 def sizes(path: Path) -> dict[str, int]:

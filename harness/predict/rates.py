@@ -34,7 +34,8 @@ HALF = ("float16", "bfloat16")
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """For one of several processes. FLOP/s by type of product and of attention where they were
-    measured, of ``gpu`` where not; bytes a second; seconds of a launch and of a small collective.
+    measured, of ``gpu`` where not; bytes a second (``wire`` between processes of one machine,
+    ``far_wire`` between machines); seconds of a launch and of a small collective.
     ``share``: of a CPU that several processes share."""
 
     gpu: Card
@@ -45,6 +46,7 @@ class Rates:
     launch: float = LAUNCH
     collective_seconds: float = COLLECTIVE
     wire: float = 0.0
+    far_wire: float = 0.0
     to_host: float = 0.0
     host: float = HOST_BANDWIDTH
     nvme: float = NVME_BANDWIDTH
@@ -79,7 +81,8 @@ def rates(gpu: Card, processes: int) -> Rates:
     far = processes > NODE and not gpu.shared
     typical: dict[str, Any] = {
         "share": 1 / processes if gpu.shared else 1.0,
-        "wire": gpu.network_bandwidth if far else gpu.link_bandwidth,
+        "wire": gpu.link_bandwidth,
+        "far_wire": gpu.link_bandwidth if gpu.shared else gpu.network_bandwidth,
         "to_host": gpu.host_bandwidth,
         "host": gpu.bandwidth / processes if gpu.shared else HOST_BANDWIDTH,
     }
@@ -107,8 +110,10 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
     ways = [rate for way, rate in ceilings.copies.items() if way.startswith("pinned")]
     if ways:
         found["to_host"] = sum(ways) / len(ways)
-    if collective and not far:
-        found |= {"wire": collective.rate, "collective_seconds": collective.seconds}
+    if collective:
+        found["wire"] = collective.rate
+        found |= {} if far else {"collective_seconds": collective.seconds}
+        found |= {"far_wire": collective.rate} if shared else {}
     return found
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harness.predict.cards import Card
-from harness.predict.rates import Rates, rates
+from harness.predict.rates import NODE, Rates, rates
 
-__all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Work", "parts_of", "seconds"]
+__all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "parts_of", "seconds", "sent"]
 
+COLLECTIVES = ("collective", "overlapped")
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
@@ -25,8 +27,9 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
-    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind its phase),
-    transfer (device to host or back), host, nvme."""
+    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
+    its phase), transfer (device to host or back), host, nvme. A collective is among ``group`` ranks
+    that are ``stride`` apart; 0: among all."""
 
     phase: str
     kind: str
@@ -34,6 +37,16 @@ class Work:
     flops: int
     bytes: int
     count: int
+    group: int = 0
+    stride: int = 1
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends in a step, to ranks of its own node and of others, if each
+    collective is a ring."""
+
+    within: int
+    across: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +108,27 @@ def _compute(w: Work, found: Rates, tf32: bool) -> float:
     return w.count * max(by_flops, w.bytes / found.streaming(w.bytes), found.launch)
 
 
+def sent(work: Sequence[Work], processes: int) -> Sent:
+    """What a rank sends in one step."""
+    totals = [0, 0]
+    for w in work:
+        if w.kind in COLLECTIVES:
+            group = w.group or processes
+            totals[_crosses(w, group)] += w.count * w.bytes * (group - 1) // group
+    return Sent(*totals)
+
+
+def _crosses(w: Work, group: int) -> bool:
+    """Whether the ranks of a collective sit in several nodes."""
+    return w.stride * (group - 1) >= NODE
+
+
 def _collective(w: Work, found: Rates, processes: int) -> float:
     """Ring: every rank sends (n - 1) / n of the bytes."""
-    on_wire = w.bytes * (processes - 1) / processes
-    return w.count * (found.collective_seconds + on_wire / found.wire)
+    group = w.group or processes
+    on_wire = w.bytes * (group - 1) / group
+    wire = found.far_wire if _crosses(w, group) else found.wire
+    return w.count * (found.collective_seconds + on_wire / wire)
 
 
 def _offload(w: Work, found: Rates) -> float:

@@ -20,6 +20,10 @@ WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
 
 
+FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
+"""Of ``Work``, in the order of a tally's keys."""
+
+
 class Counter:
     """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
     ``beside``: phases whose collectives run beside the computation."""
@@ -27,7 +31,7 @@ class Counter:
     def __init__(self, device: str, host: str | None, beside: Container[str] = ()) -> None:
         self.device, self.host, self.beside = device, host, beside
         self.formulas = {**flop_registry, **left_out()}
-        self.tally: Tally[tuple[str, str, str, int, int]] = Tally()
+        self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
         """Forget what was counted so far."""
@@ -41,21 +45,30 @@ class Counter:
             name = func._schema.name.rpartition("::")[2]
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
             kind = "overlapped" if phase in self.beside else "collective"
-            self.add(phase, kind, "", 0, size)
+            self.add(phase, kind, "", 0, size, *_ranks(args))
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):
             self.add(phase, *self._kind(func, args, ins, outs, out))
 
-    def add(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
-        """Count work that no op shows (a C++ reducer, a left-out kernel)."""
-        self.tally[phase, kind, dtype, flops, size] += 1
+    def add(
+        self,
+        phase: str,
+        kind: str,
+        dtype: str,
+        flops: int,
+        size: int,
+        group: int = 0,
+        stride: int = 1,
+    ) -> None:
+        """Count work, also such as no op shows (a C++ reducer, a left-out kernel)."""
+        self.tally[phase, kind, dtype, flops, size, group, stride] += 1
 
     def work(self) -> list[Work]:
         """What was counted since ``begin``."""
         return [
-            Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
-            for (phase, kind, dtype, flops, size), count in self.tally.items()
+            Work(**dict(zip(FIELDS, key, strict=True)), count=count)
+            for key, count in self.tally.items()
         ]
 
     def _kind(
@@ -80,6 +93,19 @@ def _written(func: Any, args: Any) -> list[Any]:
     named = zip(func._schema.arguments, args, strict=False)
     changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
     return [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor)]
+
+
+def _ranks(args: Any) -> tuple[int, int]:
+    """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
+    from torch.distributed import distributed_c10d as c10d
+
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            name = c10d.ProcessGroup.unbox(value).group_name
+            ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(name))
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
+    return 0, 1
 
 
 def _bytes(tensors: list[Any]) -> int:

@@ -54,7 +54,7 @@ class Compile(Strategy):
             raise ValueError(f"budget is {self.budget}; it goes by block: leave scope=model out")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"compiled"})
+        return frozenset({"compiled"} | ({"compiled_whole"} if self.scope == "model" else set()))
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return ("inductor",) if self.backend == "inductor" else ()

@@ -150,7 +150,7 @@ class Zero(Engine):
         found = work(Path(zero_settled.NVME_BLANK))
         return zero_settled.settled(self.file, launch, found, mixed_precision, configure, folder)
 
-    def fill(self, accelerator: Any, module: Any, draw: Draw) -> None:
+    def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.zero_fill import fill
 
         fill(accelerator, module, draw, split=self.stage == 3)
@@ -199,7 +199,7 @@ class Zero(Engine):
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
         return zero_facts.masters(trained)
 
-    def fragments(self, trained: Trained) -> Iterator[Fragment]:
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         return zero_facts.fragments(trained)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:

@@ -6,7 +6,6 @@ Imported where a prediction is made alone: it patches, and it imports DeepSpeed.
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
@@ -15,6 +14,7 @@ import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from strategies.engine import Books, Engine, Imitation
+from strategies.engines.launcher import arguments
 from strategies.engines.zero_sizes import overlaps
 from strategies.sizes import pinned_block
 
@@ -43,20 +43,9 @@ class Storageless(Imitation):
 
     def environment(self, launch: Launch) -> dict[str, str]:
         """accelerate's own translation of the launch file."""
-        from accelerate.commands import launch as command
         from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
-        words = ["--config_file", str(self.engine.file.path)]
-        words += [
-            "--num_processes",
-            str(launch.processes),
-            "--main_process_port",
-            "0",
-            "-m",
-            "none",
-        ]
-        args: Namespace = command.launch_command_parser().parse_args(words)
-        args, defaults, _ = command._validate_launch_command(args)
+        args, defaults = arguments(self.engine.file.path, launch.processes)
         args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
         _, variables = prepare_deepspeed_cmd_env(args)
         return {k: v for k, v in variables.items() if k.startswith("ACCELERATE_")}

@@ -62,7 +62,7 @@ def watch(
             p
             for group in stepped.param_groups
             for p in group["params"]
-            if p.grad is not None and not p.grad.is_sparse and p.numel() and chosen(p)
+            if p.grad is not None and not p.grad.is_sparse and _here(p).numel() and chosen(p)
         )
         p = None if waiting or seen else next(dense, None)
         if p is not None:
@@ -85,8 +85,18 @@ def watch(
 def _copied(p: Any, state: dict[str, Any], whole: bool, read: Any) -> dict[str, Any]:
     found = {"weight": p.detach(), "grad": p.grad.detach(), **read(state, p)}
     count = {"step": float(state["step"])} if "step" in state else {}
-    kept = (lambda t: t.clone()) if whole else (lambda t: t.flatten()[:SAMPLE].clone())
+    kept = _put_together if whole else (lambda t: _here(t).flatten()[:SAMPLE].clone())
     return {name: kept(tensor) for name, tensor in found.items()} | count
+
+
+def _here(tensor: Any) -> Any:
+    """What this rank has of a tensor: of a DTensor its share."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _put_together(tensor: Any) -> Any:
+    """A copy of the whole tensor; of a DTensor every rank takes part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:

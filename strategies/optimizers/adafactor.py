@@ -33,6 +33,8 @@ class Adafactor(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "flat_weights" in launch.traits:
             return "flat shards have no rows and columns to factor; use ddp or single"
+        if "dtensor_weights" in launch.traits:
+            return "torch's Adafactor cannot factor DTensors in place; use ddp or single"
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

@@ -19,6 +19,7 @@ from strategies.strategy import Strategy
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
 
+IN_HOST_MEMORY = {"host_optimizer", "host_weights"}
 HOST = "the launch file keeps the optimizer in host memory; take the same sharding without offload"
 
 
@@ -46,7 +47,9 @@ class Adam8bit(Strategy):
         return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return HOST if "host_optimizer" in launch.traits else None
+        if self.lib == "bnb" and "dtensor_weights" in launch.traits:
+            return "bitsandbytes' kernels take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"
+        return HOST if launch.traits & IN_HOST_MEMORY else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         if self.lib == "torchao":
@@ -111,7 +114,7 @@ class Adam4bit(Strategy):
         return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return HOST if "host_optimizer" in launch.traits else None
+        return HOST if launch.traits & IN_HOST_MEMORY else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         return torchao_adam("AdamW4bit", params, settings, launch.device)

@@ -92,14 +92,13 @@ def low_bit_facts(
     demand(f"{home}.{kind}" in names, f"the optimizer is {names[0]}, not {home}.{kind}")
     states.agree(trained, **trained.settings.adam)
     block = 1 if home == "bitsandbytes" else BLOCKS[bits]
-    large = {
-        p: s for p, s in optimizer.state.items() if p.numel() >= SMALLEST and p.numel() % block == 0
-    }
-    # ZeRO's flat shards need not be whole blocks; torchao then leaves all of it in float32.
+    sizes = {p: trained.engine.part(p).numel() for p in optimizer.state}
+    large = [p for p, size in sizes.items() if size >= SMALLEST and size % block == 0]
+    # Shards need not be whole blocks; torchao then leaves all of it in float32.
     demand(bool(large), f"nothing was quantised: no tensor is {SMALLEST} elements in whole blocks")
-    moments = [t for s in large.values() for t in _moments(s)]
+    moments = [t for p in large for t in _moments(optimizer.state[p])]
     codes = sum(t.numel() for t in moments if str(t.dtype) == "torch.uint8")
-    elements = sum(p.numel() for p in large)
+    elements = sum(sizes[p] for p in large)
     demand(codes == elements * 2 * bits // 8, f"{codes} bytes of codes for {elements} elements")
     mean = bytes_of(moments) / elements
     compiled = {"compiled_step": optimizer.compiled_steps > 0} if home == "torchao" else {}

@@ -198,6 +198,29 @@ def test_time_is_the_slower_of_flops_and_bytes():
     assert 0.3 * both.total <= both.spread <= 0.6 * both.total
 
 
+def test_what_is_sent_beside_a_phase_hides_behind_that_phase_alone():
+    card = cards.find("A100-80GB")
+    busy = Work(phase="backward", kind="product", dtype="bfloat16", flops=10**12, bytes=1, count=1)
+    wire = Work(phase="backward", kind="overlapped", dtype="", flops=0, bytes=10**8, count=1)
+    assert roofline.seconds([busy, wire], card, 8).communication == 0
+    other = dataclasses.replace(wire, phase="forward")
+    whole = dataclasses.replace(wire, kind="collective")
+    shown = [roofline.seconds([busy, one], card, 8).communication for one in (other, whole)]
+    assert shown[0] == shown[1] > 0, "nothing computes in forward"
+
+
+def test_a_collective_is_as_fast_as_the_links_between_its_ranks():
+    card = cards.find("A100-80GB")
+    everyone = Work(phase="forward", kind="collective", dtype="", flops=0, bytes=8 * 10**9, count=2)
+    within = dataclasses.replace(everyone, group=8)
+    across = dataclasses.replace(everyone, group=8, stride=8, bytes=10**9)
+    assert roofline.sent([everyone], 64) == (0, 2 * 8 * 10**9 * 63 // 64)
+    assert roofline.sent([within, across], 64) == (14 * 10**9, 2 * 10**9 * 7 // 8)
+    slow, fast = (roofline.seconds([one], card, 64).communication for one in (everyone, within))
+    assert slow > 1.4 * fast, "a network is slower than NVLink"
+    assert roofline.seconds([within], card, 64) == roofline.seconds([everyone], card, 8)
+
+
 def test_cards_are_found_however_they_are_spelled():
     assert cards.find("a100-80gb") is cards.find("A100 80GB")
     assert cards.find("h200").name == "H200-141GB"

@@ -21,6 +21,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+SEVERAL = {
+    2: ["fsdp2", "fsdp2:reshard=off", "fsdp2+bf16+checkpoint+accumulate", "fsdp2+fp16",
+        "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+adam8bit:lib=torchao+checkpoint"],
+    4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2"],
+}  # fmt: skip
+"""Recipes of engines that need several GPUs, by how many."""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,20 @@ def test_torch_and_nvidia_smi_name_the_same_cards(here):
     told = [card["uuid"] for card in here.probe["gpus"]]
     if any(gpu.uuid for gpu in here.gpus):
         assert all(uuid in gpu.uuid for uuid, gpu in zip(told, here.gpus, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("processes", "recipe"), [(n, recipe) for n, recipes in SEVERAL.items() for recipe in recipes]
+)
+def test_a_recipe_runs_on_several_gpus_with_evidence(processes, recipe, here, tmp_path):
+    spec = Spec(
+        recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda",
+        processes=processes,
+    )  # fmt: skip
+    if lack := obstacle(resolve(spec), here):
+        pytest.skip(lack.reason)
+    row = launched(spec, tmp_path)
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
 
 
 def test_the_meter_counts_tensors():
