@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.commands.console import make_console
 from harness.commands.largest_table import print_largest
-from harness.commands.options import check_file
+from harness.commands.options import add_shaping, check_file
 from harness.commands.plan_asked import CUSTOM, Asked, asked_for
 from harness.commands.plan_table import PlanProgress, print_explained, print_plan
 from harness.predict import attention, pool, verdict, ways_out
@@ -38,15 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     told = "a suite's recipes (default: the suite default)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
-    told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", default="DiT-XL/2", help=told)
+    told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
+    add("--model", default="DiT-XL/2", help=told + "FILE.py:CLASS (default: DiT-XL/2)")
     add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
         help="GPUs, one process each (default: 8)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
     card.add_argument("--gpu", metavar="NAME", help="a card of the table, as A100-80GB")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
-    add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
-    add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
+    told = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
+    add("--global-batch", type=int, metavar="B", help=told)
+    told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
+    add("--resolution", default="", metavar="PIXELS", help=told)
+    add_shaping(parser)
     add("--largest", choices=("batch", "model"), help="largest micro batch (whatever B is), or DiT")
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")

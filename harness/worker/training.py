@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ class Training:
 
 def _facts(resolved: Resolved) -> dict[str, Any]:
     """What must be the same when the training goes on; how long it is, and where, may differ."""
-    fields = dataclasses.asdict(resolved.spec)
+    fields = resolved.spec.told
     free = ("steps", "warmup", "repeat", "device", "recipe")
     return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 

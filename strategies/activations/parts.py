@@ -85,10 +85,19 @@ class Recompute(Weighed):
         return given[0]
 
     def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
-        """Some blocks under one checkpoint."""
+        """Some blocks under one checkpoint. What they are given by name goes in by place: torch
+        shows autograd's hooks no others."""
         from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(self._inside, blocks, level, *given, **named, **self.options)
+        if not named:
+            return checkpoint(self._inside, blocks, level, *given, **self.options)
+        values = (*given, *named.values())
+        return checkpoint(self._named, blocks, level, tuple(named), *values, **self.options)
+
+    def _named(self, blocks: Any, level: int, names: tuple[str, ...], *values: Any) -> Any:
+        first = len(values) - len(names)
+        named = dict(zip(names, values[first:], strict=True))
+        return self._inside(blocks, level, *values[:first], **named)
 
     def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         import torch
