@@ -79,6 +79,9 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "| run | source | settings | reserved | predicted | | between steps | predicted | |"
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
     for row, got in zip(rows(), found, strict=True):
+        if "why" in got:
+            yield f"| {row['name']} | {row['source']} | {row['settings']} | not predicted |"
+            continue
         cells = [row["name"], row["source"], row["settings"]]
         for key in ("reserved", "between"):
             known = row.get(key)
