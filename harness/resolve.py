@@ -6,6 +6,7 @@ Nothing here imports torch (but a user's own model file may).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from harness.data.feed import check_data
@@ -15,9 +16,9 @@ from strategies import parse
 from strategies.base import Conflict, Settings
 from strategies.engine import Launch
 from strategies.recipe import Recipe
-from strategies.subject import DataFacts, Subject
+from strategies.subject import DataFacts, Shaping, Subject
 
-__all__ = ["Resolved", "resolve", "run_name"]
+__all__ = ["Resolved", "resolve", "run_name", "shaping"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         facts or check_data(spec.data),
         objective=spec.objective,
         class_dropout=spec.class_dropout,
+        shaping=shaping(spec),
     )
     launch = recipe.launch(
         spec.device,
@@ -88,6 +90,12 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         micro_batch=spec.micro_batch(launch.layout.data, recipe.accumulation),
         refusal=recipe.refusal(launch),
     )
+
+
+def shaping(spec: Spec) -> Shaping:
+    """What a spec says of its model and samples beside their names."""
+    given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(Shaping)}
+    return Shaping(**given | {"data": spec.data.partition(":")[0]})
 
 
 def _check_average(spec: Spec, recipe: Recipe) -> None:

@@ -17,10 +17,12 @@ from strategies.base import BadInput
 __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 
 INITS = ("awake", "adaln_zero")
-OBJECTIVES = ("epsilon", "flow")
+OBJECTIVES = ("epsilon", "flow", "velocity", "own")
 DEVICES = ("cpu", "cuda")
 LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
+LATER = ("config", "set", "resolution", "frames", "text")
+"""Fields of a spec that earlier ones had not, each empty or 0 then."""
 
 
 class SpecError(BadInput):
@@ -36,9 +38,20 @@ class Spec:
     """One run. Rows of a suite differ in ``recipe`` (and ``processes`` for ``single``) alone."""
 
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
-    model: str = _option("DiT-S/4", "DiT-S/4, with sizes DiT-S/4:depth=24, or FILE.py:CLASS")
+    model: str = _option(
+        "DiT-S/4",
+        "DiT-S/4, with sizes DiT-S/4:depth=24; a public model as flux-dev (docs/models.md); "
+        "diffusers:CLASS; FILE.py:CLASS, or FILE.py:FUNCTION",
+    )
+    config: str = _option("", "with diffusers:CLASS: a config.json of the library")
+    set: str = _option("", "with a public model: sizes over its configuration, as num_layers=2")
+    resolution: str = _option("", "with a public model: pixels, as 1024 or HEIGHTxWIDTH")
+    frames: int = _option(0, "with a public video model: frames of a video")
+    text: int = _option(0, "with a public model: tokens of a text")
     data: str = _option("digits", "digits, synthetic[:SIZE], latents:FOLDER, or vae[:PIXELS]")
-    objective: str = _option("epsilon", "epsilon (DiT) or flow (SiT)")
+    objective: str = _option(
+        "epsilon", "epsilon (DiT), flow (SiT; flow:density=logit_normal,shift=3), velocity, own"
+    )
     init: str = _option("awake", "awake, or adaln_zero as the reference trains")
     global_batch: int = _option(16, "samples an optimizer step, over all processes")
     steps: int = _option(8, "timed optimizer steps")
@@ -95,7 +108,7 @@ class Spec:
             raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
         known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES}
         for name, words in known.items():
-            if getattr(self, name) not in words:
+            if getattr(self, name).partition(":")[0] not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
 
     @property
@@ -125,9 +138,14 @@ class Spec:
         return self.global_batch // parts
 
     @property
+    def told(self) -> dict[str, Any]:
+        """Every field by name; what came to specs later, only where it is not as it was before."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if v or k not in LATER}
+
+    @property
     def key(self) -> str:
         """A stable short hash of every field: equal specs, equal key."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        text = json.dumps(self.told, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def arguments(self) -> list[str]:
@@ -152,6 +170,8 @@ def located(settings: Mapping[str, Any]) -> dict[str, Any]:
     kind, colon, folder = str(absolute.get("data", "")).partition(":")
     if kind == "latents" and folder:
         absolute["data"] = f"{kind}{colon}{Path(folder).absolute()}"
+    if absolute.get("config"):
+        absolute["config"] = str(Path(absolute["config"]).absolute())
     file, colon, name = str(absolute.get("model", "")).partition(":")
     if file.endswith(".py"):
         absolute["model"] = f"{Path(file).absolute()}{colon}{name}"

@@ -10,13 +10,15 @@ __all__ = ["Sizes", "pinned_block"]
 class Sizes(NamedTuple):
     """What sizes of buffers follow from, in elements: of all trained parameters, of the largest
     block, of the largest parameter and of the largest one-dimensional one; ``weights`` of each
-    trained parameter that is no bias, where they are known before the model is built."""
+    trained parameter that is no bias, where they are known before the model is built. ``here``: the
+    trained elements of a model that stands for a deeper one, whose total is ``total``; else 0."""
 
     total: int
     block: int
     tensor: int
     bias: int
     weights: tuple[int, ...] = ()
+    here: int = 0
 
 
 def pinned_block(size: int) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from strategies import survey
+from strategies.base import BadInput
 from strategies.sizes import Sizes
 from strategies.survey import Survey
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-__all__ = ["PARTS", "DataFacts", "Dimensions", "Subject"]
+__all__ = ["PARTS", "DataFacts", "Dimensions", "Shaping", "Subject"]
 
 PARTS = {
     "attend": "attention whose function can be replaced",
@@ -52,17 +53,32 @@ return tokens.
 @dataclass(frozen=True)
 class DataFacts:
     """What a model must know of its data: ``size`` samples of [channels, input_size, input_size],
-    each of one of ``classes``."""
+    each of one of ``classes``; or of another ``shape``, where that is given."""
 
     size: int
     channels: int
     input_size: int
     classes: int
+    shape: tuple[int, ...] = ()
 
     @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one sample."""
-        return (self.channels, self.input_size, self.input_size)
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample: (C, H, W), or as the model takes it."""
+        return self.shape or (self.channels, self.input_size, self.input_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """What a spec says of a model and its samples beside the model's name; empty or 0 where the
+    model's own is meant. The fields are a spec's, ``data`` its kind without what follows a colon.
+    """
+
+    config: str = ""
+    set: str = ""
+    resolution: str = ""
+    frames: int = 0
+    text: int = 0
+    data: str = "synthetic"
 
 
 class Dimensions(NamedTuple):
@@ -80,13 +96,15 @@ class Subject:
     """A model that can be trained, and the facts of its data.
 
     ``model`` is its name as a spec spells it. ``objectives`` are the ways in which it can be
-    trained (``harness.subjects.objectives``), the usual one first. ``random_blocks``: blocks may
+    trained (``harness.subjects.objectives``), the usual one first. ``brings_samples``: whether
+    ``samples`` gives any, so that the spec's data is "synthetic". ``random_blocks``: blocks may
     draw random numbers, so what is recomputed needs the generator's state again. ``parts`` are
     keys of ``PARTS``.
     """
 
     parts: ClassVar[frozenset[str]] = frozenset()
     objectives: ClassVar[tuple[str, ...]] = ("flow",)
+    brings_samples: ClassVar[bool] = False
     random_blocks: ClassVar[bool] = True
 
     model: str
@@ -112,6 +130,27 @@ class Subject:
         ``plan`` refuses other resolutions."""
         return 1
 
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
+        """One with these ``fields``, shaped as a spec asks. By default nothing but its name and its
+        data shapes a model.
+
+        Raises:
+            BadInput: it is asked for something that it does not know.
+        """
+        asked = {name: value for name, value in vars(shaping).items() if value and name != "data"}
+        for name, value in asked.items():
+            raise BadInput(
+                f"{name} is {value}, which model {fields['model']} does not know; leave "
+                f"--{name} out"
+            )
+        return cls(**fields)
+
+    @classmethod
+    def usual_objective(cls, shaping: Shaping, model: str) -> str:
+        """What ``model`` of this kind is trained to where nobody says."""
+        return cls.objectives[0]
+
     # ---- what it is ----
 
     def check(self) -> None:
@@ -127,6 +166,11 @@ class Subject:
         float32. Must be given."""
         raise NotImplementedError
 
+    def shell(self) -> nn.Module:
+        """The model as ``draws`` will fill it: parameters on "meta", torch's default device then;
+        what is computed and is no parameter may have its values already. By default ``make``."""
+        return self.make()
+
     def build(self, seed: int, init: str) -> nn.Module:
         """The whole model on the CPU with float32 weights that depend on the arguments alone, so
         that all ranks and all rows of a suite begin alike (the audit compares them).
@@ -139,7 +183,7 @@ class Subject:
         if draw is not None:
             from strategies import initial
 
-            module = initial.skeleton(self.make, draw)
+            module = initial.skeleton(self.shell, draw)
             initial.fill(module, draw, "cpu")
             return module
         with torch.random.fork_rng(devices=[]):
@@ -166,6 +210,17 @@ class Subject:
         """One of the same kind that is quick to build, step and drop: a rank without a GPU does so
         once before its meter begins, to load what a step loads. By default the subject itself."""
         return self
+
+    @property
+    def depths(self) -> Mapping[str, int]:
+        """How many blocks each group has, by a name that ``deep`` takes: of a model that is
+        predicted from shallow ones of its kind. Empty where it is not, the default."""
+        return {}
+
+    def deep(self, depths: Mapping[str, int]) -> Subject:
+        """The same model with so many blocks, which stands for this one in a prediction. Called
+        only where there are ``depths``."""
+        raise NotImplementedError
 
     def relatives(self) -> Sequence[tuple[str, Subject, int]]:
         """Small ones that differ in one size, for the laws of memory on an ``anatomy`` page: (what
@@ -222,6 +277,23 @@ class Subject:
         tokens: what adapters stand beside. Those that work on one vector a sample are not here."""
         return self.survey.linears
 
+    @property
+    def attention_linears(self) -> tuple[str, ...]:
+        """Those of ``linears`` that make queries, keys, values and the output of attention; none
+        where they are not known by their names."""
+        return ()
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Names of the parameters that get no gradient whatever is trained (the last block's text
+        stream, whose output nobody reads): they are frozen before anything else, and it is said."""
+        return self.survey.idle
+
+    @property
+    def size_in_words(self) -> str:
+        """How the head of a plan tells the size of a sample: pixels, 8 for each element."""
+        return "x".join([str(8 * self.data.input_size)] * 2)
+
     def lacks(self, part: str, way_out: str = "leave this out") -> str | None:
         """Why a strategy that needs ``part`` (a key of ``PARTS``) cannot have it, with the way out;
         None where it is there. Strategies return it from ``refuses``."""
@@ -272,6 +344,11 @@ class Subject:
 
     # ---- one prediction ----
 
+    def samples(self) -> dict[str, Tensor] | None:
+        """Samples in host memory where the model brings its own: ``data.size`` rows of "x", and of
+        each condition that goes with it, by name. None, the default: the spec's data."""
+        return None
+
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """One sample of zeros [1, C, H, W], its timestep [1] and its conditions, as ``predict``
         takes them; ``device`` may be "meta". By default with one label. For the survey, for the
@@ -317,7 +394,4 @@ def _survey(subject: Subject) -> Survey:
 
     with torch.device("meta"):
         module, sample = subject.make(), subject.example("meta")
-    sizes = subject.sizes_of(module)
-    return survey.take(
-        module, subject.blocks(module), sizes, lambda: subject.predict(module, *sample)
-    )
+    return survey.of(subject, module, lambda: subject.predict(module, *sample))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.evidence import flops
 from strategies.sizes import Sizes
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["Attended", "Survey", "take"]
+__all__ = ["Attended", "Survey", "idle", "of", "take"]
 
 
 class Attended(NamedTuple):
@@ -28,7 +28,8 @@ class Survey(NamedTuple):
 
     ``parameters``: elements, the frozen ones included. ``flops``: of one sample's forward, a
     multiply-add as two. ``linears``: names of the linear layers of the blocks that work on more
-    rows than samples. ``products``: of all linear layers of the blocks.
+    rows than samples, and get a gradient. ``products``: of all linear layers of the blocks.
+    ``idle``: names of the parameters that get no gradient.
     """
 
     parameters: int
@@ -38,6 +39,39 @@ class Survey(NamedTuple):
     linears: tuple[str, ...]
     products: int
     attention: tuple[Attended, ...]
+    idle: tuple[str, ...] = ()
+
+
+def of(
+    subject: Any, module: nn.Module, run: Callable[[], Any], unread: Sequence[str] = ()
+) -> Survey:
+    """The survey of ``module``, made by ``subject`` (``strategies.subject.Subject``) on a device
+    without memory; ``run`` takes its example through it. What gets no gradient is frozen in
+    ``module``; so is what is ``unread``, parameters whose gradient is there and always zero."""
+    still = tuple(dict.fromkeys((*idle(module, run), *unread)))
+    for name in still:
+        module.get_parameter(name).requires_grad_(False)
+    found = take(module, subject.blocks(module), subject.sizes_of(module), run)
+    alive = tuple(name for name in found.linears if f"{name}.weight" not in still)
+    return found._replace(linears=alive, idle=still)
+
+
+def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
+    """Names of the parameters that a backward of all that ``run`` returns leaves without a
+    gradient."""
+    loss = sum(out.float().sum() for out in _floats(run()))
+    loss.backward()
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    found = tuple(name for name, p in named if p.grad is None)
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def _floats(out: Any) -> Iterator[Tensor]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    yield from (t for t in tree_leaves(out) if torch.is_tensor(t) and t.is_floating_point())
 
 
 def take(

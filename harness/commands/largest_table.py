@@ -64,10 +64,10 @@ def _how(fit: Fit) -> str:
 
 def _head(what: str, asked: Asked) -> str:
     row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
-    pixels = 8 * row.subject.data.input_size
     fixed = row.spec.model if what == "batch" else f"global batch {row.spec.global_batch}"
     sought = "micro batch" if what == "batch" else "DiT (M: million parameters)"
-    return f"Largest {sought}: {fixed} at {pixels}x{pixels}, {row.spec.processes} x {card.words}"
+    size, processes = row.subject.size_in_words, row.spec.processes
+    return f"Largest {sought}: {fixed} at {size}, {processes} x {card.words}"
 
 
 def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:

@@ -17,6 +17,7 @@ from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
 from strategies.engines.zero_waste import DEFAULTS, Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
+from strategies.subject import Shaping
 
 __all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
 
@@ -51,7 +52,7 @@ def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
     return Spec(
         recipe=f"zero3+{precision}",
         model=located({"model": model})["model"],
-        objective=kind_of(model).objectives[0],
+        objective=kind_of(model).usual_objective(Shaping(), model),
         processes=processes,
         global_batch=processes,
         data="synthetic",

@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
+from harness.subjects import kind_of
+from strategies.subject import Shaping, Subject
 
-__all__ = ["ALL_GPUS", "add_settings", "check_file", "folder_name", "overrides", "seconds"]
+__all__ = [
+    "ALL_GPUS",
+    "add_settings",
+    "add_shaping",
+    "check_file",
+    "folder_name",
+    "overrides",
+    "seconds",
+]
 
 
 ALL_GPUS = "all GPUs, else 1"
@@ -27,12 +37,26 @@ def add_settings(parser: Any, *leave_out: str, defaults: Mapping[str, Any] | Non
     add_arguments(parser, leave_out=(*leave_out, "device"), defaults=defaults)
 
 
+def add_shaping(parser: Any) -> None:
+    """Options that shape a public model; its resolution is each command's own."""
+    for f in dataclasses.fields(Spec):
+        if f.name in ("config", "set", "frames", "text"):
+            told = {"default": f.default, "help": f.metadata["help"]}
+            parser.add_argument(f"--{f.name}", type=type(f.default), **told)
+
+
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Spec fields given on the command line, but for recipe and device: each command reads those
     two in its own way."""
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
-    given = {name: getattr(options, name, None) for name in names}
-    return located({name: value for name, value in given.items() if value is not None})
+    asked = {name: getattr(options, name, None) for name in names}
+    given = located({name: value for name, value in asked.items() if value is not None})
+    kind = kind_of(given["model"]) if "model" in given else Subject
+    if kind.brings_samples:  # it is trained on nothing else, so that nobody need say so
+        shaping = Shaping(config=given.get("config", ""))
+        own = {"data": "synthetic", "objective": kind.usual_objective(shaping, given["model"])}
+        return own | given
+    return given
 
 
 def seconds(text: str) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.commands.console import make_console
 from harness.commands.largest_table import print_largest
-from harness.commands.options import check_file
+from harness.commands.options import add_shaping, check_file
 from harness.commands.plan_asked import CUSTOM, Asked, asked_for
 from harness.commands.plan_claims import plan_claims
 from harness.commands.plan_table import PlanProgress, print_explained, print_plan
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
     told = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
     what.add_argument("--claims", type=Path, metavar="DIR", help=told)
-    told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", default="DiT-XL/2", help=told)
+    told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
+    add("--model", default="DiT-XL/2", help=told + "FILE.py:CLASS (default: DiT-XL/2)")
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, a process each (default: 8), or processes of the CPU (2)")  # fmt: skip
     card = parser.add_mutually_exclusive_group(required=True)
@@ -53,8 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
     told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
     add("--calibration", metavar="FILE", default="", help=told)
-    add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
-    add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
+    told = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
+    add("--global-batch", type=int, metavar="B", help=told)
+    told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
+    add("--resolution", default="", metavar="PIXELS", help=told)
+    add_shaping(parser)
     told = "largest micro batch (whatever B is), or DiT (default: neither)"
     add("--largest", choices=("batch", "model"), help=told)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")

@@ -16,12 +16,33 @@ from harness.subjects import kind_of
 from harness.suite.matrix import unreplicated
 from strategies import parse
 from strategies.base import BadInput
+from strategies.subject import Shaping, Subject
 
 __all__ = ["CUSTOM", "Asked", "PlanError", "asked_for", "card_of"]
 
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 DEFAULT_GPU_BATCH = 32
+"""Samples a GPU of a DiT; of a public model one, as its trainers begin."""
+DEFAULT_PIXELS = 256
+PUBLIC_ALONE = [
+    "single+bf16_pure+lora:rank=16",
+    "single+bf16_pure+lora:rank=16+checkpoint",
+    "single+bf16_pure+checkpoint+adam8bit",
+    "single+bf16_pure+checkpoint+optimizer_in_backward",
+    "single+bf16+checkpoint",
+]
+PUBLIC = [
+    "ddp+bf16_pure+lora:rank=16+checkpoint",
+    "zero3+bf16+lora:rank=16+checkpoint",
+    "ddp+bf16_pure+checkpoint+adam8bit",
+    "zero2+bf16+checkpoint",
+    "zero3+bf16",
+    "zero3+bf16+checkpoint",
+    "zero3_offload+bf16+checkpoint",
+]
+"""What is planned of a public model where no recipes are named, on one GPU and on more: what its
+trainers do, from adapters over 16-bit weights to all weights with float32 masters."""
 GPUS, CPU_PROCESSES = 8, 2
 """Processes where none are asked for."""
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
@@ -97,30 +118,43 @@ def _device(options: argparse.Namespace) -> str:
 
 def _base(options: argparse.Namespace) -> Spec:
     model = model_name(options.model)
-    tile = kind_of(model)(model=model, data=check_data("synthetic")).tile
-    step = LATENT * tile
-    if options.resolution < step or options.resolution % step:
-        near = max(step, round(options.resolution / step) * step)
-        raise PlanError(
-            f"resolution is {options.resolution}; {options.model} takes multiples of {step} "
-            f"({LATENT} pixels a latent x patch {tile}), as {near}"
-        )
+    kind = kind_of(model)
+    given = located({name: getattr(options, name) for name in ("config", "set", "frames", "text")})
     batch = options.global_batch
     if batch is None:
-        batch = DEFAULT_GPU_BATCH * options.processes
+        batch = options.processes * (1 if kind.brings_samples else DEFAULT_GPU_BATCH)
     spec = Spec(
         recipe="ddp",
         model=model,
-        objective=kind_of(model).objectives[0],
-        data=f"synthetic:{options.resolution // LATENT}",
+        objective=kind.usual_objective(Shaping(config=given["config"]), model),
+        data="synthetic" if kind.brings_samples else _squares(options, kind, model),
+        resolution=options.resolution if kind.brings_samples else "",
         global_batch=batch,
         processes=options.processes,
         device=_device(options),
+        # The averages of a DiT's reference are part of its training; of public models few keep one.
+        ema=0.0 if kind.brings_samples else Spec.ema,
+        **given,
     )
     spec.check()
     if options.largest != "batch":
         spec.micro_batch(spec.processes, 1)  # refuses a batch that no row could take
     return spec
+
+
+def _squares(options: argparse.Namespace, kind: type[Subject], model: str) -> str:
+    """The data of a model that takes square latents, by the pixels asked for."""
+    text = options.resolution or str(DEFAULT_PIXELS)
+    tile = kind(model=model, data=check_data("synthetic")).tile
+    step = LATENT * tile
+    pixels = int(text) if text.isdecimal() else 0
+    if pixels < step or pixels % step:
+        near = max(step, round(pixels / step) * step)
+        raise PlanError(
+            f"resolution is {text}; {options.model} takes multiples of {step} "
+            f"({LATENT} pixels a latent x patch {tile}), as {near}"
+        )
+    return f"synthetic:{pixels // LATENT}"
 
 
 def model_name(text: str) -> str:
@@ -133,7 +167,9 @@ def model_name(text: str) -> str:
 def _recipes(options: argparse.Namespace) -> list[str]:
     """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
     asked = options.recipes
-    if not asked:
+    if not asked and not options.suite and kind_of(model_name(options.model)).brings_samples:
+        asked = PUBLIC if options.processes > 1 else PUBLIC_ALONE
+    elif not asked:
         suite = suites.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
     if options.processes == 1:

@@ -102,9 +102,9 @@ def _order(fit: Fit) -> tuple[int, float]:
 
 def _setting(fits: Sequence[Fit]) -> str:
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
-    pixels = 8 * fits[0].resolved.subject.data.input_size
+    size = fits[0].resolved.subject.size_in_words
     on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
-    return f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, {on} {card.words}"
+    return f"{spec.model} at {size}, global batch {spec.global_batch}, {on} {card.words}"
 
 
 def _cells(fit: Fit) -> list[str]:
@@ -116,9 +116,15 @@ def _cells(fit: Fit) -> list[str]:
     time_cell, speed = "-", "-"
     if fit.seconds:
         time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
-        speed = f"{fit.samples_per_second:.0f}"
+        speed = rate(fit)
     cells = [fit.label, WORD[fit.verdict], gib(fit.need_bytes), gib(fit.margin_bytes)]
     return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
+
+
+def rate(fit: Fit) -> str:
+    """Samples a second of the whole job; of a large model a part of one."""
+    speed = fit.samples_per_second
+    return f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 def gib(size: int | None) -> str:
@@ -151,7 +157,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     if best is None:
         return _none_fits(fits) + _tried_instead(ways)
     lines = [
-        f"Fastest predicted to fit: {best.label}, {best.samples_per_second:.0f} images/s, "
+        f"Fastest predicted to fit: {best.label}, {rate(best)} images/s, "
         f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
         + (" (tight: the allocator must return its cache)" if best.verdict == "tight" else "")
     ]
@@ -223,7 +229,7 @@ def _tried_instead(ways: Ways | None) -> list[str]:
 
 
 def _offer(fit: Fit) -> str:
-    speed = f", {fit.samples_per_second:.0f} images/s" if fit.seconds else ""
+    speed = f", {rate(fit)} images/s" if fit.seconds else ""
     tight = " (tight)" if fit.verdict == "tight" else ""
     return f"{fit.label}: {_need(fit)}{speed}{tight}"
 

@@ -45,8 +45,9 @@ class Dataset(Protocol):
 
     facts: DataFacts
 
-    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """x float32 [n, C, H, W] and y int64 [n], both on the dataset's device."""
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor | Mapping[str, Tensor]]:
+        """x float32 [n, C, H, W] and y int64 [n], both on the dataset's device; or, where a model
+        brings its own samples, x as it takes it, and what goes with it by name."""
 
     def begin(self, indices: np.ndarray) -> None:
         """Say all that a step will fetch, in order."""
@@ -260,6 +261,8 @@ class Feed:
     Of every global batch it owns the ``share``-th of ``shares`` equal parts, cut into micro batches
     in order. There are as many shares as the layout's data-parallel degree: ranks that work on one
     sample together own the same. ``draw`` is the objective's: timesteps and noise from a generator.
+    ``by_sample``: each sample's chance is drawn for itself, and not that of the whole global batch
+    by every rank, which large samples have no room for.
 
     Raises:
         ValueError: the global batch is no multiple of shares x micro_batch.
@@ -273,6 +276,7 @@ class Feed:
     share: int
     micro_batch: int
     class_dropout: float = 0.1
+    by_sample: bool = False
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
@@ -288,7 +292,7 @@ class Feed:
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
         """This rank's micro batches of optimizer step ``step`` (from 0)."""
-        t_B, noise_BCHW, drop_B = self._chance(step)
+        drawn = None if self.by_sample else self._chance(step)
         size = self.global_batch // self.shares
         begin, end = self.share * size, (self.share + 1) * size
         self.dataset.begin(self._order(step, begin, size))
@@ -296,15 +300,36 @@ class Feed:
             stop = start + self.micro_batch
             chosen = self._order(step, start, self.micro_batch)
             x, y = self.dataset.fetch(chosen)
+            known = y if isinstance(y, Mapping) else {"y": y}
             coming = (step, stop) if stop < end else (step + 1, begin)
             self.dataset.expect(self._order(*coming, self.micro_batch))
-            cut = slice(start, stop)
-            yield Batch(x, t_B[cut], noise_BCHW[cut], {"y": y, "drop": drop_B[cut]}, chosen)
+            if drawn is None:
+                t_B, noise_BCHW, drop_B = self._chance_of(step, range(start, stop))
+            else:
+                t_B, noise_BCHW, drop_B = (values[start:stop] for values in drawn)
+            yield Batch(x, t_B, noise_BCHW, {**known, "drop": drop_B}, chosen)
 
     def _order(self, step: int, start: int, count: int) -> np.ndarray:
         """Dataset indices of ``count`` samples from ``start`` of step ``step`` on."""
         first = step * self.global_batch + start
         return sample_order(self.seed, self.dataset.facts.size, first, count)
+
+    def _chance_of(self, step: int, places: range) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of the samples at these ``places`` of the global batch alone, each of a draw of
+        its own: no rank draws what others are given."""
+        import torch
+
+        shape, each = self.dataset.facts.sample_shape, []
+        for place in places:
+            self._seed(step, place)
+            t_1, noise = self.draw(self._generator, 1, shape, self.device)
+            each.append((t_1, noise, torch.rand(1, generator=self._generator, device=self.device)))
+        t_B, noise_BCHW, chance_B = (torch.cat(values) for values in zip(*each, strict=True))
+        return t_B, noise_BCHW, chance_B < self.class_dropout
+
+    def _seed(self, *place: int) -> None:
+        seed = np.random.SeedSequence([self.seed, *place]).generate_state(1, np.uint64)[0]
+        self._generator.manual_seed(int(seed >> np.uint64(1)))
 
     def _chance(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Timesteps, noise and withheld labels of the whole global batch of ``step``.
@@ -314,8 +339,7 @@ class Feed:
         """
         import torch
 
-        seed = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64)[0]
-        self._generator.manual_seed(int(seed >> np.uint64(1)))
+        self._seed(step)
         shape = self.dataset.facts.sample_shape
         t_B, noise = self.draw(self._generator, self.global_batch, shape, self.device)
         chance_B = torch.rand(self.global_batch, generator=self._generator, device=self.device)

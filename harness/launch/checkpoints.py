@@ -37,7 +37,7 @@ class Mismatch(BadInput):
 
 def terms(resolved: Resolved) -> dict[str, Any]:
     """What must be the same when the training goes on; how long it is, and where, may differ."""
-    fields = dataclasses.asdict(resolved.spec)
+    fields = resolved.spec.told
     free = (*FREE, "processes") if resolved.launch.engine.resumes_on_any else FREE
     return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 

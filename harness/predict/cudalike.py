@@ -44,6 +44,8 @@ WIDEST = frozenset({
     *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sample"),
     *("index_put", "tensordot", "scatter_add"),
 })  # fmt: skip
+ALIGNED = 8
+"""Elements to whose multiples memory-efficient attention wants the strides of a bias."""
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -91,17 +93,23 @@ class CudaLike(TorchFunctionMode):
         return self._copies[id(leaf)][1]
 
     def _attend(
-        self, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *given: Any,
-        **more: Any,
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        *given: Any, **more: Any,
     ) -> Any:  # fmt: skip
         """Attention by the kernel that torch would take on such a card, or its plain products."""
+        q, k, v = query, key, value
         if q.device.type != GPU:
             return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
         dtype, masked = str(q.dtype).removeprefix("torch."), attn_mask is not None
-        kernel = attention.choose(self.kind, dtype, q.shape[-1], masked, _allowed())
+        allowed = _allowed()
+        if more.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
+            allowed.discard("efficient")  # it wants a key for each head of the queries
+        kernel = attention.choose(self.kind, dtype, q.shape[-1], masked, allowed)
         if kernel == "math":
             return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
         fused = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+        if masked:
+            attn_mask = as_bias(attn_mask, q, k, padded=kernel == "efficient")
         # Flash takes no mask; the others' flag keeps the log-sum-exp, which backward needs.
         between = () if kernel == "flash" else (attn_mask, True)
         causal = bool(given[0] if given else more.get("is_causal", False))
@@ -110,6 +118,22 @@ class CudaLike(TorchFunctionMode):
     def forget(self) -> None:
         """The outermost autocast ends: its copies of weights live on in backward alone."""
         self._copies.clear()
+
+
+def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:
+    """The mask that the fused kernels take: numbers of the queries' type for all heads; where they
+    are ``padded``, rows begin at multiples of 8. A boolean one is filled in first.
+
+    Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp
+    (convert_boolean_attn_mask_, aligned_tensor, pad_bias, preprocess_mask).
+    """
+    if mask.dtype is torch.bool:
+        never = torch.full((), float("-inf"), dtype=q.dtype, device=mask.device)
+        mask = torch.where(mask, 0.0, never)
+    if padded and any(stride % ALIGNED for stride in mask.stride()[:-1]):
+        width = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, ALIGNED - width % ALIGNED))[..., :width]
+    return mask.expand(*q.shape[:-2], q.shape[-2], k.shape[-2])
 
 
 def _eligible(leaf: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from harness.data.feed import check_data
 from harness.spec import Spec
 from harness.subjects import subject_of
-from strategies.subject import Subject
+from strategies.subject import Shaping, Subject
 
 __all__ = ["HEADROOM", "LEAST", "fitting_batch", "most", "plain_bytes"]
 
@@ -35,7 +36,10 @@ def fitting_batch(settings: Mapping[str, Any], device_bytes: int, processes: int
     the rows that save memory are the ones that run.
     """
     known = {name: settings.get(name, getattr(Spec, name)) for name in ("model", "objective")}
-    subject = subject_of(data=check_data(settings.get("data", Spec.data)), **known)
+    names = [f.name for f in dataclasses.fields(Shaping) if f.name != "data"]
+    shaping = Shaping(**{name: settings[name] for name in names if name in settings})
+    facts = check_data(settings.get("data", Spec.data))
+    subject = subject_of(data=facts, shaping=shaping, **known)
     share, ema = LEAST, bool(settings.get("ema", Spec.ema))
     while 2 * share <= most(processes):
         if plain_bytes(subject, 2 * share, ema=ema) > HEADROOM * device_bytes:

@@ -31,8 +31,9 @@ class Prediction:
     ``fault`` is what a library raised or printed.
     ``peak`` is of the whole training, set-up included, ``steady`` of a later step; ``phases`` has
     the peak of each. ``host`` (of the whole training) and ``host_steady`` are of host memory, for
-    a GPU; ``nvme`` is what is swapped. ``beyond_state`` is the most that a later step held on the
-    device at once beyond parameters, gradients, optimizer state and average.
+    a GPU; ``nvme`` is what is swapped, ``between`` what lives on the device between two steps.
+    ``beyond_state`` is the most that a later step held on the device at once beyond parameters,
+    gradients, optimizer state and average.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
     limit under which the same allocations still succeed; None without a GPU. ``attention`` names
     the kernels of torch's attention that ran in a trace, ``buckets`` the category in which a
@@ -52,6 +53,7 @@ class Prediction:
     beyond_state: int | None = None
     phases: dict[str, int] = field(default_factory=dict)
     nvme: int = 0
+    between: int | None = None
     allocated: int | None = None
     reserved: int | None = None
     reserved_expandable: int | None = None

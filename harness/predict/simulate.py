@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.record import Record, beyond_state, peak, phase_peaks
+from harness.memory.record import Record, beyond_state, peak, phase_peaks, running
 from harness.memory.tracer import following
-from harness.predict import workspace, world
+from harness.predict import landmarks, workspace, world
 from harness.predict.allocator import replay
 from harness.predict.attention import USUAL, of_operations
 from harness.predict.cudalike import cuda_like
@@ -31,7 +31,7 @@ from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
 from strategies.engine import Imitation
 
-__all__ = ["simulate", "trace_training"]
+__all__ = ["simulate", "summary", "trace_bordered", "trace_training"]
 
 NVME = "nvme"
 STEPS = 2
@@ -51,6 +51,15 @@ def trace_training(
     resolved: Resolved, steps: int = STEPS, kind: str = USUAL
 ) -> tuple[StoragelessTracer, Counter, int]:
     """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
+    return trace_bordered(resolved, kind, steps, watch=False)[:3]
+
+
+def trace_bordered(
+    resolved: Resolved, kind: str = USUAL, steps: int = STEPS, *, watch: bool = True
+) -> tuple[StoragelessTracer, Counter, int, list[tuple[int, str]]]:
+    """The same, with the events at which blocks begin (``harness.predict.landmarks``), if they are
+    to be watched."""
+    resolved.subject.idle  # noqa: B018 (surveyed now: a survey's tensors are not the training's)
     imitation = resolved.launch.engine.imitation()
     counter = _counter(resolved, imitation)
     tracer = _tracer(resolved, imitation, counter)
@@ -65,11 +74,14 @@ def trace_training(
         stack.enter_context(tracer)
         run, first = _prepare(resolved, imitation, tracer), 0
         finish = imitation.prepared(run.trained, tracer)
-        for step in range(steps):
-            first = _step(run, step, tracer, counter)
+        borders: list[tuple[int, str]] = []
+        noting = landmarks.bordered(run.trained, borders, tracer.record)
+        with noting if watch else contextlib.nullcontext():
+            for step in range(steps):
+                first = _step(run, step, tracer, counter)
         finish()
         tracer.disbelieve()
-    return tracer, counter, first
+    return tracer, counter, first, borders
 
 
 def _counter(resolved: Resolved, imitation: Imitation) -> Counter:
@@ -168,6 +180,7 @@ def summary(
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),
+        between=running(record, "device")[steady_from - 1],
         phases=phase_peaks(record, "device"),
         work=counter.work(),
         attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],

@@ -34,9 +34,11 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
         # The compiler decides anew what is kept for backward and what is fused away.
         return none(resolved, "compiled graphs keep other tensors than eager ones")
     try:
-        from harness.predict.simulate import simulate
+        from harness.predict import extend, simulate
 
-        return simulate(resolved, kind)
+        if extend.shallow(resolved):
+            return extend.extended(resolved, kind)
+        return simulate.simulate(resolved, kind)
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
         reason = _reason(resolved.recipe.strategies, error)

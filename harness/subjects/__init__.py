@@ -1,15 +1,19 @@
 """What is trained: models behind one interface, and the objectives they are trained to.
 
-A model's name is a DiT's (``DiT-S/4:depth=24``), or names a class in a file of one's own
-(``my_model.py:Mine``), a ``strategies.subject.Subject``.
+A model's name is a DiT's (``DiT-S/4:depth=24``), one of the diffusers library's (``flux-dev``,
+``diffusers:CLASS``), or names a class or a function in a file of one's own (``my_model.py:Mine``).
 """
 
 from __future__ import annotations
 
-from harness.subjects import from_file
+import difflib
+
+from harness.subjects import densities, from_file
 from harness.subjects.dit.subject import Dit
+from harness.subjects.library import presets
+from harness.subjects.library.subject import Library
 from strategies.base import BadInput
-from strategies.subject import DataFacts, Subject
+from strategies.subject import DataFacts, Shaping, Subject
 
 __all__ = ["kind_of", "subject_of"]
 
@@ -18,23 +22,40 @@ def kind_of(model: str) -> type[Subject]:
     """The class of the subject that ``model`` names.
 
     Raises:
-        BadInput: it names a file that has none.
+        BadInput: it names a file that has none, or is near the name of a preset.
     """
-    return from_file.load(model) if from_file.is_file(model) else Dit
+    if from_file.is_file(model):
+        return from_file.load(model)
+    if presets.is_named(model):
+        return Library
+    near = difflib.get_close_matches(model.lower(), presets.table(), n=3)
+    if near and not model.startswith("DiT"):
+        raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")
+    return Dit
 
 
 def subject_of(
-    model: str, data: DataFacts, *, objective: str = "epsilon", class_dropout: float = 0.1
+    model: str,
+    data: DataFacts,
+    *,
+    objective: str = "epsilon",
+    class_dropout: float = 0.1,
+    shaping: Shaping | None = None,
 ) -> Subject:
-    """The subject that ``model`` names, for data of these facts.
+    """The subject that ``model`` names, for data of these facts, shaped as a spec asks.
 
     Raises:
         BadInput: an unknown model, or one that does not fit its data or the objective.
     """
-    subject = kind_of(model)(
-        model=model, data=data, objective=objective, class_dropout=class_dropout
+    subject = kind_of(model).of(
+        shaping or Shaping(),
+        model=model,
+        data=data,
+        objective=objective,
+        class_dropout=class_dropout,
     )
-    if objective not in subject.objectives:
+    densities.check(objective)
+    if objective.partition(":")[0] not in subject.objectives:
         raise BadInput(
             f"model {model} cannot be trained to {objective!r}; give --objective "
             f"{' or '.join(subject.objectives)}"

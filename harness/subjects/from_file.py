@@ -1,4 +1,4 @@
-"""Subjects from files of one's own: ``my_model.py:Mine``."""
+"""Subjects from files of one's own: ``my_model.py:Mine``, ``my_model.py:make``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.subjects.own_module import OwnModule
 from strategies.base import BadInput
 from strategies.subject import Subject
 
@@ -29,15 +30,18 @@ def identity(model: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def load(model: str) -> type[Subject]:
-    """The class that ``FILE.py:CLASS`` names.
+    """The class that ``FILE.py:CLASS`` names, or one for what ``FILE.py:FUNCTION`` makes.
 
     Raises:
-        BadInput: there is no such file or class, it cannot be imported, or it is no Subject.
+        BadInput: there is no such file or name, it cannot be imported, or it is neither a Subject
+            nor a function.
     """
     path, name = _path(model), model.partition(":")[2]
     if not path.is_file():
         raise BadInput(f"model {model}: no file {path}; write FILE.py:CLASS")
     kind = getattr(_module(model, path), name, None)
+    if callable(kind) and not isinstance(kind, type):
+        return type(name, (OwnModule,), {"function": staticmethod(kind), "__module__": __name__})
     if not (isinstance(kind, type) and issubclass(kind, Subject)):
         raise BadInput(
             f"model {model}: {name!r} in {path} is no strategies.subject.Subject; "

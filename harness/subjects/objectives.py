@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.subjects.densities import Density
+
 __all__ = ["OBJECTIVES", "Epsilon", "Flow", "Objective", "spaced_steps"]
 
 STEPS = 1000
@@ -214,18 +216,29 @@ def _normal_cdf(x: Tensor) -> Tensor:
 
 
 class Flow:
-    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data."""
+    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data.
+
+    ``density`` is of the noise level 1 - t; None: t is uniform.
+    """
+
+    def __init__(self, density: Density | None = None) -> None:
+        self.density = density
 
     def draw(self, generator, count, sample_shape, device):
-        """See ``Objective.draw``; t is float32, uniform in [0, 1)."""
-        t_B = torch.rand(count, generator=generator, device=device)
+        """See ``Objective.draw``; t is float32, in [0, 1)."""
+        if self.density is None:
+            t_B = torch.rand(count, generator=generator, device=device)
+        else:
+            t_B = 1 - self.density.draw(generator, count, device)
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
 
     def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the velocity."""
         velocity = x_BCHW - noise_BCHW
-        out = predict(torch.lerp(noise_BCHW, x_BCHW, t_B.view(-1, 1, 1, 1)), t_B)
+        # Samples may have any number of axes: packed tokens, a video.
+        far = t_B.view(-1, *[1] * (x_BCHW.ndim - 1))
+        out = predict(torch.lerp(noise_BCHW, x_BCHW, far), t_B)
         return (out.float() - velocity).square().flatten(1).mean(1)
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ can draw each weight by its name, else built whole; then edited, filled, and tol
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,19 @@ class Building:
             )
         else:
             self.drawn, self.whole = Hashed(draw), {}
-            self.module = initial.skeleton(subject.make, self.drawn)
+            self.module = initial.skeleton(subject.shell, self.drawn)
+        self._freeze_idle(subject.idle)
+
+    def _freeze_idle(self, names: Sequence[str]) -> None:
+        """What gets no gradient is frozen, before anything counts what is trained."""
+        for name in names:
+            self.module.get_parameter(name).requires_grad_(False)
+        if names:
+            count = sum(self.module.get_parameter(name).numel() for name in names)
+            self.notes.append(
+                f"frozen: {len(names)} parameters ({count:,} elements) get no gradient, of which "
+                f"the first is {names[0]}"
+            )
 
     @property
     def digest(self) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from harness.data.feed import Feed, open_data
+from harness.data.brought import Brought
+from harness.data.feed import Dataset, Feed, open_data
 from harness.resolve import Resolved
-from harness.subjects.objectives import OBJECTIVES
+from harness.subjects.named_objectives import objective_of
 from harness.worker import world
 from harness.worker.building import Building
 from harness.worker.loop import Run
@@ -33,16 +34,25 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
     """This rank's micro batches."""
     spec, layout = resolved.spec, resolved.launch.layout
     return Feed(
-        dataset=open_data(spec.data, accelerator.device),
-        draw=OBJECTIVES[spec.objective].draw,
+        dataset=_dataset(resolved, accelerator.device),
+        draw=objective_of(spec.objective).draw,
         seed=spec.seed,
         global_batch=spec.global_batch,
         shares=layout.data,
         share=layout.share(accelerator.process_index),
         micro_batch=resolved.micro_batch,
         class_dropout=spec.class_dropout,
+        by_sample=resolved.subject.brings_samples,
         device=accelerator.device,
     )
+
+
+def _dataset(resolved: Resolved, device: torch.device) -> Dataset:
+    """The spec's data, or the samples that the model brings."""
+    brought = resolved.subject.samples()
+    if brought is None:
+        return open_data(resolved.spec.data, device)
+    return Brought(resolved.subject.data, brought, device)
 
 
 def build_model(resolved: Resolved) -> torch.nn.Module:
@@ -128,7 +138,7 @@ def prepare(
         if attachment is not None:
             trained.attached[part.name] = attachment
     launch.engine.ready(trained)
-    objective = OBJECTIVES[resolved.spec.objective]
+    objective = objective_of(resolved.spec.objective)
     return Run(
         trained=trained,
         feed=feed,

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strategies.activations.runners import by_place
 from strategies.activations.weighed import Weighed
 
 __all__ = ["Recompute", "Split", "block_runs", "halves", "keep_products", "prefixes", "segments"]
@@ -119,10 +120,11 @@ class Recompute(Weighed):
         return given[0]
 
     def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
-        """Some blocks under one checkpoint."""
+        """Some blocks under one checkpoint; autograd's hooks see only what goes in by place."""
         from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(self._inside, blocks, level, *given, **named, **self.options)
+        run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
+        return checkpoint(run, blocks, level, *given, *values, **self.options)
 
     def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         import torch
@@ -136,8 +138,7 @@ class Recompute(Weighed):
         return self.inner(blocks, *given, **named) if left else given[0]
 
     def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
-        """Compile the parts with their checkpoints inside: torch recomputes outside of compiled
-        graphs only uncompiled."""
+        """Compile the parts, checkpoints inside: outside of graphs torch recomputes uncompiled."""
         self.part = compiler(self.part)
 
 

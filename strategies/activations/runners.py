@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strategies.subject import Subject
 
-__all__ = ["runner_of", "surround"]
+__all__ = ["by_place", "runner_of", "surround"]
 
 Runner = Callable[..., Any]
 """``runner(blocks, *given, **named)``: the blocks, one after the other, from what the first is
@@ -59,3 +59,15 @@ def runner_of(module: Any, kind: type) -> Any | None:
     while runner is not None and not isinstance(runner, kind):
         runner = getattr(runner, "inner", None)
     return runner
+
+
+def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
+    """``function``, which is to be given by place, behind its ``first`` arguments, what it takes by
+    these ``names``."""
+    if not names:
+        return function
+
+    def placed(*values: Any) -> Any:
+        return function(*values[:first], **dict(zip(names, values[first:], strict=True)))
+
+    return placed

@@ -92,8 +92,11 @@ def _noted(blocks: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
     import torch
     from torch.utils._pytree import tree_map_only
 
+    from strategies import initial
+
     def like(tensor: Any) -> Any:
-        return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        with initial.valueless():  # a prediction's GPU is on meta too
+            return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
     return Call(blocks[0], len(blocks), tree_map_only(torch.Tensor, like, (given, named)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from strategies.subject import Subject
@@ -11,16 +12,18 @@ from strategies.subject import Subject
 __all__ = ["adapted", "inject"]
 
 
-def inject(module: Any, subject: Subject, rank: int, **more: Any) -> None:
-    """Put peft's adapters beside every linear layer of the subject's; the same first weights in
-    every process."""
+def inject(
+    module: Any, subject: Subject, rank: int, names: Sequence[str] | None = None, **more: Any
+) -> None:
+    """Put peft's adapters beside the linear layers of these ``names`` (None: all of the subject's);
+    the same first weights in every process."""
     import peft
     import torch
 
     from strategies import initial
 
     # As a pattern: peft takes names in a list for endings of names.
-    targets = "|".join(re.escape(name) for name in subject.linears)
+    targets = "|".join(re.escape(name) for name in (subject.linears if names is None else names))
     config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, **more)
     waits = initial.waits(module)
     with torch.random.fork_rng(devices=[]):

@@ -15,9 +15,10 @@ from strategies.subject import Subject
 __all__ = ["Dora", "Lora", "Qlora"]
 
 
-def adapter_facts(trained: Trained, name: str, rank: int, magnitudes: bool) -> dict[str, Any]:
+def adapter_facts(trained: Trained, part: Lora) -> dict[str, Any]:
     """Adapters beside every target with the rank asked for, moved, and nothing else moved."""
-    layers, wanted = adapted(trained.module), len(trained.subject.linears)
+    name, rank, magnitudes = part.name, part.rank, part.magnitudes
+    layers, wanted = adapted(trained.module), len(part.chosen(trained.subject))
     demand(len(layers) == wanted, f"{len(layers)} layers carry an adapter, not {wanted}")
     ranks = {trained.engine.shape(layer.lora_A["default"].weight)[0] for layer in layers}
     demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, not {rank}")
@@ -38,7 +39,9 @@ def adapter_facts(trained: Trained, name: str, rank: int, magnitudes: bool) -> d
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Strategy):
-    """Trains a product of two matrices of ``rank`` beside each linear layer of the blocks."""
+    """Trains a product of two matrices of ``rank`` beside each linear layer of the blocks
+    (``targets=attention``: beside those of queries, keys, values and attention's output alone).
+    """
 
     name: ClassVar[str] = "lora"
     slot: ClassVar[Slot] = Slot.ADAPT
@@ -49,22 +52,34 @@ class Lora(Strategy):
     magnitudes: ClassVar[bool] = False
 
     rank: int = 8
+    targets: str = "all"
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
+        if self.targets not in ("all", "attention"):
+            raise ValueError(f"targets is {self.targets!r}; all, or attention")
+
+    def chosen(self, subject: Subject) -> tuple[str, ...]:
+        """Names of the layers that get an adapter."""
+        return subject.linears if self.targets == "all" else subject.attention_linears
+
+    def refuses(self, launch: Launch) -> str | None:
+        if self.targets == "attention" and not launch.subject.attention_linears:
+            return f"{launch.subject.name}'s attention is not known by names; leave targets out"
+        return None
 
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "other_products"})
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        inject(module, subject, self.rank, use_dora=self.magnitudes)
+        inject(module, subject, self.rank, self.chosen(subject), use_dora=self.magnitudes)
 
     def attach(self, trained: Trained) -> Frozen:
         return Frozen(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return adapter_facts(trained, self.name, self.rank, self.magnitudes)
+        return adapter_facts(trained, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +107,14 @@ class Qlora(Lora):
     def refuses(self, launch: Launch) -> str | None:
         if "split_parameters" in launch.traits:
             return "the engine shards elements, and two of these share a byte; use zero2, or lora"
-        return None
+        return super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.adapters.nf4 import quantize
 
         quantize(module, subject.linears)
         module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
-        inject(module, subject, self.rank)
+        inject(module, subject, self.rank, self.chosen(subject))
         del module.is_loaded_in_4bit
 
     def evidence(self, trained: Trained) -> dict[str, Any]:

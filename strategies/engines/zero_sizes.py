@@ -49,7 +49,8 @@ def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
         "stage3_param_persistence_threshold": bias,
         # The optimizer walks a rank's shard in pieces; offloading holds one piece at a time.
         # DeepSpeed leaves pieces below 1 MiB a rank in host memory instead of swapping them.
-        "sub_group_size": max(total // 8, tensor, 2**20),
+        # A model that stands for a deeper one is walked in as many.
+        "sub_group_size": max((model.here or total) // 8, tensor, 2**20),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import Launch, Trained
+from strategies.evidence.settings import label
 from strategies.evidence.types import dtypes
 from strategies.precision.mixed import Bf16
 from strategies.strategy import Strategy
@@ -42,6 +43,8 @@ class Bf16Pure(Strategy):
     The average of the weights (``ema``) stays float32: 4 of the 12 bytes a parameter that are
     left, unless ``ema:place=none``. A plain optimizer loses every update below half a unit in the
     last of 8 bits; ``adamw_bf16`` writes with stochastic rounding or a compensated sum.
+    ``autocast`` computes norms and sums in float32 all the same, as public trainers do that cast
+    their weights and leave accelerate's mixed precision on: it keeps more activations.
     """
 
     name: ClassVar[str] = "bf16_pure"
@@ -52,10 +55,14 @@ class Bf16Pure(Strategy):
     source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
+    autocast: bool = False
+
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute", "pure_bf16"})
 
     def refuses(self, launch: Launch) -> str | None:
+        if self.autocast and "float_master" in launch.traits:
+            return "the engine casts its inputs itself, and runs no autocast; leave autocast out"
         if "host_optimizer" in launch.traits:
             return (
                 "DeepSpeed's CPU Adam keeps float32 weights and moments; take a sharding without "
@@ -65,7 +72,8 @@ class Bf16Pure(Strategy):
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         # An engine that keeps the weights itself must be told of their type; autocast must not.
-        return {"mixed_precision": "bf16" if "float_master" in launch.traits else "no"}
+        told = self.autocast or "float_master" in launch.traits
+        return {"mixed_precision": "bf16" if told else "no"}
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
         launch.engine.sixteen_bits(accelerator, master=False)
@@ -83,4 +91,8 @@ class Bf16Pure(Strategy):
         off = {key: types[key] for key in sorted(wanted) if types[key] != "bfloat16"}
         demand(not off, f"not all is bfloat16: {off}")
         demand(types["moments"] in ("bfloat16", ""), f"the moments are {types['moments']}")
-        return types
+        if "float_master" in trained.launch.traits:
+            return types
+        mixed = trained.accelerator.mixed_precision == "bf16"
+        demand(mixed == self.autocast, f"accelerate's autocast is {'on' if mixed else 'off'}")
+        return label({**types, "autocast": mixed}, "autocast")

@@ -128,6 +128,14 @@ class Dit(Subject):
     def linears(self) -> tuple[str, ...]:
         return tuple(f"blocks.{i}.{name}" for i in range(self.shape.depth) for name in TARGETS)
 
+    @property
+    def attention_linears(self) -> tuple[str, ...]:
+        return tuple(name for name in self.linears if ".attn." in name)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        return ()
+
     def _data(self) -> tuple[int, int, int, bool]:
         return (self.data.input_size, self.data.channels, self.data.classes, self.learn_sigma)
 

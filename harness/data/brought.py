@@ -1,0 +1,48 @@
+"""Samples that a model brings itself: a few of them, in its own layout, in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strategies.subject import DataFacts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Brought"]
+
+
+class Brought:
+    """``held`` has "x" and what goes with it, rows of samples; what a step takes is copied to
+    ``device``. In host memory: a text of some models is megabytes a sample, and no trainer keeps
+    its data on the GPU."""
+
+    def __init__(
+        self, facts: DataFacts, held: Mapping[str, Tensor], device: torch.device | str
+    ) -> None:
+        import torch
+
+        self.facts, self.device = facts, torch.device(device)
+        self.names = tuple(held)
+        # Each an attribute: a CPU's meter leaves out what a dataset's attributes are.
+        vars(self).update({f"held_{name}": tensor for name, tensor in held.items()})
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+        """See ``Dataset.fetch``."""
+        import torch
+
+        chosen = torch.from_numpy(np.array(indices))
+        rows = {name: getattr(self, f"held_{name}")[chosen] for name in self.names}
+        if self.device.type == "cuda":
+            # Only a copy from pinned memory runs beside the device's work.
+            rows = {n: t.pin_memory().to(self.device, non_blocking=True) for n, t in rows.items()}
+        elif self.device.type != "cpu":
+            rows = {name: tensor.to(self.device) for name, tensor in rows.items()}
+        return rows.pop("x"), rows
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Nothing to read."""

@@ -1,0 +1,261 @@
+"""A deep model predicted from shallow ones of its kind: two blocks of each group, and two more.
+
+Blocks of a group are alike, so that memory in each part of a step, and the work, grow in a straight
+line with their number. What is traced are the same set-up and steps of models with two blocks of
+each group, and for each group one with four; everything else follows from these. A trace of all
+blocks is what the tests hold it to (``tests/predict/test_extend.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.memory.categories import CATEGORIES
+from harness.memory.record import Held, Instant
+from harness.predict.landmarks import parts
+from harness.predict.limits import NoTrace
+from harness.predict.prediction import Prediction
+from harness.predict.roofline import Work
+from harness.predict.simulate import summary, trace_bordered
+from harness.resolve import Resolved
+from harness.worker.setup import LIBRARIES
+
+__all__ = ["extended", "shallow"]
+
+FEW = 2
+"""Blocks of a group in the shallow model, and how many more it has to tell what a block adds."""
+WORTH = 10
+"""Blocks from which on a model is extended: a shallower one is traced whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Values of the shallow model and of each that is a step deeper, and how many steps are meant:
+    what they come to in a straight line."""
+
+    base: float
+    steps: tuple[tuple[float, float], ...]
+
+    @property
+    def end(self) -> float:
+        return self.base + sum(more * (value - self.base) for value, more in self.steps)
+
+
+def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
+    """The models to trace, by their depths, and for each but the first how many times ``FEW``
+    blocks more its group has; empty where the model is to be traced whole."""
+    depths = resolved.subject.depths
+    if sum(depths.values()) < WORTH:
+        return []
+    base = {key: min(count, FEW) for key, count in depths.items()}
+    longer = [key for key, count in depths.items() if count > FEW]
+    return [(base, 0), *(({**base, key: 2 * FEW}, depths[key] / FEW - 1) for key in longer)]
+
+
+def extended(resolved: Resolved, kind: str) -> Prediction:
+    """The prediction of ``resolved`` from shallow models, each traced in a fork: process groups and
+    patches are global to a process.
+
+    Raises:
+        NoTrace: one of them could not be traced.
+    """
+    began, asked = time.monotonic(), shallow(resolved)
+    _load(resolved, [depths for depths, _ in asked])
+    found = [_forked(lambda d=depths: _traced(resolved, d, kind)) for depths, _ in asked]
+    for traced in found:
+        if "why" in traced:
+            raise NoTrace(traced["why"])
+    more = [count for _, count in asked[1:]]
+    seconds = time.monotonic() - began
+    return dataclasses.replace(_extended(found, more), seconds_taken=seconds)
+
+
+def _load(resolved: Resolved, asked: Iterable[Mapping[str, int]]) -> None:
+    """Load what each fork would, once: libraries, and what is known of the shallow models."""
+    names = [n for need in resolved.needs for n in LIBRARIES.get(need, ())]
+    for name in (*resolved.launch.engine.modules, *names):
+        importlib.import_module(name)
+    for depths in asked:
+        resolved.subject.deep(depths).survey  # noqa: B018 (kept by the subject's module)
+
+
+def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[str, Any]:
+    subject = resolved.subject.deep(depths)
+    launch = dataclasses.replace(resolved.launch, subject=subject)
+    row = dataclasses.replace(resolved, subject=subject, launch=launch)
+    tracer, counter, steady_from, borders = trace_bordered(row, kind)
+    prediction = summary(row, tracer.record, counter, steady_from)
+    device = parts(tracer, borders, "device", steady_from)
+    ops = {name: _maker(tracer.record, part.event) for name, part in device.items()}
+    return {
+        "prediction": dataclasses.asdict(prediction),
+        "parts": {name: (part.bytes, part.kinds, ops[name]) for name, part in device.items()},
+    }
+
+
+def _maker(record: Any, event: int) -> tuple[str, str]:
+    storage = record.storages[record.events[event][1]]
+    return storage.op, storage.site
+
+
+def _forked(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``function`` returns in a fork, as JSON has it; ``why`` where it raised."""
+    into, child = os.pipe(), os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with os.fdopen(into[1], "w") as pipe:
+                json.dump(_or_why(function), pipe)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(into[1])
+    with os.fdopen(into[0]) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"why": "a trace of a part of the model ended early"}
+
+
+def _or_why(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return function()
+    except Exception as error:  # any library may stumble over tensors without storage
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return {"why": f"{type(error).__name__}: {text}"[:300]}
+
+
+# ---- straight lines ----
+
+
+def _extended(found: Sequence[Mapping[str, Any]], more: Sequence[float]) -> Prediction:
+    plain = [traced["prediction"] for traced in found]
+
+    def line(values: Iterable[float]) -> int:
+        first, *others = values
+        steps = tuple(zip(others, more, strict=True))
+        return max(0, round(Line(base=first, steps=steps).end))
+
+    places = [traced["parts"] for traced in found]
+    whole = _fullest(places, line, "")
+    steady = _fullest(places, line, "2/")
+    base = dict(plain[0])
+    base |= {"peak": _told(plain, whole, line), "steady": _told(plain, steady, line)}
+    for name in ("host", "host_steady"):
+        told = [p[name] for p in plain]
+        base[name] = _instant(told, line) if all(told) else None
+    base["phases"] = _phases(plain, line)
+    base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
+    base["work"] = _work([p["work"] for p in plain], more)
+    base |= _pool(plain, base["peak"].bytes)
+    return Prediction(**base)
+
+
+Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str]]]
+
+
+def _fullest(places: Sequence[Places], line: Callable[..., int], prefix: str) -> Instant:
+    """The part of a step that is the fullest in the end; of those that all models have."""
+    shared = set(places[0]).intersection(*places[1:])
+    names = sorted(name for name in shared if name.startswith(prefix))
+    sizes = {name: line(p[name][0] for p in places) for name in names}
+    best = max(names, key=lambda name: sizes[name])
+    kinds = {kind: line(p[best][1].get(kind, 0) for p in places) for kind in CATEGORIES}
+    op, site = places[0][best][2]
+    phase = best.split("/")[1]
+    return Instant(bytes=sizes[best], phase=phase, op=op, site=site, categories=kinds, held=[])
+
+
+def _told(
+    plain: Sequence[Mapping[str, Any]], instant: Instant, line: Callable[..., int]
+) -> Instant:
+    """``instant`` with what lived then, by who made it, of makers that all models' peaks have."""
+    return dataclasses.replace(instant, held=_held([p["peak"] for p in plain], line))
+
+
+def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[Held]:
+    def keyed(peak: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
+        return {(h["category"], h["op"], h["site"], h["phase"]): h for h in peak["held"]}
+
+    known = [keyed(peak) for peak in peaks]
+    shared = [key for key in known[0] if all(key in other for other in known)]
+    found = [
+        Held(
+            category=key[0], op=key[1], site=key[2], phase=key[3],
+            count=line(k[key]["count"] for k in known),
+            bytes=line(k[key]["bytes"] for k in known),
+        )
+        for key in shared
+    ]  # fmt: skip
+    return sorted(found, key=lambda alike: -alike.bytes)
+
+
+def _instant(told: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> Instant:
+    kinds = {kind: line(t["categories"].get(kind, 0) for t in told) for kind in CATEGORIES}
+    first = {name: told[0][name] for name in ("phase", "op", "site")}
+    size = line(t["bytes"] for t in told)
+    return Instant(**first, bytes=size, categories=kinds, held=_held(told, line))
+
+
+def _phases(plain: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> dict[str, int]:
+    names = [name for name in plain[0]["phases"] if all(name in p["phases"] for p in plain)]
+    return {name: line(p["phases"][name] for p in plain) for name in names}
+
+
+def _pool(plain: Sequence[Mapping[str, Any]], peak: int) -> dict[str, int]:
+    """What the allocator makes of it. What it rounds and cannot use does not follow a straight
+    line, for it depends on which tensors find another's place: the most of the shallow models' is
+    taken, which was up to 10 % of the reserve too little where all weights are trained."""
+    if plain[0]["allocated"] is None:
+        return {}
+    allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain)
+    found = {"allocated": allocated}
+    for name in ("reserved", "reserved_expandable", "least"):
+        found[name] = allocated + max(p[name] - p["allocated"] for p in plain)
+    return found
+
+
+def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:
+    """The work of all blocks. Ops of one size are counted; those whose size grows (an optimizer
+    over all weights) are taken together, by kind."""
+    counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
+    shared = {key for key in counts[0] if all(key in other for other in counts)}
+    found = {key: _end([c[key] for c in counts], more) for key in shared}
+    kinds = {key[:3] for c in counts for key in c if key not in shared}
+    works = [_named(key, round(count)) for key, count in found.items() if round(count) > 0]
+    for kind in sorted(kinds):
+        rest = [_sums(c, kind, shared) for c in counts]
+        count, flops, size = (max(0.0, _end(list(v), more)) for v in zip(*rest, strict=True))
+        number = max(1, round(count))
+        works.append(_named((*kind, round(flops / number), round(size / number)), number))
+    return works
+
+
+def _key(work: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(work[name] for name in ("phase", "kind", "dtype", "flops", "bytes"))
+
+
+def _named(key: tuple[Any, ...], count: int) -> Work:
+    phase, kind, dtype, flops, size = key
+    return Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
+
+
+def _sums(counts: Counter, kind: tuple[Any, ...], shared: set[Any]) -> tuple[int, int, int]:
+    rest = [(key, n) for key, n in counts.items() if key[:3] == kind and key not in shared]
+    return (
+        sum(n for _, n in rest),
+        sum(n * key[3] for key, n in rest),
+        sum(n * key[4] for key, n in rest),
+    )
+
+
+def _end(values: Sequence[float], more: Sequence[float]) -> float:
+    steps = tuple(zip(values[1:], more, strict=True))
+    return Line(base=values[0], steps=steps).end

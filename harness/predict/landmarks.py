@@ -1,0 +1,95 @@
+"""Where in a traced step a block begins, forward or backward, and the fullest instant of each part.
+
+A step of a deep model repeats what it does for a block. Cut at the blocks' borders, each part of a
+step grows in a straight line with the number of blocks, whichever part is the fullest in the end:
+so a shallow model tells of a deep one (``harness.predict.extend``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from harness.memory.record import Record
+from harness.predict.trace import StoragelessTracer
+from strategies.engine import Trained
+
+__all__ = ["Part", "bordered", "parts"]
+
+
+@dataclass
+class Part:
+    """The fullest instant of the parts of one name: bytes, by category, and the event."""
+
+    bytes: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    event: int = 0
+
+
+@contextlib.contextmanager
+def bordered(trained: Trained, borders: list[tuple[int, str]], record: Record) -> Iterator[None]:
+    """While it lasts, ``borders`` is told the event at which each block begins, and which it is:
+    the first or the last of its group, or one between."""
+    handles = []
+    for number, group in enumerate(trained.subject.groups(trained.module)):
+        for index, block in enumerate(group):
+            place = "first" if index == 0 else "last" if index == len(group) - 1 else "between"
+            note = _note(borders, record, f"{number}.{place}")
+            handles.append(block.register_forward_pre_hook(note))
+            handles.append(block.register_forward_hook(_at_gradient(note)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note(borders: list[tuple[int, str]], record: Record, name: str) -> Any:
+    def note(*_: Any) -> None:
+        borders.append((len(record.events), name))
+
+    return note
+
+
+def _at_gradient(note: Any) -> Any:
+    """A forward hook: backward of a block begins where its output's gradient is there."""
+
+    def after(_: Any, __: Any, out: Any) -> None:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda gradient: note())
+
+    return after
+
+
+def parts(
+    tracer: StoragelessTracer, borders: list[tuple[int, str]], pool: str, steady_from: int
+) -> dict[str, Part]:
+    """Name of a part (step, phase, block) -> its fullest instant in ``pool``. The step is "2" from
+    the event ``steady_from`` on, "1" before."""
+    record = tracer.record
+    cuts = sorted(
+        [(at, 0, phase, "") for at, phase in record.marks] + [(at, 1, "", n) for at, n in borders]
+    )
+    found: dict[str, Part] = {}
+    sums: dict[str, int] = {}
+    total, phase, block, cut = 0, "", "", 0
+    for event, (sign, index) in enumerate(record.events):
+        while cut < len(cuts) and cuts[cut][0] <= event:
+            phase, block = cuts[cut][2] or phase, cuts[cut][3]
+            cut += 1
+        storage = record.storages[index]
+        if not storage.within(pool):
+            continue
+        total += sign * storage.size
+        sums[storage.kind] = sums.get(storage.kind, 0) + sign * storage.size
+        name = f"{1 + (event >= steady_from)}/{phase}/{block}"
+        part = found.setdefault(name, Part())
+        if total > part.bytes:
+            found[name] = Part(total, dict(sums), event)
+    return found

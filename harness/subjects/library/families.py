@@ -1,0 +1,231 @@
+"""What the classes of the library are given: the layout of a sample, and what goes with it.
+
+A class's ``forward`` does not tell: of 69 sample layouts 22 are packed tokens and 25 have five
+axes, in two orders. So each family of classes says it here, in numbers that need no torch
+(``Family``); the calls themselves are in ``calls``.
+
+Shape suffixes: C channels, F frames, H height, W width of a latent; T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = ["FAMILIES", "REFUSED", "Family", "Space"]
+
+Config = Mapping[str, Any]
+Given = tuple[tuple[int, ...], str]
+"""(shape of one sample's condition, what it holds: "normal", "true", "label")."""
+
+
+class Space(NamedTuple):
+    """The size of one sample: frames, height and width of its latent, tokens of its text."""
+
+    frames: int
+    height: int
+    width: int
+    text: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Facts of a class and of the call that trains it.
+
+    ``name`` is of the class, ``call`` of the function in ``calls``. ``depths``: attribute that has
+    blocks -> key of the configuration with their number, in the order in which they run; one with
+    an empty key is of a fixed length. ``defaults``: those of the class, of the keys that are read
+    here. ``text`` is the key of the text's width.
+
+    ``down``: pixels a side for one element of a latent, ``every``: frames of a video for one of a
+    latent (0: images alone), ``tile``: what sides of a latent are multiples of. ``resolution``,
+    ``frames`` and ``text_tokens`` are usual ones.
+
+    ``time``: how the model is told the time from noise (0) to data (1): "falling" from 1 to 0,
+    "rising" from 0 to 1, each also as "..._1000"; a rising one predicts data less noise, a falling
+    one noise less data. With steps of a diffusion, "steps".
+    """
+
+    name: str
+    call: str
+    depths: Mapping[str, str]
+    defaults: Config
+    text: str = ""
+    objectives: tuple[str, ...] = ("flow",)
+    time: str = "falling_1000"
+    head: str = "proj_out"
+    layout: str = "image"
+    masked: bool = False
+    pooled: str = ""
+    more: Callable[[Config, Space], Mapping[str, Given]] = field(default=lambda config, space: {})
+    down: int = 8
+    every: int = 0
+    tile: int = 2
+    resolution: str = "1024x1024"
+    frames: int = 1
+    text_tokens: int = 256
+    random: bool = False
+    unread: tuple[str, ...] = ()
+    """Layers of the last block of the first group that make queries whose answers nobody reads:
+    their gradient is there, and zero."""
+    whole_masks: bool = False
+    """Whether the class reads values of its mask, of which all are true here."""
+
+    def value(self, config: Config, key: str) -> Any:
+        """A number of the configuration."""
+        return config.get(key, self.defaults[key])
+
+    def sample(self, config: Config, space: Space) -> tuple[int, ...]:
+        """The shape of one sample, as the class takes it."""
+        channels = self.value(config, "in_channels")
+        return LAYOUTS[self.layout](channels, space)
+
+    def conditions(self, config: Config, space: Space) -> dict[str, Given]:
+        """What goes with one sample, by name."""
+        found: dict[str, Given] = {}
+        if self.text:
+            width = self.value(config, self.text)
+            found["text"] = ((space.text, width), "normal")
+        if self.masked:
+            found["mask"] = ((space.text,), "true")
+        if self.pooled:
+            found["pooled"] = ((self.value(config, self.pooled),), "normal")
+        return {**found, **self.more(config, space)}
+
+
+LAYOUTS: dict[str, Callable[[int, Space], tuple[int, ...]]] = {
+    "image": lambda c, s: (c, s.height, s.width),
+    "video": lambda c, s: (c, s.frames, s.height, s.width),
+    "frames": lambda c, s: (s.frames, c, s.height, s.width),
+    "packed": lambda c, s: (s.height * s.width // 4, c),
+    "tokens": lambda c, s: (s.frames * s.height * s.width, c),
+}
+"""Layout of a sample -> its shape: CHW, CFHW, FCHW, tokens of 2 x 2 elements, tokens of one."""
+
+BOTH = {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
+QUERIES = ("attn.add_q_proj.", "attn.norm_added_q.")
+ONE = {"transformer_blocks": "num_layers"}
+FLUX = {"in_channels": 64, "joint_attention_dim": 4096, "num_layers": 19, "num_single_layers": 38}
+
+
+_ALL = [
+    Family(
+        name="FluxTransformer2DModel", call="flux", depths=BOTH, time="falling", layout="packed",
+        defaults={**FLUX, "pooled_projection_dim": 768, "guidance_embeds": False},
+        text="joint_attention_dim", pooled="pooled_projection_dim", text_tokens=512,
+    ),
+    Family(
+        name="ChromaTransformer2DModel", call="chroma", depths=BOTH, time="falling",
+        layout="packed", defaults=FLUX, text="joint_attention_dim", masked=True, text_tokens=512,
+    ),
+    Family(
+        name="Flux2Transformer2DModel", call="flux2", depths=BOTH, time="falling", layout="packed",
+        defaults={"in_channels": 128, "joint_attention_dim": 15360, "guidance_embeds": True,
+                  "num_layers": 8, "num_single_layers": 48},
+        text="joint_attention_dim", text_tokens=512,
+    ),
+    Family(
+        name="SD3Transformer2DModel", call="sd3", depths=ONE, text="joint_attention_dim",
+        defaults={"in_channels": 16, "joint_attention_dim": 4096, "pooled_projection_dim": 2048,
+                  "num_layers": 18},
+        pooled="pooled_projection_dim", text_tokens=333, unread=QUERIES,
+    ),
+    Family(
+        name="PixArtTransformer2DModel", call="pixart", depths=ONE, text="caption_channels",
+        defaults={"in_channels": 4, "caption_channels": None, "num_layers": 28, "sample_size": 128,
+                  "use_additional_conditions": None},
+        objectives=("epsilon",), time="steps", masked=True, text_tokens=120,
+    ),
+    Family(
+        name="DiTTransformer2DModel", call="dit", depths=ONE, head="proj_out_2", time="steps",
+        defaults={"in_channels": 4, "num_embeds_ada_norm": 1000, "num_layers": 28},
+        objectives=("epsilon",),
+        more=lambda config, space: {"y": ((), "label")}, resolution="256x256", text_tokens=0,
+    ),
+    Family(
+        name="WanTransformer3DModel", call="wan", depths={"blocks": "num_layers"}, layout="video",
+        defaults={"in_channels": 16, "text_dim": 4096, "num_layers": 40}, text="text_dim", every=4,
+        resolution="480x832", frames=81, text_tokens=512,
+    ),
+    Family(
+        name="HunyuanVideoTransformer3DModel", call="hunyuanvideo", depths=BOTH, layout="video",
+        defaults={"in_channels": 16, "text_embed_dim": 4096, "pooled_projection_dim": 768,
+                  "guidance_embeds": True, "num_layers": 20, "num_single_layers": 40},
+        text="text_embed_dim", masked=True, pooled="pooled_projection_dim", every=4,
+        resolution="512x768", frames=49, text_tokens=256,
+    ),
+    Family(
+        name="QwenImageTransformer2DModel", call="qwen", depths=ONE, time="falling",
+        layout="packed", text="joint_attention_dim", masked=True, text_tokens=512,
+        defaults={"in_channels": 64, "joint_attention_dim": 3584, "num_layers": 60}, unread=QUERIES,
+    ),
+    Family(
+        name="ZImageTransformer2DModel", call="zimage", time="rising", text="cap_feat_dim",
+        depths={"noise_refiner": "", "context_refiner": "", "layers": "n_layers"},
+        defaults={"in_channels": 16, "cap_feat_dim": 2560, "n_layers": 30}, head="",
+        text_tokens=512,
+    ),
+    Family(
+        name="LTXVideoTransformer3DModel", call="ltx", depths=ONE, layout="tokens", down=32,
+        defaults={"in_channels": 128, "caption_channels": 4096, "num_layers": 28},
+        text="caption_channels", masked=True, every=8, tile=1, resolution="512x768", frames=49,
+        text_tokens=128,
+    ),
+    Family(
+        name="CogVideoXTransformer3DModel", call="cogvideox", depths=ONE, layout="frames", every=4,
+        defaults={"in_channels": 16, "text_embed_dim": 4096, "attention_head_dim": 64,
+                  "use_rotary_positional_embeddings": False, "num_layers": 30},
+        text="text_embed_dim", objectives=("velocity",), time="steps", resolution="480x720",
+        frames=49, text_tokens=226,
+    ),
+    Family(
+        name="CogView4Transformer2DModel", call="cogview4", depths=ONE, text="text_embed_dim",
+        defaults={"in_channels": 16, "text_embed_dim": 4096, "num_layers": 30}, text_tokens=224,
+    ),
+    Family(
+        name="MochiTransformer3DModel", call="mochi", depths=ONE, layout="video", every=6,
+        defaults={"in_channels": 12, "text_embed_dim": 4096, "num_layers": 48},
+        text="text_embed_dim", masked=True, time="rising_1000", resolution="480x848", frames=61,
+        text_tokens=256, whole_masks=True, unread=("attn1.add_q_proj.", "attn1.norm_added_q."),
+    ),
+    Family(
+        name="SanaTransformer2DModel", call="sana", depths=ONE, text="caption_channels", down=32,
+        defaults={"in_channels": 32, "caption_channels": 2304, "num_layers": 20}, masked=True,
+        tile=1, text_tokens=300,
+    ),
+    Family(
+        name="Lumina2Transformer2DModel", call="lumina2", time="rising", text="cap_feat_dim",
+        depths={"context_refiner": "", "noise_refiner": "", "layers": "num_layers"},
+        defaults={"in_channels": 16, "cap_feat_dim": 1024, "num_layers": 26}, masked=True, head="",
+        text_tokens=256, whole_masks=True,
+    ),
+    Family(
+        name="AuraFlowTransformer2DModel", call="aura", time="falling", text="joint_attention_dim",
+        depths={"joint_transformer_blocks": "num_mmdit_layers",
+                "single_transformer_blocks": "num_single_dit_layers"},
+        defaults={"in_channels": 4, "joint_attention_dim": 2048, "num_mmdit_layers": 4,
+                  "num_single_dit_layers": 32},
+        text_tokens=256,
+    ),
+]  # fmt: skip
+FAMILIES = {family.name: family for family in _ALL}
+"""Class -> what is known of it."""
+
+_SHAPES = "the shapes in its forward depend on {what}, which has no values before it runs; "
+_HELP = "give it as a module of your own, with shapes fixed: --model mine.py:make (docs/models.md)"
+REFUSED = {
+    name: _SHAPES.format(what=what) + _HELP
+    for name, what in {
+        "GlmImageTransformer2DModel": "the positions of its prior tokens (nonzero)",
+        "HiDreamImageTransformer2DModel": "where its router sends tokens (bincount)",
+        "HunyuanVideo15Transformer3DModel": "the lengths that its masks have (item)",
+        "HunyuanVideoFramepackTransformer3DModel": "the lengths that its masks have (item)",
+        "NucleusMoEImageTransformer2DModel": "where its router sends tokens (tolist)",
+        "OmniGenTransformer2DModel": "the lengths of its prompts (item)",
+        "QwenImage21Transformer2DModel": "the positions of its image tokens (nonzero)",
+        "WanAnimateTransformer3DModel": "the sizes of its face clips (item)",
+        "WanAnimate2Transformer3DModel": "the sizes of its grids (tolist)",
+    }.items()
+}
+"""Class -> why it cannot be trained here, with what would help."""

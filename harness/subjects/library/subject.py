@@ -1,0 +1,297 @@
+"""A class of the diffusers library with a configuration as a subject. No torch above."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.subjects.library import presets
+from harness.subjects.library.families import FAMILIES, Family, Space
+from harness.subjects.library.space import space_of
+from strategies.base import BadInput
+from strategies.sizes import Sizes
+from strategies.subject import DataFacts, Shaping, Subject
+from strategies.survey import Survey
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from strategies.initial import Draw
+
+__all__ = ["Library"]
+
+SAMPLES = 8
+"""Synthetic samples: what is measured does not depend on values, and one text is megabytes."""
+TWICE = "dual_attention_layers"
+ADAPTED = ("to_q", "to_k", "to_v", "to_out.0")
+"""The endings of the layers that the library's LoRA scripts adapt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library(Subject):
+    """A preset, or a class with a configuration; made of the facts in the tree, without weights.
+
+    ``kind`` is the class, ``settings`` what differs from its defaults, as JSON; ``space`` the size
+    of a sample, ``factor`` the pixels a side for one element of a latent. ``stands_for``: depths of
+    the model that this one stands for in a prediction; empty: for itself.
+    """
+
+    objectives: ClassVar[tuple[str, ...]] = ("flow", "epsilon", "velocity")
+    brings_samples: ClassVar[bool] = True
+
+    kind: str
+    settings: str
+    space: Space
+    factor: int
+    stands_for: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Library:
+        known = presets.find(fields["model"], shaping.config, shaping.set)
+        family, down = known.family, known.usual.get("down", known.family.down)
+        if shaping.data != "synthetic":
+            raise BadInput(
+                f"data is {shaping.data}, and model {fields['model']} takes samples of its own "
+                "layout; give --data synthetic (and --resolution, --frames, --text)"
+            )
+        space = space_of(shaping, family, known.usual, down)
+        sample = family.sample(known.config, space)
+        channels = family.value(known.config, "in_channels")
+        facts = DataFacts(SAMPLES, channels, space.width, 1, sample)
+        settings = json.dumps(dict(known.config), sort_keys=True)
+        given = fields | {"data": facts, "kind": family.name, "settings": settings}
+        return cls(**given, space=space, factor=down)
+
+    @classmethod
+    def usual_objective(cls, shaping: Shaping, model: str) -> str:
+        return presets.find(model, shaping.config).family.objectives[0]
+
+    # ---- what it is ----
+
+    @property
+    def family(self) -> Family:
+        """What its class is given."""
+        return FAMILIES[self.kind]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its configuration, without the class's defaults."""
+        return json.loads(self.settings)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(("head",) if self.family.head else ())
+
+    @property
+    def random_blocks(self) -> bool:
+        """Dropout is off in every one, unless its configuration says otherwise."""
+        return bool(self.config.get("dropout", 0))
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def identity(self) -> str:
+        facts = (self.kind, self.settings, self.space, _version())
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+    @property
+    def size_in_words(self) -> str:
+        """How a table's head tells the size of a sample."""
+        space, down = self.space, self.factor
+        sides = f"{space.height * down}x{space.width * down}"
+        frames = (space.frames - 1) * self.family.every + 1
+        video = f" of {frames} frames" if self.family.every else ""
+        return f"{sides}{video}" + (f", {space.text} tokens of text" if self.family.text else "")
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """Key of the configuration -> how many blocks it asks for, in the order of the groups. The
+        blocks of SD3.5 that attend twice are the first ones, and blocks of their own."""
+        keys = filter(None, self.family.depths.values())
+        counts = {key: self.family.value(self.config, key) for key in keys}
+        twice = self.config.get(TWICE, ())
+        if twice and list(twice) == list(range(len(twice))):
+            return {TWICE: len(twice), "num_layers": counts["num_layers"] - len(twice)}
+        return counts
+
+    def deep(self, depths: Mapping[str, int]) -> Library:
+        config = {**self.config, **depths}
+        if TWICE in depths:
+            config[TWICE] = list(range(depths[TWICE]))
+            config["num_layers"] = depths[TWICE] + depths["num_layers"]
+        for_depths = self.stands_for or tuple(self.depths.items())
+        settings = json.dumps(config, sort_keys=True)
+        return dataclasses.replace(self, settings=settings, stands_for=for_depths)
+
+    def sizes_of(self, module: nn.Module) -> Sizes:
+        found, meant = super().sizes_of(module), dict(self.stands_for)
+        more = sum(
+            (count - self.depths[key]) * _trained(self.block_of(module, key))
+            for key, count in meant.items()
+        )
+        return found._replace(total=found.total + more, here=found.total) if more else found
+
+    def block_of(self, module: nn.Module, key: str) -> nn.Module:
+        """A block of those that ``key`` counts, the first but one where there are as many."""
+        if TWICE in self.depths:
+            first = 0 if key == TWICE else self.depths[TWICE]
+            return module.transformer_blocks[first]
+        names = [name for name, counted in self.family.depths.items() if counted == key]
+        return getattr(module, names[0])[0]
+
+    def check(self) -> None:
+        if importlib.util.find_spec("diffusers") is None:
+            raise BadInput(
+                f"model {self.model} is built by diffusers, which is missing; pip install diffusers"
+            )
+        if self.objective.partition(":")[0] not in self.family.objectives:
+            raise BadInput(
+                f"model {self.model} cannot be trained to {self.objective!r}; give --objective "
+                f"{' or '.join(self.family.objectives)}"
+            )
+
+    def make(self) -> nn.Module:
+        import diffusers
+
+        try:
+            module = getattr(diffusers, self.kind)(**self.config)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"model {self.model}: {self.kind} cannot be built: {error}") from error
+        for part in module.modules():
+            if hasattr(part, "dropout_prob"):
+                part.dropout_prob = (
+                    0.0  # labels are withheld by the batch, the same on every engine
+                )
+        return module
+
+    def shell(self) -> nn.Module:
+        from harness.subjects.library import start
+
+        return start.shell(self.make)
+
+    def draws(self, seed: int, init: str) -> Draw:
+        from harness.subjects.library import start
+
+        return start.draws(seed)
+
+    def small(self) -> Library:
+        """One block of each kind, of the smallest sample."""
+        tile, text = max(self.family.tile, 2), min(self.space.text, 8)
+        space = Space(1, tile, tile, text)
+        shallow = dataclasses.replace(self.deep(dict.fromkeys(self.depths, 1)), stands_for=())
+        sample = self.family.sample(self.config, space)
+        data = dataclasses.replace(self.data, input_size=tile, shape=sample)
+        return dataclasses.replace(shallow, space=space, data=data)
+
+    # ---- facts ----
+
+    @property
+    def survey(self) -> Survey:
+        return _survey(self)
+
+    @property
+    def attention_linears(self) -> tuple[str, ...]:
+        return tuple(name for name in self.linears if name.endswith(ADAPTED))
+
+    # ---- its modules ----
+
+    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
+        return [getattr(module, name) for name in self.family.depths]
+
+    def head(self, module: nn.Module) -> nn.Module:
+        return module.get_submodule(self.family.head)
+
+    # ---- samples, and one prediction ----
+
+    def samples(self) -> dict[str, Tensor]:
+        import torch
+
+        chance = torch.Generator().manual_seed(0)
+
+        def made(shape: tuple[int, ...], holds: str) -> Tensor:
+            if holds == "true":
+                return torch.ones((SAMPLES, *shape), dtype=torch.bool)
+            if holds == "label":
+                classes = self.family.value(self.config, "num_embeds_ada_norm")
+                return torch.randint(classes, (SAMPLES, *shape), generator=chance)
+            return torch.randn((SAMPLES, *shape), generator=chance)
+
+        conditions = self.family.conditions(self.config, self.space)
+        sample = {"x": made(self.data.sample_shape, "normal")}
+        return sample | {name: made(*given) for name, given in conditions.items()}
+
+    def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        import torch
+
+        kinds = {"true": torch.bool, "label": torch.long, "normal": torch.float32}
+        given = {
+            name: torch.ones((1, *shape), dtype=kinds[holds], device=device)
+            for name, (shape, holds) in self.family.conditions(self.config, self.space).items()
+        }
+        x = torch.zeros((1, *self.data.sample_shape), device=device)
+        return x, torch.zeros(1, dtype=self._times, device=device), given
+
+    @property
+    def _times(self) -> torch.dtype:
+        import torch
+
+        return torch.long if self.family.time == "steps" else torch.float32
+
+    def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
+        from harness.subjects.library.calls import CALLS, masks_are_whole
+
+        family, kept = self.family, _kept_in(model)
+        given = {n: c.to(kept) if c.is_floating_point() else c for n, c in conditions.items()}
+        words = family.time.split("_")
+        falling = words[0] == "falling"
+        told_B = (1 - t_B if falling else t_B) * (1000 if len(words) > 1 else 1)
+        masks = masks_are_whole(x, self.space.text) if family.whole_masks else None
+        with masks or contextlib.nullcontext():
+            out = CALLS[family.call](model, x.to(kept), told_B, given, self.config, self.space)
+        return -out if falling else out
+
+
+def _trained(block: nn.Module) -> int:
+    return sum(p.numel() for p in block.parameters() if p.requires_grad)
+
+
+def _kept_in(model: Any) -> torch.dtype:
+    """The type in which the model keeps its weights: what it is given, outside of autocast."""
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+@functools.cache
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("diffusers")
+    except PackageNotFoundError:
+        return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _survey(subject: Library) -> Survey:
+    """On fake tensors, which behave as a CPU's do and have no memory: some of these classes read a
+    device's name, or a mask, that "meta" has not."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from strategies import survey
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module, sample = subject.make(), subject.example("cpu")
+        first = next(iter(subject.family.depths))
+        last = f"{first}.{len(getattr(module, first)) - 1}."
+        ends = tuple(f"{last}{name}" for name in subject.family.unread)
+        unread = [n for n, _ in module.named_parameters() if ends and n.startswith(ends)]
+        return survey.of(subject, module, lambda: subject.predict(module, *sample), unread)

@@ -1,0 +1,154 @@
+"""A module of one's own, with an example batch and a loss: ``mine.py:make``. No torch above.
+
+``make()`` returns ``(module, batch, loss)``: ``batch`` is a mapping of tensors, samples along their
+first axis, the same number in each; ``loss(module, batch)`` gives a scalar. A run and a plan take
+from the example as many samples as they need, over and over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies import survey
+from strategies.base import BadInput
+from strategies.subject import DataFacts, Shaping, Subject
+from strategies.survey import Survey
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["OwnModule"]
+
+Made = tuple["nn.Module", Mapping[str, "Tensor"], Callable[..., "Tensor"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModule(Subject):
+    """What a function in a user's file makes; ``function`` is that function, set by a subclass."""
+
+    objectives: ClassVar[tuple[str, ...]] = ("own",)
+    brings_samples: ClassVar[bool] = True
+    function: ClassVar[Callable[[], Any]]
+
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
+        if shaping.data != "synthetic":
+            raise BadInput(
+                f"data is {shaping.data}, and {fields['model']} brings its own example; give "
+                "--data synthetic"
+            )
+        plain = super().of(shaping, **fields)
+        samples = _measured(cls, plain.model).samples
+        return dataclasses.replace(plain, data=DataFacts(samples, 1, 1, 1))
+
+    @property
+    def name(self) -> str:
+        return self.model.rpartition("/")[2]
+
+    @property
+    def size_in_words(self) -> str:
+        return "its own example"
+
+    # ---- what it is ----
+
+    def made(self) -> Made:
+        """What the function returns, checked.
+
+        Raises:
+            BadInput: it is not a module, a mapping of tensors of one length, and a function.
+        """
+        import torch
+
+        found = type(self).function()
+        way_out = "return (module, batch, loss): docs/models.md"
+        if not isinstance(found, tuple) or len(found) != 3:
+            raise BadInput(f"model {self.model}: it returned {type(found).__name__}; {way_out}")
+        module, batch, loss = found
+        tensors = isinstance(batch, Mapping) and all(map(torch.is_tensor, batch.values()))
+        right = isinstance(module, torch.nn.Module) and tensors and batch and callable(loss)
+        if not right:
+            kinds = ", ".join(type(part).__name__ for part in found)
+            raise BadInput(f"model {self.model}: it returned ({kinds}); {way_out}")
+        if len({len(tensor) if tensor.ndim else 0 for tensor in batch.values()}) != 1:
+            raise BadInput(f"model {self.model}: the tensors of its batch differ in length")
+        return found
+
+    def make(self) -> nn.Module:
+        module, _, loss = self.made()
+        _LOSSES[type(self)] = loss
+        return module
+
+    # ---- facts ----
+
+    @property
+    def survey(self) -> Survey:
+        return _measured(type(self), self.model).survey
+
+    # ---- its modules ----
+
+    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
+        return blocks_of(module)
+
+    # ---- samples, and one loss ----
+
+    def samples(self) -> dict[str, Tensor]:
+        first, *others = self.made()[1].items()
+        return {"x": first[1].cpu(), **{name: tensor.cpu() for name, tensor in others}}
+
+    def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        import torch
+
+        (_, x), *others = self.made()[1].items()
+        given = {name: tensor[:1].to(device) for name, tensor in others}
+        return x[:1].to(device), torch.zeros(1, device=device), given
+
+    def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
+        names = _measured(type(self), self.model).names
+        batch = {names[0]: x, **{name: conditions[name] for name in names[1:]}}
+        return _LOSSES[type(self)](model, batch)
+
+
+def blocks_of(module: nn.Module) -> list[Sequence[nn.Module]]:
+    """Its blocks: each outermost list of at least two modules of one class that holds a tenth of
+    the parameters; where there is none, its children, as blocks of one group."""
+    from torch import nn
+
+    lists = [(n, part) for n, part in module.named_modules() if isinstance(part, nn.ModuleList)]
+    least, found, taken = _count(module) / 10, list[Sequence[nn.Module]](), tuple[str, ...]()
+    for name, part in lists:
+        alike = len(part) > 1 and len({type(item) for item in part}) == 1
+        if alike and not name.startswith(taken) and _count(part) >= least:
+            found.append(part)
+            taken = (*taken, f"{name}.")
+    return found or [[child for child in module.children() if _count(child)]]
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+class _Measured:
+    """What the function's module and example show, on fake tensors: names, samples, the survey."""
+
+    def __init__(self, subject: OwnModule) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module, batch, loss = subject.made()
+            self.names, self.samples = tuple(batch), len(next(iter(batch.values())))
+            one = {name: tensor[:1] for name, tensor in batch.items()}
+            self.survey = survey.of(subject, module, lambda: loss(module, one))
+
+
+@functools.lru_cache(maxsize=16)
+def _measured(kind: type[OwnModule], model: str) -> _Measured:
+    return _Measured(kind(model=model, data=DataFacts(1, 1, 1, 1), objective="own"))
+
+
+_LOSSES: dict[type[OwnModule], Callable[..., Any]] = {}
+"""The loss that came with the module which is trained: it may close over its tensors."""

@@ -1,0 +1,159 @@
+"""Public models in miniature: each family of the diffusers library with two narrow layers."""
+
+from __future__ import annotations
+
+from harness.resolve import resolve
+from harness.spec import Spec
+from harness.subjects.library import presets
+
+__all__ = ["MINIATURES", "listed", "miniature"]
+
+MINIATURES = {
+    "flux-dev": (
+        "num_layers=2,num_single_layers=2,attention_head_dim=16,num_attention_heads=2,"
+        "joint_attention_dim=32,pooled_projection_dim=16,axes_dims_rope=[4,4,8],in_channels=16",
+        "64",
+        0,
+    ),
+    "chroma": (
+        "num_layers=2,num_single_layers=2,attention_head_dim=16,num_attention_heads=2,"
+        "joint_attention_dim=32,axes_dims_rope=[4,4,8],in_channels=16,approximator_hidden_dim=32,"
+        "approximator_layers=1",
+        "64",
+        0,
+    ),
+    "flux2-dev": (
+        "num_layers=2,num_single_layers=2,attention_head_dim=16,num_attention_heads=2,"
+        "joint_attention_dim=32,axes_dims_rope=[4,4,4,4],in_channels=16",
+        "64",
+        0,
+    ),
+    "sd3.5-medium": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,joint_attention_dim=32,"
+        "caption_projection_dim=32,pooled_projection_dim=16,pos_embed_max_size=16,sample_size=16,"
+        "dual_attention_layers=[0]",
+        "64",
+        0,
+    ),
+    "pixart-sigma": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,cross_attention_dim=32,"
+        "caption_channels=32,sample_size=8",
+        "64",
+        0,
+    ),
+    "dit-xl-2": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,sample_size=8,"
+        "num_embeds_ada_norm=16",
+        "64",
+        0,
+    ),
+    "wan2.1-1.3b": (
+        "num_layers=2,attention_head_dim=12,num_attention_heads=2,text_dim=16,freq_dim=32,"
+        "ffn_dim=32,in_channels=4,out_channels=4",
+        "64",
+        5,
+    ),
+    "hunyuanvideo": (
+        "num_layers=2,num_single_layers=2,num_refiner_layers=1,attention_head_dim=10,"
+        "num_attention_heads=2,text_embed_dim=16,pooled_projection_dim=8,rope_axes_dim=[2,4,4],"
+        "in_channels=4,out_channels=4",
+        "64",
+        5,
+    ),
+    "qwen-image": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,joint_attention_dim=16,"
+        "axes_dims_rope=[8,4,4],in_channels=16,out_channels=4",
+        "64",
+        0,
+    ),
+    "z-image": (
+        "n_layers=2,n_refiner_layers=1,n_heads=2,n_kv_heads=2,dim=32,cap_feat_dim=16,"
+        "axes_dims=[8,4,4],axes_lens=[256,32,32],in_channels=4",
+        "64",
+        0,
+    ),
+    "ltx-video-2b": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,cross_attention_dim=32,"
+        "caption_channels=16,in_channels=8,out_channels=8",
+        "128",
+        9,
+    ),
+    "cogvideox-5b": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,text_embed_dim=16,"
+        "time_embed_dim=8,sample_width=8,sample_height=8,sample_frames=5,max_text_seq_length=8,"
+        "in_channels=4,out_channels=4",
+        "64",
+        5,
+    ),
+    "cogview4-6b": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,text_embed_dim=16,"
+        "time_embed_dim=8,condition_dim=4,pos_embed_max_size=8,sample_size=8,in_channels=4,"
+        "out_channels=4,rope_axes_dim=[8,8]",
+        "64",
+        0,
+    ),
+    "mochi": (
+        "num_layers=2,attention_head_dim=8,num_attention_heads=2,pooled_projection_dim=16,"
+        "in_channels=4,text_embed_dim=16,time_embed_dim=4",
+        "64",
+        7,
+    ),
+    "sana-1.6b": (
+        "num_layers=2,attention_head_dim=8,num_attention_heads=2,num_cross_attention_heads=2,"
+        "cross_attention_head_dim=8,cross_attention_dim=16,caption_channels=8,sample_size=8,"
+        "in_channels=4,out_channels=4",
+        "256",
+        0,
+    ),
+    "lumina2": (
+        "hidden_size=24,num_layers=2,num_refiner_layers=1,num_attention_heads=3,num_kv_heads=1,"
+        "multiple_of=16,axes_dim_rope=[4,2,2],axes_lens=[128,128,128],cap_feat_dim=32,"
+        "in_channels=4,sample_size=8",
+        "64",
+        0,
+    ),
+    "auraflow": (
+        "num_mmdit_layers=2,num_single_dit_layers=2,attention_head_dim=16,num_attention_heads=2,"
+        "caption_projection_dim=32,joint_attention_dim=16,pos_embed_max_size=256,sample_size=8",
+        "64",
+        0,
+    ),
+}
+"""Preset -> sizes, pixels a side, frames: one of each family."""
+
+
+def miniature(name: str, recipe: str, **change: object) -> Spec:
+    """A run of the miniature of a preset."""
+    sizes, pixels, frames = MINIATURES[name]
+    family = presets.table()[name].family
+    given = dict(
+        recipe=recipe,
+        model=name,
+        set=sizes,
+        resolution=pixels,
+        frames=frames,
+        text=8 if family.text else 0,
+        data="synthetic",
+        objective=family.objectives[0],
+        global_batch=4,
+        warmup=1,
+        steps=2,
+        learning_rate=1e-3,
+    )
+    return Spec(**given | change)
+
+
+def listed() -> list[str]:
+    """The table of presets in ``docs/models.md``."""
+    lines = [
+        "| preset | elements | published | objective | usual sample |",
+        "|---|--:|--:|---|---|",
+    ]
+    for name, known in presets.table().items():
+        objective, told = known.family.objectives[0], known.parameters
+        shaped = resolve(Spec(recipe="single", model=name, data="synthetic", objective=objective))
+        exact = isinstance(told["published"], int)
+        published = "equal" if exact else f"{told['published'] / 1e9:.3g} B"
+        size = shaped.subject.size_in_words
+        lines.append(f"| `{name}` | {told['built']:,} | {published} | {objective} | {size} |")
+    return lines

@@ -1,0 +1,62 @@
+"""Each family of public models in miniature on two processes: it trains as alone, with evidence.
+
+Each runs under ZeRO-3 with checkpoints, whose hooks ask the most of a foreign module; the other
+shardings, and adapters, on one family each.
+"""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Case, launched_together
+
+from harness.resolve import resolve
+from harness.result import Status
+from strategies import parse
+from strategies.subject import PARTS
+from tests.made.publics import MINIATURES, miniature
+
+OTHERS = ("ddp", "zero2+lora", "ddp+lora+checkpoint", "zero2", "zero3+lora:targets=attention")
+RUNS = {f"{name}-0": miniature(name, "zero3+checkpoint", processes=2) for name in MINIATURES}
+RUNS |= {
+    f"{name}-1": miniature(name, recipe, processes=2)
+    for name, recipe in zip(MINIATURES, OTHERS, strict=False)
+}
+FOREIGN = {
+    "controlnet": "token_blocks",
+    "difffit": "halves",
+    "prune_structured": "halves",
+    "attend:kernel=naive": "attend",
+    "checkpoint:every=2": "chain",
+    "sgd:momentum=0.0+sparse_embedding": "label_table",
+}
+"""What is about a DiT's own parts -> the part."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    cases = {name: Case(spec) for name, spec in RUNS.items()}
+    return launched_together(cases, tmp_path_factory.mktemp("publics"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_family_trains_on_two_processes_as_it_does_alone(name, results, train_here):
+    row = results[name]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    assert [check for check in row.audit if not check.ok] == []
+    assert {part.name for part in parse(row.spec.recipe).strategies} <= set(row.evidence)
+    alone = "+".join(["single", *row.spec.recipe.split("+")[1:]])
+    run, log = train_here(miniature(row.spec.model, alone), 2)
+    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-4)
+
+
+def test_every_sharding_and_adapter_has_been_tried():
+    recipes = {spec.recipe for spec in RUNS.values()}
+    assert recipes == {"zero3+checkpoint", *OTHERS}
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_strategy_about_a_dit_s_own_parts_refuses_by_name(text):
+    words = resolve(miniature("flux-dev", f"ddp+{text}", processes=2)).refusal
+    assert (
+        f"flux-dev has no {PARTS[FOREIGN[text]]}" in words and "leave" in words
+    ) or "take" in words

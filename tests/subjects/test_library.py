@@ -1,0 +1,362 @@
+"""Public models: their facts against the library's classes, their samples, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+
+import pytest
+import torch
+
+from harness import ROOT
+from harness.resolve import resolve
+from harness.subjects import densities, kind_of, subject_of
+from harness.subjects.library import presets
+from harness.subjects.library.families import FAMILIES, REFUSED
+from harness.subjects.library.subject import Library
+from harness.subjects.named_objectives import Velocity, objective_of
+from harness.subjects.objectives import Flow
+from strategies import parse
+from strategies.base import BadInput, Slot
+from strategies.subject import DataFacts, Shaping
+from tests.made.publics import MINIATURES, listed, miniature
+
+ASKED = [
+    "flux-dev",
+    "flux-schnell",
+    "flux2-dev",
+    "chroma",
+    "sd3-medium",
+    "sd3.5-medium",
+    "sd3.5-large",
+    "pixart-alpha",
+    "pixart-sigma",
+    "wan2.1-1.3b",
+    "wan2.1-14b",
+    "wan2.2-5b",
+    "hunyuanvideo",
+    "qwen-image",
+    "z-image",
+    "ltx-video-2b",
+    "ltx-video-13b",
+    "cogvideox-2b",
+    "cogvideox-5b",
+    "cogview4-6b",
+    "sana-1.6b",
+    "auraflow",
+    "mochi",
+    "lumina2",
+    "dit-xl-2",
+]
+ANY = DataFacts(256, 4, 32, 1000)
+ROUNDED = 0.12
+"""How far a name's round number may be from the elements."""
+
+
+def public(model: str, **shaping) -> Library:
+    family = presets.find(model, shaping.get("config", ""), shaping.get("set", "")).family
+    return subject_of(model, ANY, objective=family.objectives[0], shaping=Shaping(**shaping))
+
+
+def elements(subject: Library) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in subject.make().parameters())
+
+
+# ---- facts ----
+
+
+def test_the_presets_are_those_that_people_ask_for():
+    assert set(ASKED) <= set(presets.table())
+    assert {FAMILIES[name].name for name in FAMILIES} == {
+        presets.table()[name].family.name for name in MINIATURES
+    }, "each family has a miniature"
+
+
+@pytest.mark.parametrize("name", presets.table())
+def test_a_preset_has_as_many_parameters_as_was_published(name):
+    told = presets.table()[name].parameters
+    found, published = elements(public(name)), told["published"]
+    assert found == told["built"]
+    if isinstance(published, int):
+        assert found == published
+    assert found == pytest.approx(published, rel=ROUNDED)
+
+
+def test_the_page_lists_every_preset():
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert "\n".join(listed()) in page
+
+
+def test_a_configuration_that_is_not_the_model_s_has_another_count():
+    assert elements(public("pixart-alpha", set="num_layers=27")) != elements(public("pixart-alpha"))
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_what_a_family_says_of_its_class_is_the_class_s_own(family):
+    import diffusers
+
+    signature = inspect.signature(getattr(diffusers, family.name).__init__).parameters
+    assert {key: signature[key].default for key in family.defaults} == dict(family.defaults)
+    counted = [key for key in family.depths.values() if key]
+    assert set(counted) <= set(family.defaults)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_class_whose_shapes_depend_on_values_is_refused_by_name(name):
+    import diffusers
+
+    assert hasattr(diffusers, name)
+    with pytest.raises(
+        BadInput, match=rf"diffusers:{name} cannot be trained.*--model mine.py:make"
+    ):
+        public(f"diffusers:{name}")
+
+
+# ---- by name, by configuration ----
+
+
+def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
+    import diffusers
+
+    wanted = dict(
+        num_layers=2, num_attention_heads=2, attention_head_dim=12, ffn_dim=32, text_dim=8
+    )
+    with torch.device("meta"):
+        made = diffusers.WanTransformer3DModel(**wanted)
+    made.save_config(tmp_path)
+    name = "diffusers:WanTransformer3DModel"
+    found = public(name, config=f"{tmp_path}/config.json", frames=5, resolution="64")
+    assert elements(found) == sum(p.numel() for p in made.parameters())
+    assert found.data.sample_shape == (16, 2, 8, 8) and found.samples()["text"].shape[1:] == (
+        512,
+        8,
+    )
+    deeper = public(name, config=f"{tmp_path}/config.json", set="num_layers=3")
+    assert elements(deeper) > elements(found)
+    with pytest.raises(BadInput, match="config is of a WanTransformer3DModel"):
+        public("diffusers:FluxTransformer2DModel", config=f"{tmp_path}/config.json")
+
+
+@pytest.mark.parametrize(
+    ("model", "shaping", "words"),
+    [
+        ("flux-dev", {"resolution": "1000"}, "multiples of 16 pixels, as 992"),
+        ("flux-dev", {"resolution": "big"}, "write pixels, as 1024, or HEIGHTxWIDTH"),
+        ("flux-dev", {"frames": 9}, "frames is 9; the model takes images: 1"),
+        ("wan2.1-1.3b", {"frames": 80}, r"1 \+ a multiple of 4, as 81"),
+        ("dit-xl-2", {"text": 8}, "the model reads no text"),
+        ("flux-dev", {"data": "digits"}, "give --data synthetic"),
+        ("flux-dev", {"config": "x.json"}, "has its own; leave --config out"),
+        ("flux-dev", {"set": "num_layers"}, "write KEY=VALUE"),
+        ("diffusers:FluxTransformer2DModel", {"config": "none.json"}, "cannot be read as JSON"),
+        ("diffusers:NoSuchModel", {}, "what NoSuchModel is given is not known; one of Aura"),
+        ("DiT-S/4", {"frames": 9}, "frames is 9, which model DiT-S/4 does not know"),
+        ("flux", {}, "did you mean flux-dev"),
+    ],
+)
+def test_bad_input_names_the_way_out(model, shaping, words):
+    with pytest.raises(BadInput, match=words):
+        subject_of(model, ANY, objective="flow", shaping=Shaping(**shaping))
+
+
+def test_an_unknown_setting_of_a_class_is_bad_input():
+    with pytest.raises(BadInput, match="cannot be built"), torch.device("meta"):
+        public("flux-dev", set="depth=3").make()
+
+
+def test_an_objective_that_it_is_not_trained_to_is_refused():
+    with pytest.raises(BadInput, match=r"cogvideox-5b cannot be trained to 'flow'.*velocity"):
+        subject_of("cogvideox-5b", ANY, objective="flow", shaping=Shaping())
+
+
+def test_what_decides_a_model_is_its_identity(tmp_path):
+    one = public("flux-dev")
+    others = [public("flux-dev", set="num_layers=18"), public("flux-dev", text=256)]
+    others += [public("flux-dev", resolution="512"), public("flux-schnell")]
+    assert (
+        len({s.identity for s in (one, *others)}) == 5
+        and one.identity == public("flux-dev").identity
+    )
+
+
+@pytest.mark.parametrize("name", presets.table())
+def test_a_sample_is_as_large_as_its_size_says(name):
+    subject = public(name)
+    space, facts = subject.space, subject.data
+    tokens = space.frames * space.height * space.width
+    pixels = {"packed": tokens // 4, "tokens": tokens}.get(subject.family.layout)
+    shape = facts.sample_shape
+    assert shape[0] == pixels if pixels else torch.Size(shape).numel() == facts.channels * tokens
+
+
+# ---- parameters without a gradient ----
+
+
+def test_what_gets_no_gradient_is_found_frozen_and_said(train_here):
+    spec = miniature("qwen-image", "single")
+    subject = resolve(spec).subject
+    assert len(subject.idle) == 9 and all("transformer_blocks.1" in name for name in subject.idle)
+    assert not {f"{n}.weight" for n in subject.linears} & set(subject.idle)
+    run, _ = train_here(spec, 1)
+    named = dict(run.trained.module.named_parameters())
+    still = {n for n, p in named.items() if n not in run.trained.subject.idle and not moved(run, p)}
+    assert not still, "all others are trained"
+    assert not any(named[name].requires_grad for name in subject.idle)
+    assert any("9 parameters" in note and "get no gradient" in note for note in run.notes)
+    assert resolve(miniature("flux-dev", "single")).subject.idle == ()
+
+
+def moved(run, p) -> bool:
+    state = run.trained.inner_optimizer.state.get(p, {})
+    return "exp_avg" in state and bool(state["exp_avg"].abs().sum() > 0)
+
+
+# ---- the same weights however they come ----
+
+
+def test_its_first_weights_depend_on_their_names_alone():
+    subject = resolve(miniature("lumina2", "single")).subject
+    whole = subject.build(0, "awake")
+    again = subject.build(0, "awake")
+    assert all(
+        torch.equal(p, q) for p, q in zip(whole.parameters(), again.parameters(), strict=True)
+    )
+    assert not any((p == 0).all() for p in whole.parameters()), "nothing starts at zero"
+    library = subject.make()  # as the class makes it: what is computed must be the same
+    for name, buffer in library.named_buffers():
+        assert torch.equal(buffer, whole.get_buffer(name)), name
+    rotary, wanted = whole.rope_embedder.freqs_cis, library.rope_embedder.freqs_cis
+    assert all(torch.equal(a, b) for a, b in zip(rotary, wanted, strict=True))
+
+
+# ---- objectives ----
+
+
+def test_uniform_times_are_drawn_as_ever():
+    drawn = [
+        objective_of(name).draw(torch.Generator().manual_seed(0), 8, (2,), "cpu")[0]
+        for name in ("flow", "flow:density=uniform")
+    ]
+    torch.testing.assert_close(drawn[0], 1 - drawn[1])
+    assert torch.equal(drawn[0], Flow().draw(torch.Generator().manual_seed(0), 8, (2,), "cpu")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "middle", "inner"),
+    [
+        ("density=uniform", 0.5, 0.5),
+        ("density=logit_normal", 0.5, 0.728),  # P(|z| < ln 3)
+        ("density=logit_normal,mean=1", 0.731, 0.523),
+        ("density=uniform,shift=3", 0.75, 0.4),
+        ("density=mode,scale=1.29", 0.5, None),
+    ],
+)
+def test_noise_levels_follow_their_density(text, middle, inner):
+    levels = densities.read(text).draw(torch.Generator().manual_seed(1), 40000, "cpu")
+    assert levels.min() >= 0 and levels.max() <= 1
+    assert float(levels.median()) == pytest.approx(middle, abs=0.02)
+    if inner is not None:
+        share = ((levels > 0.25) & (levels < 0.75)).float().mean()
+        assert float(share) == pytest.approx(inner, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ("flow:density=normal", "density is 'normal'; one of uniform, logit_normal, mode"),
+        ("flow:speed=2", "no parameter 'speed'"),
+        ("flow:shift=0", "both are above 0"),
+        ("flow:std=x", "write a number"),
+        ("velocity:shift=3", "takes no parameters"),
+    ],
+)
+def test_a_density_that_cannot_be_is_bad_input(objective, words):
+    with pytest.raises(BadInput, match=words):
+        densities.check(objective)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 2, 4, 4)])
+def test_a_velocity_that_is_known_costs_nothing(shape):
+    goal, chance = Velocity(), torch.Generator().manual_seed(0)
+    t_B, noise = goal.draw(chance, 3, shape, "cpu")
+    x = torch.randn((3, *shape), generator=chance)
+    axes = [1] * len(shape)
+    signal, scale = (c.view(-1, *axes) for c in goal.tables.at(t_B, "signal", "noise"))
+    assert goal.loss(lambda noisy, t: signal * noise - scale * x, x, t_B, noise).max() < 1e-10
+    assert goal.loss(lambda noisy, t: noise, x, t_B, noise).min() > 1e-4
+
+
+# ---- a module of one's own ----
+
+OWN = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.unused = nn.Linear(4, 4)
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def loss(model, batch):
+    return (model(batch["image"]) - batch["wanted"]).square().mean()
+
+def make():
+    batch = {"image": torch.randn(6, 5, 16), "wanted": torch.zeros(6, 5, 16)}
+    return Net(), batch, loss
+
+def half():
+    return Net()
+
+def uneven():
+    return Net(), {"image": torch.zeros(6, 5, 16), "wanted": torch.zeros(4, 5, 16)}, loss
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    return file
+
+
+def test_a_module_of_one_s_own_trains_with_its_own_batch_and_loss(own, train_here):
+    spec = dataclasses.replace(
+        miniature("flux-dev", "single+checkpoint"), model=f"{own}:make", objective="own", set="",
+        resolution="", text=0, learning_rate=1e-2,
+    )  # fmt: skip
+    subject = resolve(spec).subject
+    assert subject.survey.depth == 3 and len(subject.linears) == 6
+    assert subject.idle == ("unused.weight", "unused.bias") and subject.data.size == 6
+    run, log = train_here(spec, 6)
+    assert log.losses[-1] < 0.9 * log.losses[0]
+    part = parse("single+checkpoint").in_slot(Slot.RECOMPUTE)
+    assert part.evidence(run.trained)["block_forwards"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("half", "it returned Net; return"), ("uneven", "differ in length"), ("nothing", "no strat")],
+)
+def test_a_function_that_makes_something_else_is_bad_input(own, name, words):
+    with pytest.raises(BadInput, match=words):
+        resolve(dataclasses.replace(miniature("flux-dev", "single"), model=f"{own}:{name}",
+                                    objective="own", set="", resolution="", text=0))  # fmt: skip
+
+
+def test_kinds_are_told_by_their_names(own):
+    assert kind_of("flux-dev") is Library and kind_of(f"{own}:make").brings_samples
+    assert json.loads(public("flux-dev").settings) == {"guidance_embeds": True}
