@@ -19,6 +19,8 @@ __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow")
 DEVICES = ("cpu", "cuda")
+LATER = {"nodes": 1}
+"""Fields that came after results were recorded, with their defaults."""
 
 
 class SpecError(BadInput):
@@ -43,6 +45,7 @@ class Spec:
     warmup: int = _option(2, "first optimizer steps, before memory is read and time is taken")
     seed: int = _option(0, "weights, data order, noise")
     processes: int = _option(1, "data-parallel processes")
+    nodes: int = _option(1, "machines that share the processes alike")
     world: int = _option(0, "run rank 0 of so many on one process (0: no): real memory, no losses")
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's")
@@ -63,6 +66,7 @@ class Spec:
         """
         for name, low in {
             "processes": 1,
+            "nodes": 1,
             "global_batch": 1,
             "steps": 1,
             "warmup": 1,
@@ -78,6 +82,7 @@ class Spec:
                 f"world is {self.world} and processes is {self.processes}; one process stands for "
                 "all: leave --processes out"
             )
+        self._check_nodes()
         for name in ("grad_clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
@@ -93,6 +98,25 @@ class Spec:
         for name, words in known.items():
             if getattr(self, name) not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
+
+    def _check_nodes(self) -> None:
+        if self.world and self.nodes > 1:
+            raise SpecError(
+                f"world is {self.world} and nodes is {self.nodes}; one process stands for all: "
+                "leave --nodes out"
+            )
+        if self.processes % self.nodes:
+            below = self.processes // self.nodes * self.nodes
+            near = f"{below} or {below + self.nodes}" if below else str(self.nodes)
+            raise SpecError(
+                f"processes is {self.processes} and nodes is {self.nodes}: nodes share alike; "
+                f"give --processes {near}"
+            )
+
+    @property
+    def local_processes(self) -> int:
+        """Processes on each of its machines."""
+        return self.processes // self.nodes
 
     @property
     def ranks(self) -> int:
@@ -122,8 +146,11 @@ class Spec:
 
     @property
     def key(self) -> str:
-        """A stable short hash of every field: equal specs, equal key."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """A stable short hash of every field: equal specs, equal key. A field of ``LATER`` counts
+        where it is not its default, so that the folders of older results keep their names."""
+        fields = dataclasses.asdict(self).items()
+        kept = {k: v for k, v in fields if k not in LATER or v != LATER[k]}
+        text = json.dumps(kept, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def arguments(self) -> list[str]:

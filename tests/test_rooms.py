@@ -19,6 +19,7 @@ ORDER = (
     "harness.suite",
     "harness.report",
     "harness.predict",
+    "harness.nodes",
     "harness.worker",
     "harness.launch",
     "harness.system",

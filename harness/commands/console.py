@@ -27,6 +27,7 @@ __all__ = [
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.GPU_OOM}
+FAILURES |= {Status.NODE_LOST}
 COLUMNS = 100
 """Of a log file; a terminal has its own width."""
 

@@ -26,6 +26,7 @@ HEARTBEAT_SECONDS = 60.0
 """Between two lines of a run in a log file: few enough to read, often enough to show that the run
 has not hung."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
+STYLES |= {Status.NODE_LOST: "red"}
 
 
 class Progress:

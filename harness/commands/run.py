@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import suites
+from harness.commands import cluster, several, suites
 from harness.commands.console import INTERRUPTED, OK, examined, exit_code, make_console, slug
 from harness.commands.options import add_settings, seconds
 from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
+from harness.nodes.place import Place
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
+    cluster.add_arguments(several.add_arguments(parser))
+    parser.set_defaults(parser=parser)
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
     add_settings(settings, "recipe", "repeat", defaults=SUITE_S)
 
@@ -68,21 +71,51 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     name = "recipes" if options.recipes else options.suite or "default"
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
+    if options.on:
+        return cluster.run(options, out, slug(name), console)
+    place = None if options.dry_run else several.allocation(options)
+    if place and place.rank:
+        return several.followed(place, options, out)
     rows, here = AskedRows(options, given), recall(out)
     if options.device == "cuda" and not here.gpus and has_driver() and not options.dry_run:
         here = examined(console, out, set())  # nvidia-smi may be missing, or slow: torch decides
-    suite, planned = rows.planned(out, here)
+    _, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
     _enough_gpus(given, planned)
     check_out(out)
+    with several.meeting(place, options, out, console) as nodes:
+        planned, results, code = _measured(rows, planned, nodes, out, options, console)
+    if code is None and not options.no_predictions:
+        predict_measured(results, [row.resolved for row in planned], out, console)
+    show(results, load_all(out)[1], out, console)
+    if code == INTERRUPTED:
+        console.print(
+            f"interrupted after {ended(results)} of {len(planned)} runs; the same command resumes"
+        )
+    return exit_code(results) if code is None else code
+
+
+def _measured(
+    rows: AskedRows,
+    planned: Sequence[Planned],
+    nodes: Place | None,
+    out: Path,
+    options: argparse.Namespace,
+    console: Console,
+) -> tuple[list[Planned], list[Result], int | None]:
+    """The rows as planned for the machine as it is, their results, and the exit code if that is
+    decided already."""
     runnable = [row.resolved for row in planned if not row.resolved.refusal]
-    machine = examined(console, out, needed_ops(runnable))
+    ops = needed_ops(runnable)
+    machine = examined(console, out, ops)
+    if nodes:
+        device = options.device or machine.device
+        machine, _ = several.surveyed(nodes, out, machine, device, sorted(ops), console)
     suite, planned = rows.planned(out, machine)
     _sighted(suite, machine)
     for change in rows.changes:
         console.print(change, style="yellow")
-    code = None
     try:
         results = run_suite(
             suite,
@@ -92,17 +125,11 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
             progress=Progress(console),
             fresh=options.fresh,
             timeout=options.timeout,
+            start=several.starter(nodes),
         )
     except SuiteInterrupted as stop:
-        results, code = stop.results, INTERRUPTED
-    if code is None and not options.no_predictions:
-        predict_measured(results, [row.resolved for row in planned], out, console)
-    show(results, load_all(out)[1], out, console)
-    if code == INTERRUPTED:
-        console.print(
-            f"interrupted after {ended(results)} of {len(planned)} runs; the same command resumes"
-        )
-    return exit_code(results) if code is None else code
+        return planned, stop.results, INTERRUPTED
+    return planned, results, None
 
 
 def ended(results: Sequence[Result]) -> int:
@@ -127,11 +154,12 @@ class AskedRows:
     def planned(self, out: Path, machine: Machine) -> tuple[Suite, list[Planned]]:
         """The suite, and every row checked: bad input ends here, before any process starts."""
         asked = self._suite(machine)
-        suite, self.changes = matrix.on_processes(asked, self.given, gpus=len(machine.gpus))
+        gpus = len(machine.gpus) * max(1, self.given.get("nodes", 1))
+        suite, self.changes = matrix.on_processes(asked, self.given, gpus=gpus)
         specs = matrix.specs(
             suite,
             self.given,
-            gpus=len(machine.gpus),
+            gpus=gpus,
             gpu_bytes=machine.smallest_gpu_bytes,
         )
         often = self.options.noise_floor

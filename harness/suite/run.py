@@ -8,7 +8,7 @@ import datetime
 import fcntl
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,10 @@ FREE_BYTES = 64 * 2**20
 """Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change: the spec, the code and the machine are the same."""
+
+
+Start = Callable[..., Result]
+"""Runs a row, with the arguments of ``launch.run``."""
 
 
 class OutputError(OSError):
@@ -113,6 +117,7 @@ def run_suite(
     progress: Listener,
     fresh: bool = False,
     timeout: float | None = None,
+    start: Start = launch.run,
 ) -> list[Result]:
     """Run what is not finished yet; one result a row, in order, each written as it ends. A row
     that did not end well is not repeated.
@@ -120,6 +125,7 @@ def run_suite(
     Args:
         fresh: repeat finished runs too.
         timeout: seconds a run may take; None takes the suite's.
+        start: what runs a row, as ``launch.run``: on several nodes another.
 
     Raises:
         OutputError: ``out`` cannot be written, is full, or another suite is writing to it.
@@ -136,9 +142,8 @@ def run_suite(
                 if lost := _lost(row.resolved.spec, results):
                     progress.leave_out(label(row.resolved.spec), lost)
                     continue
-                results.append(
-                    _run_row(row, machine, progress, fresh, timeout or suite.timeout_seconds)
-                )
+                deadline = timeout or suite.timeout_seconds
+                results.append(_run_row(row, machine, progress, fresh, deadline, start))
         except KeyboardInterrupt:
             raise SuiteInterrupted([*results, *_interrupted_row(row, machine)]) from None
         finally:
@@ -154,7 +159,12 @@ def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
 
 
 def _run_row(
-    row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float
+    row: Planned,
+    machine: Machine,
+    progress: Listener,
+    fresh: bool,
+    timeout: float,
+    start: Start,
 ) -> Result:
     """The result of one row: kept from earlier, not run, or run now; written to its folder."""
     mark = identity(row.resolved, machine)
@@ -167,7 +177,7 @@ def _run_row(
         progress.skip(result)
     else:
         progress.begin_run(label(row.resolved.spec), timeout)
-        result = launch.run(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
+        result = start(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
         # A worker that died has not recorded its machine.
         result.environment = result.environment or seen(row.resolved.spec.device, machine)

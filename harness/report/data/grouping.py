@@ -218,11 +218,15 @@ def _labelled(rows: list[Row]) -> list[Row]:
     recipes = [row.label for row in rows]
     twice = {recipe for recipe in recipes if recipes.count(recipe) > 1}
     return [
-        dataclasses.replace(row, label=f"{row.label} x{row.spec.processes}")
+        dataclasses.replace(row, label=f"{row.label} x{_where(row.spec)}")
         if row.label in twice
         else row
         for row in rows
     ]
+
+
+def _where(spec: Spec) -> str:
+    return f"{spec.processes} on {spec.nodes} nodes" if spec.nodes > 1 else str(spec.processes)
 
 
 # ---- a row against its reference ----

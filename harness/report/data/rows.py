@@ -33,7 +33,7 @@ __all__ = [
     "same_work",
 ]
 
-FREE = ("recipe", "processes", "repeat")
+FREE = ("recipe", "processes", "nodes", "repeat")
 """Fields of a spec in which rows of one group may differ: they do the same work."""
 
 

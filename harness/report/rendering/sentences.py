@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import derive, environment_facts
+from harness.report.data import derive, environment_facts, nodes
 from harness.report.data.gpu_state import hindered
 from harness.report.data.predicted_fit import OUT_OF_MEMORY
 from harness.report.data.rows import Group, Report, Row, label
@@ -54,7 +54,8 @@ def setting(group: Group) -> str:
 
 def stamp(group: Group) -> str:
     """What these numbers are, and what they cannot be compared with."""
-    return f"{_simulated(group)} {_meter(group)}" if group.world else _meter(group)
+    parts = (_simulated(group) if group.world else "", _meter(group), nodes.between(group))
+    return " ".join(filter(None, parts))
 
 
 def _simulated(group: Group) -> str:
@@ -114,7 +115,7 @@ def warnings(group: Group) -> list[str]:
         )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
-    texts += _disturbed(group) + _hindered(group)
+    texts += _disturbed(group) + _paused(group) + _hindered(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
@@ -141,6 +142,17 @@ def _disturbed(group: Group) -> list[str]:
     return [
         "Disturbed steps, in which the machine was elsewhere: "
         f"{', '.join(marked)}. Their times are too long: measure again on a quieter machine."
+    ]
+
+
+def _paused(group: Group) -> list[str]:
+    """Rows on several nodes of which a step took far too long: the network came back."""
+    marked = nodes.paused_rows(group.rows)
+    if not marked:
+        return []
+    return [
+        f"Network paused? Steps of over {nodes.PAUSE} medians: {', '.join(marked)}. Look at the "
+        "link between the nodes, and measure again."
     ]
 
 
