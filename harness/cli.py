@@ -141,10 +141,13 @@ def _add_list(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
+    from harness.commands.several import add_arguments
+
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
     told = "results folder (default: results)"
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("results"), help=told)
+    add_arguments(parser)
 
 
 def _add_lint(commands: Any) -> None:
@@ -232,7 +235,7 @@ def _list(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from harness.commands.doctor import doctor
 
-    return doctor(options.out)
+    return doctor(options)
 
 
 def _lint(options: argparse.Namespace) -> int:

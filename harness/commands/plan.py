@@ -42,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default="DiT-XL/2", help=told)
     add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
         help="GPUs, one process each (default: 8)")  # fmt: skip
+    told = "machines that they are in, alike (default: one for each 8 GPUs)"
+    add("--nodes", type=int, metavar="N", help=told)
+    told = "results of run --nodes on such machines: their network counts (default: typical)"
+    add("--network", type=Path, metavar="DIR", help=told)
     card = parser.add_mutually_exclusive_group(required=True)
     card.add_argument("--gpu", metavar="NAME", help="a card of the table, as A100-80GB")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.commands import suites
 from harness.data.feed import check_data
-from harness.predict import cards
+from harness.predict import cards, network
 from harness.predict.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
@@ -59,6 +59,9 @@ def asked_for(options: argparse.Namespace) -> Asked:
         gpu = cards.of_size(cards.parse_bytes(options.gpu_memory))
     else:
         gpu = cards.find(options.gpu)
+    gpu = on_nodes(gpu, options.processes, options.nodes)
+    if options.network:
+        gpu = network.of_results(gpu, options.network)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -71,6 +74,21 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
+    """``gpu`` with its number on each of ``nodes``; with 8 on each where that was not said.
+
+    Raises:
+        PlanError: nodes that cannot share so many alike.
+    """
+    if nodes is None:
+        return gpu
+    if nodes < 1 or gpus % nodes:
+        near = nodes * max(1, gpus // nodes) if nodes > 0 else 1
+        way_out = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
+        raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {way_out}")
+    return dataclasses.replace(gpu, node=gpus // nodes)
 
 
 def _base(options: argparse.Namespace) -> Spec:

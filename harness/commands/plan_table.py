@@ -12,11 +12,13 @@ from rich.table import Table
 
 from harness.memory.record import Instant
 from harness.predict import verdict
+from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.units import GIB
 from harness.report.rendering.terminal import folded
+from harness.spec import Spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,8 +101,17 @@ def _setting(fits: Sequence[Fit]) -> str:
     pixels = 8 * fits[0].resolved.subject.data.input_size
     return (
         f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
-        f"{spec.processes} x {card.words}"
+        f"{spec.processes} x {card.words}{_nodes(spec, card)}"
     )
+
+
+def _nodes(spec: Spec, card: Card) -> str:
+    """On how many machines, where more than one."""
+    count = -(-spec.processes // card.node)
+    if count < 2:
+        return ""
+    speed = f"{card.network_bandwidth / 1e9:.3g} GB/s between them"
+    return f" on {count} nodes, {speed} ({card.network_told or 'typical'})"
 
 
 def _cells(fit: Fit) -> list[str]:
@@ -125,7 +136,7 @@ def gib(size: int | None) -> str:
 
 def _notes(fits: Sequence[Fit]) -> list[str]:
     notes = [
-        "GiB of one GPU; Host: of a node with up to 8. Needs: what the allocator reserves, library "
+        "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
         "workspaces, CUDA context and NCCL (these two: typical figures). Columns between: the "
         "peak instant of live tensors. Nothing here was calibrated on a GPU."
     ]

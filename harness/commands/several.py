@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from harness.commands.console import OK, make_console
 from harness.commands.options import seconds
@@ -22,12 +23,20 @@ from harness.nodes.files import Ready
 from harness.nodes.place import SILENCE_SECONDS, Each, Place, Steps
 from harness.nodes.session import Session, follow
 from harness.nodes.survey import survey
-from harness.report.data import units
 from harness.resolve import Resolved
 from harness.result import Result
 from harness.system.machine import Machine
 
-__all__ = ["add_arguments", "allocation", "followed", "meeting", "starter", "surveyed", "told"]
+__all__ = [
+    "add_arguments",
+    "allocation",
+    "followed",
+    "meeting",
+    "starter",
+    "surveyed",
+    "table",
+    "told",
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -121,6 +130,14 @@ def _start(resolved: Resolved, folder: Path, *, place: Place, **options: Any) ->
     return nodes_launch.run(resolved, folder, place=place, **options)
 
 
-def gib_of(ready: Ready) -> str:
-    """A node's memory, for a table."""
-    return units.gib(ready.memory_bytes)
+def table(ready: Sequence[Ready]) -> Table:
+    """What each node has, a line each."""
+    found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("node", "host", "address", "cores", "memory", "devices"):
+        found.add_column(name, overflow="fold")
+    for node in ready:
+        address = node.address or ", ".join(node.addresses)
+        memory = f"{node.memory_bytes / 2**30:.1f} GiB"
+        devices = ", ".join(node.devices) or node.cpu
+        found.add_row(str(node.rank), node.host, address, str(node.cores), memory, devices)
+    return found

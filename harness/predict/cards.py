@@ -25,6 +25,8 @@ COLUMNS = {
     "tf32": "tf32_tflops",
 }
 """Type of a matrix product -> column of the table."""
+NODE = 8
+"""GPUs of a machine, where nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class Card:
     ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
     ``like``: the card whose speed is assumed, where only a memory size was asked for.
+    ``node``: GPUs of one machine; more meet over the network. ``network_told``: where that one's
+    bandwidth was measured; empty: a typical figure.
     """
 
     name: str
@@ -52,6 +56,8 @@ class Card:
     hopper: bool
     host_bandwidth: float
     like: str = ""
+    node: int = NODE
+    network_told: str = ""
 
     @property
     def words(self) -> str:

@@ -22,7 +22,6 @@ COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes a second of host memory for one rank, where eight share a node's."""
 NVME_BANDWIDTH = 3e9
-NODE = 8
 OVERLAP = 0.8
 """Share of backward behind which DDP can hide its all-reduce."""
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
@@ -84,7 +83,7 @@ def _compute(w: Work, gpu: Card, tf32: bool) -> float:
 
 def _collective(w: Work, gpu: Card, processes: int) -> float:
     """Ring: every rank sends (n - 1) / n of the bytes."""
-    bandwidth = gpu.link_bandwidth if processes <= NODE else gpu.network_bandwidth
+    bandwidth = gpu.link_bandwidth if processes <= gpu.node else gpu.network_bandwidth
     return w.count * (COLLECTIVE + w.bytes * (processes - 1) / processes / bandwidth)
 
 

@@ -124,18 +124,21 @@ def test_a_suite_of_four_rows_reports_as_on_one_machine(nodes, tmp_path):
     assert tables[0] == tables[1] and len(tables[0]) == 4
 
 
-TIMED = {"place", "rank", "front", "noisy", "label"}
+COMPUTED = re.compile(
+    r"repeats|timed_steps|precision|peak|need|hosted|imbalance|param|grad|optim|ema|activ|work|beyond"
+    r"|loss|moment|update|average|parity|differs_in|sibling"
+)
+"""Columns that follow from the computation, and not from a clock or a library's heap."""
 
 
 def computed(out: Path) -> dict[str, dict]:
-    """Recipe -> the columns of its row that no clock and no library's heap is in."""
+    """Recipe -> such columns of its row in the report."""
     rows = json.loads((out / "report.json").read_text())["groups"][0]["rows"]
-    named = re.compile(r"^(peak|need|parity|parameters|gradients|optimizer|ema|activ|loss|grad)")
     return {
-        row["recipe"]: {
-            k: v
-            for k, v in {**row["numbers"], **row["versus"]}.items()
-            if named.match(k) and "metered" not in k
+        row["spec"]["recipe"]: {
+            name: value
+            for name, value in {**row["numbers"], **row["versus_reference"]}.items()
+            if COMPUTED.match(name) and "metered" not in name
         }
         for row in rows
     }
