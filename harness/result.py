@@ -278,7 +278,8 @@ class Result:
     profiler's (``harness.worker.record``), ``recordings`` the files it or the allocator's history
     left in the run's folder. ``flops_per_step`` 0: they were not counted. ``gpu_samples`` is empty
     without a GPU or nvidia-smi. ``nodes`` and ``wire`` are of runs on several machines; ``token``
-    names the launch that wrote it, so that no other launch's result is taken for it.
+    names the launch that wrote it, so that no other launch's result is taken for it. ``beside``:
+    how many rows ran at a time, each on its own GPU (0: this one alone); then no time was kept.
     """
 
     status: Status
@@ -315,6 +316,7 @@ class Result:
     nodes: list[NodeRecord] = field(default_factory=list)
     wire: Wire | None = None
     token: str = ""
+    beside: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""

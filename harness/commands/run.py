@@ -31,6 +31,7 @@ from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.again import with_reference_again
+from harness.suite.beside import places
 from harness.suite.file import Suite
 from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
+    told = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
+    add("--side-by-side", type=int, metavar="N", help=told)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     cluster.add_arguments(several.add_arguments(parser))
     parser.set_defaults(parser=parser)
@@ -116,6 +119,8 @@ def _measured(
     _sighted(suite, machine)
     for change in rows.changes:
         console.print(change, style="yellow")
+    many = options.side_by_side
+    gpus = () if many is None else places(machine, many)
     try:
         results = run_suite(
             suite,
@@ -126,6 +131,7 @@ def _measured(
             fresh=options.fresh,
             timeout=options.timeout,
             start=several.starter(nodes),
+            gpus=gpus,
         )
     except SuiteInterrupted as stop:
         return planned, stop.results, INTERRUPTED

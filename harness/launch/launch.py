@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness import ROOT, result
@@ -59,12 +60,15 @@ def run(
     on_status: OnStatus = lambda status: None,
     more: Sequence[str] = (),
     argv: Argv | None = None,
+    added: Mapping[str, str] = MappingProxyType({}),
+    stop: Callable[[], str | None] = lambda: None,
 ) -> Result:
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
     ``on_status`` gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
     second. ``more`` are words for the worker that no spec has. ``argv`` replaces the command (it
-    gets the port): tests give a worker of their own.
+    gets the port): tests give a worker of their own. ``added`` are variables that win over the
+    run's own, ``stop`` is asked now and then why it has to end (``process.run_child``).
 
     Raises:
         LaunchError: the folder cannot be written, or the launcher cannot be started.
@@ -78,7 +82,8 @@ def run(
         tree.free_stale_locks()
         port, kills, interrupt = free_port(), kernel.memory_kills(), None
         try:
-            ended = _start(argv(port), resolved, folder, timeout, on_status)
+            variables = environment(resolved) | added
+            ended = _start(argv(port), variables, folder, timeout, on_status, stop)
         except process.Interrupted as signalled:
             ended, interrupt = signalled.ended, signalled
         facts = _facts(spec, folder, ended, timeout, kernel.memory_kills().since(kills))
@@ -95,17 +100,23 @@ def run(
 
 
 def _start(
-    argv: list[str], resolved: Resolved, folder: Path, timeout: float | None, on_status: OnStatus
+    argv: list[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    timeout: float | None,
+    on_status: OnStatus,
+    stop: Callable[[], str | None],
 ) -> process.Ended:
     try:
         return process.run_child(
             argv,
             cwd=ROOT,
-            env=inherited() | environment(resolved) | own_caches(folder / COMPILED),
+            env=inherited() | variables | own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),
             finished=lambda: _finished(folder),
+            stop=stop,
             scratch=(folder / "nvme", folder / COMPILED),
         )
     except process.CannotStart as error:

@@ -136,7 +136,7 @@ def _lost(whole: Facts, nodes: Sequence[NodeFacts], silence: float) -> Outcome |
     hosts = {node.rank: node.host for node in nodes}
     for node in nodes:
         if node.end.stopped == "unreachable":
-            why = f"it could not reach node 0 ({hosts.get(0)}) for {silence:g} s"
+            why = f"it could not reach node 0 ({hosts.get(0)})"
             return _lost_outcome(whole, f"node {node.rank} ({node.host})", why)
         if node.end.stopped == "isolated":
             why = f"it could not write to the results folder for {silence / 2:g} s"

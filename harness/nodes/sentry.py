@@ -15,6 +15,8 @@ from harness.nodes.watch import BEAT_SECONDS, Progress, Signs, stop_word
 __all__ = ["Sentry", "rank_files"]
 
 PROBE_SECONDS = 5.0
+ASKING = ("silent", "peer")
+"""Reasons to end behind which a link may be that is gone."""
 
 
 def rank_files(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -81,6 +83,9 @@ class Sentry:
         if not self._away() and (self.folder / "result.json").exists():
             return None  # all is done: what lingers is ended by run_child
         word = stop_word(self._signs(), self.order.silence)
+        if word and word[0] in ASKING and self.rank:
+            self._probe()  # before it is said that all are there
+            word = ("unreachable", [0]) if self._unreachable is not None else word
         if word is None:
             return None
         self.lost = word[1]

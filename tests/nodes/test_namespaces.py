@@ -182,7 +182,7 @@ def test_the_link_is_cut(nodes, tmp_path, recipe):
     row = ended(nodes, tmp_path, children)
     assert row.status is Status.NODE_LOST, row.reason
     assert "node 1 (n2) stopped answering in phase measure, step" in row.reason
-    assert "could not reach node 0 (n1) for 12 s" in row.reason
+    assert "could not reach node 0 (n1)" in row.reason
 
 
 def test_a_rank_that_stands_still(nodes, tmp_path):

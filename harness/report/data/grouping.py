@@ -57,7 +57,7 @@ def build(
         for result, status, reason in ends
         if status is not Status.OK
     ]
-    ranked = [result for result in finished if not result.spec.recorded]
+    ranked = [r for r in finished if not r.spec.recorded and not r.beside]
     recorded = [
         result
         for result, status, _ in ends
@@ -68,6 +68,7 @@ def build(
         groups=_groups(_rows(ranked, unfinished, predictions), suite.reference),
         unfinished=unfinished,
         recorded=recorded,
+        memory_only=[result for result in finished if result.beside],
         skipped=list(skipped),
     )
 

@@ -12,6 +12,7 @@ from harness.report.data.rows import Group, Report
 from harness.report.rendering import (
     charts,
     html_parts,
+    memory_only,
     recorded,
     scatter,
     sentences,
@@ -56,6 +57,7 @@ def render(report: Report) -> str:
     for index, group in enumerate(report.groups):
         parts.append(_group(group, index, several))
     parts += [
+        memory_only.html(report),
         recorded.html(report),
         _unfinished(report),
         _skipped(report),

@@ -30,12 +30,14 @@ def summary(report: Report) -> str:
     recorded = [label(result.spec) for result in report.recorded if result.status is Status.OK]
     if recorded:
         labels["recorded"] = recorded
+    if report.memory_only:
+        labels["of memory only"] = [label(result.spec) for result in report.memory_only]
     if not measured and not labels:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in labels.items()]
     if measured:
         return f"{', '.join([f'{measured} measured', *counts])}."
-    start = "Nothing to rank" if recorded else "No run finished"
+    start = "Nothing to rank" if recorded or report.memory_only else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
 
