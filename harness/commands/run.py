@@ -85,6 +85,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     _, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
+    if options.side_by_side is not None:
+        places(here, options.side_by_side)
     _enough_gpus(given, planned)
     check_out(out)
     with several.meeting(place, options, out, console) as nodes:

@@ -1,0 +1,49 @@
+"""A plan over several machines: whose link a collective takes, and how fast that is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.commands.plan_asked import PlanError, on_nodes
+from harness.predict import network
+from harness.predict.cards import find
+from harness.predict.roofline import Work, seconds
+from harness.result import Wire
+from strategies.base import BadInput
+from tests.made.results import ok
+
+CARD = find("A100-80GB")
+SENT = [Work(phase="backward", kind="collective", dtype="", flops=0, bytes=10**9, count=1)]
+
+
+def taken(gpus: int, nodes: int | None) -> float:
+    return seconds(SENT, on_nodes(CARD, gpus, nodes), gpus).communication
+
+
+def test_gpus_of_one_machine_do_not_take_the_network():
+    near, far = (10**9 * 15 / 16 / rate for rate in (CARD.link_bandwidth, CARD.network_bandwidth))
+    assert near < 0.9 * far
+    assert taken(16, 1) == pytest.approx(near, rel=0.02)
+    assert taken(16, 2) == taken(16, None) == taken(16, 16) == pytest.approx(far, rel=0.02)
+    assert taken(4, 2) > taken(4, 1) == taken(4, None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "words"), [(16, 3, "give --gpus 15"), (8, 0, "at least 1")]
+)
+def test_nodes_that_cannot_share_alike(gpus, nodes, words):
+    with pytest.raises(PlanError, match=words):
+        on_nodes(CARD, gpus, nodes)
+
+
+def test_a_network_that_was_measured_counts(tmp_path):
+    with pytest.raises(BadInput, match="no result there has a network measured between GPUs"):
+        network.of_results(CARD, tmp_path)
+    for name, backend, speed in (("a", "nccl", 9e9), ("b", "nccl", 7e9), ("c", "gloo", 1e9)):
+        wire = Wire(backend=backend, latency_seconds=1e-5, bandwidth=speed, size_bytes=1 << 26)
+        row = dataclasses.replace(ok("ddp"), wire=wire)
+        row.write(tmp_path / "runs" / name / "result.json")
+    found = network.of_results(CARD, tmp_path)
+    assert found.network_bandwidth == 7e9 and found.network_told == str(tmp_path)
