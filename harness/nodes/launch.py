@@ -20,7 +20,7 @@ from harness.launch import launch, log, outcome, recordings
 from harness.launch.command import command, display, environment
 from harness.nodes import preflight
 from harness.nodes.files import End, Order, log_of
-from harness.nodes.launched import Launched, make_order, peak, start
+from harness.nodes.launched import END_SECONDS, Launched, make_order, peak, start
 from harness.nodes.outcome import NodeFacts, classify_nodes
 from harness.nodes.place import Place
 from harness.resolve import Resolved
@@ -31,6 +31,8 @@ from harness.system import process
 __all__ = ["abandoned", "run"]
 
 TRIES = 3
+HURRY_SECONDS = 4.0
+"""For the other nodes' last words where this process was told to end."""
 
 
 def _not_begun(resolved: Resolved, folder: Path, place: Place) -> Result:
@@ -83,7 +85,8 @@ def run(
             ended, interrupt = signalled.ended, signalled
             launched = Launched(order, here, on_status)
             launched.look()
-        ends = launched.ends()
+        # A scheduler that ends a job leaves its leader half a minute, of which cleaning took some.
+        ends = launched.ends(HURRY_SECONDS if interrupt else END_SECONDS)
         if not (left and not interrupt and _port_taken(resolved.spec, launched, ends)):
             break
     row = _row(resolved, launched, ends, ended, place)

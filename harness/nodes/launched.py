@@ -17,7 +17,7 @@ from harness.nodes.place import Place
 from harness.result import NodeRecord
 from harness.system import kernel, process
 
-__all__ = ["Launched", "make_order", "peak", "start"]
+__all__ = ["END_SECONDS", "Launched", "make_order", "peak", "start"]
 
 MARGIN_SECONDS = 300.0
 """Beyond the row's deadline, which the supervisors keep: for them to meet, to compile, to end."""
