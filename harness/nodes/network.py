@@ -7,6 +7,7 @@ nodes reach, and the interface by which the kernel goes there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import selectors
 import socket
@@ -87,9 +88,10 @@ def answers(address: str, port: int, seconds: float = CONNECT_SECONDS) -> bool:
     deadline = time.monotonic() + seconds
     with socket.socket() as way, selectors.DefaultSelector() as ready:
         way.setblocking(False)
-        way.connect_ex((address, port))
-        ready.register(way, selectors.EVENT_WRITE)
-        if not ready.select(max(0.0, deadline - time.monotonic())):
-            return False
-        error = way.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    return error in (0, 111)  # ECONNREFUSED
+        error = way.connect_ex((address, port))
+        if error == errno.EINPROGRESS:
+            ready.register(way, selectors.EVENT_WRITE)
+            if not ready.select(max(0.0, deadline - time.monotonic())):
+                return False
+            error = way.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return error in (0, errno.ECONNREFUSED)  # an interface that is down fails at once

@@ -194,11 +194,11 @@ def test_a_rank_that_stands_still(nodes, tmp_path):
 
 
 def test_an_outage_that_ends_is_flagged(nodes, tmp_path):
-    children = measuring(nodes, tmp_path, "ddp", steps=300, silence=60)
+    children = measuring(nodes, tmp_path, "ddp", steps=150, silence=60)
     nodes.link(up=False)
     time.sleep(8)
     nodes.link(up=True)
-    assert [child.wait(240) for child in children] == [0, 0], said(tmp_path)
+    assert [child.wait(400) for child in children] == [0, 0], said(tmp_path)
     ((row,), _) = load_all(tmp_path)
     assert row.status is Status.OK and paused_steps(row) >= 1
     assert max(row.ranks[0].step_seconds) > 7
