@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from harness.nodes.allocation import Allocation, find
 from harness.nodes.files import Ready
 from harness.nodes.place import SILENCE_SECONDS, Each, Place, Steps
 from harness.nodes.session import Session, follow
-from harness.nodes.survey import survey
+from harness.nodes.survey import SurveyError, survey
 from harness.resolve import Resolved
 from harness.result import Result
 from harness.system.machine import Machine
@@ -30,6 +31,7 @@ from harness.system.machine import Machine
 __all__ = [
     "add_arguments",
     "allocation",
+    "check_leader",
     "followed",
     "meeting",
     "starter",
@@ -99,11 +101,26 @@ def surveyed(
 ) -> tuple[Machine, list[Ready]]:
     """``machine`` as the least of all nodes, and what each has; the wire is said."""
     ready = survey(place, out, device, ops)
+    check_leader(socket.gethostname(), [r.host for r in ready])
     console.print(told(place, ready), highlight=False, soft_wrap=True)
     for note in place.notes:
         console.print(note, style="yellow", highlight=False, soft_wrap=True)
     others = tuple(_decisive(r) for r in ready)
     return dataclasses.replace(machine, cores=min(r.cores for r in ready), others=others), ready
+
+
+def check_leader(host: str, hosts: Sequence[str]) -> None:
+    """Whoever leads plans the rows by its own machine: a login node has other devices.
+
+    Raises:
+        SurveyError: it is none of the nodes.
+    """
+    if host not in hosts:
+        raise SurveyError(
+            f"this shell is on {host}, which is none of the nodes ({', '.join(hosts)}); start the "
+            f"same command on all of them: srun --nodes={len(hosts)} --ntasks-per-node=1 ./run.sh "
+            f"run --nodes {len(hosts)} ..., or use --on slurm"
+        )
 
 
 def _decisive(ready: Ready) -> list[Any]:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.commands.several import check_leader
 from harness.nodes import session, supervisor
 from harness.nodes.files import Beat, End, Go, Order, Ready, read, write
 from harness.nodes.preflight import disagreement, head_address, mixed, skews
 from harness.nodes.session import LeaderLost, MeetingError, Session, follow
+from harness.nodes.survey import SurveyError
 from harness.result import write_json
 
 
@@ -157,6 +159,12 @@ def test_nodes_of_several_kinds_are_mixed():
     cards = [ready(0, devices=["A"] * 2), ready(1, devices=["A", "B"])]
     assert "n1: A; n2: A, B" in mixed(cards) and mixed(cards[:1]) == ""
     assert mixed([ready(0, cpu="x"), ready(1, cpu="y")])
+
+
+def test_a_login_node_does_not_lead():
+    check_leader("n1", ["n1", "n2"])
+    with pytest.raises(SurveyError, match=r"on login, .*srun --nodes=2 --ntasks-per-node=1"):
+        check_leader("login", ["n1", "n2"])
 
 
 def test_a_clock_that_is_far_off_is_noted():
