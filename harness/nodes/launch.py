@@ -28,7 +28,7 @@ from harness.result import LaunchRecord, Result, Status
 from harness.spec import Spec
 from harness.system import process
 
-__all__ = ["abandoned", "run"]
+__all__ = ["abandoned", "node_facts", "run"]
 
 TRIES = 3
 HURRY_SECONDS = 4.0
@@ -158,7 +158,8 @@ def _finished(launched: Launched) -> Result | None:
     return found if found.token == launched.order.token else None
 
 
-def _facts(spec: Spec, launched: Launched, ends: dict[int, End | None]) -> list[NodeFacts]:
+def node_facts(spec: Spec, launched: Launched, ends: dict[int, End | None]) -> list[NodeFacts]:
+    """What each node left of a launch that is over."""
     return [
         NodeFacts(
             rank=rank,
@@ -219,7 +220,7 @@ def _whole(
 
 
 def _port_taken(spec: Spec, launched: Launched, ends: dict[int, End | None]) -> bool:
-    nodes = _facts(spec, launched, ends)
+    nodes = node_facts(spec, launched, ends)
     return _finished(launched) is None and outcome.retryable(
         outcome.Facts(
             failures=tuple(f for node in nodes for f in node.facts.failures),
@@ -245,7 +246,7 @@ def _row(
             finished.status, finished.reason = Status.VOID, f"{differ}: no comparable times"
             finished.way_out = "give it nodes of one kind"
         return finished
-    nodes = _facts(spec, launched, ends)
+    nodes = node_facts(spec, launched, ends)
     whole = _whole(spec, nodes, ended, launched.order.timeout, None)
     status, reason, way_out = _refused(launched) or classify_nodes(
         whole, nodes, place.said(launched.folder), launched.order.silence

@@ -46,7 +46,7 @@ class Launched:
         self._last = elapsed
         self.look()
         if self.go is None:
-            self._meet()
+            self.meet()
         self.on_status(self._status(elapsed))
 
     def look(self) -> None:
@@ -61,7 +61,7 @@ class Launched:
             if beat is not None:
                 self.beats[rank] = beat
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Let them begin once all are ready and alike; or say why not."""
         there = [self.ready[rank] for rank in sorted(self.ready)]
         lacking = next((r for r in there if r.lack), None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.launch.outcome import Facts
 from harness.nodes.allocation import find
-from harness.nodes.launch import _facts
+from harness.nodes.launch import node_facts
 from harness.nodes.launched import Launched, make_order, start
 from harness.nodes.outcome import classify_nodes
 from harness.nodes.place import Steps
@@ -36,7 +36,7 @@ def main() -> None:
         stopped, seen = "interrupted", Launched(order, folder, lambda status: None)
         seen.look()
     ends = seen.ends(seconds=4.0)
-    nodes = _facts(Spec(recipe="zero2", processes=2, nodes=2), seen, ends)
+    nodes = node_facts(Spec(recipe="zero2", processes=2, nodes=2), seen, ends)
     whole = Facts(
         stopped=stopped,
         failures=tuple(f for node in nodes for f in node.facts.failures),

@@ -17,7 +17,7 @@ import pytest
 from harness.launch.outcome import Facts
 from harness.nodes import preflight
 from harness.nodes.files import Order, write
-from harness.nodes.launch import _facts
+from harness.nodes.launch import node_facts
 from harness.nodes.launched import Launched
 from harness.nodes.outcome import classify_nodes
 from harness.result import Status
@@ -57,7 +57,7 @@ class Row:
             assert time.monotonic() < deadline, (self.folder / "said1.txt").read_text()
             self.seen.look()
             if self.seen.go is None:
-                self.seen._meet()
+                self.seen.meet()
             time.sleep(0.05)
 
     def stepping(self) -> bool:
@@ -69,7 +69,7 @@ class Row:
         over = [c for rank, c in enumerate(self.children) if rank != but]
         self.until(lambda: all(child.poll() is not None for child in over), SILENCE + 35)
         self.until(lambda: not self.nodes.left(), 5)
-        facts = _facts(SPEC, self.seen, self.seen.ends(seconds=0.5))
+        facts = node_facts(SPEC, self.seen, self.seen.ends(seconds=0.5))
         whole = Facts(
             failures=tuple(f for node in facts for f in node.facts.failures),
             statuses=tuple(s for node in facts for s in node.facts.statuses),

@@ -40,7 +40,7 @@ def launched(folder: Path, script: str, *, code: str = "", silence: float = 5.0)
     while any(thread.is_alive() for thread in both) and time.monotonic() < deadline:
         seen.look()
         if seen.go is None:
-            seen._meet()
+            seen.meet()
         time.sleep(0.05)
     return seen, [read(folder, End, rank, "abc") for rank in (0, 1)]
 
