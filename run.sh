@@ -4,6 +4,8 @@
 #
 #   HEADROOM_PYTHON=/path/to/python   use this Python with its own PyTorch instead of creating
 #                                     an environment (a cluster, a vendor container)
+#   HEADROOM_WHEELS=/path/to/folder   beside it: packages that it lacks, carried from elsewhere by
+#                                     `./run.sh pack` (default: wheels here, if it is there)
 #   HEADROOM_VENV=/path/to/folder     where to create the environment (default: .venv here)
 set -euo pipefail
 
@@ -13,9 +15,11 @@ venv=${HEADROOM_VENV:-$here/.venv}
 say() { printf 'headroom: %s\n' "$*" >&2; }
 die() { say "$*"; exit 2; }
 
-# The first supported Python on the PATH, the default one before others.
+# The first supported Python on the PATH, the default one before others; not the environment's own,
+# which may be half made, and goes when it is made anew.
 find_python() {
-    local name
+    local name PATH=$PATH
+    PATH=$(printf '%s' "$PATH" | tr ':' '\n' | { grep -vxF "$venv/bin" || true; } | paste -sd ':' -)
     for name in python3 python python3.13 python3.12 python3.11 python3.10; do
         if supported "$name"; then command -v "$name"; return; fi
     done
@@ -41,34 +45,142 @@ PY
 }
 
 # Creates the environment once; a changed pyproject.toml brings it up to date.
+#
+# It cannot be made beside and moved into place: an environment's scripts have its path in them. So
+# the stamp at its end is what counts, and one without it was cut short and is made anew. A folder is
+# emptied only if headroom.ours, written before anything else, says that all in it is ours.
 set_up() {
     local python stamp
     stamp=$(cksum < "$here/pyproject.toml")
-    if [ "$(cat "$venv/headroom.stamp" 2>/dev/null)" = "$stamp" ]; then return; fi
+    if stamped "$stamp"; then return; fi
     python=$(find_python)
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         die "$python cannot create environments; install its venv package (Debian: python3-venv)"
-    say "setting up $venv with $("$python" --version) (once; a few minutes)"
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    install
+    claim
+    exec 9>>"$venv/headroom.lock"
+    lock "$python"
+    if stamped "$stamp"; then exec 9>&-; return; fi  # by who held the lock
+    trap cut_short EXIT
+    if [ "$(cat "$venv/headroom.installed" 2>/dev/null)" != "$stamp" ]; then
+        begin "$python"
+        install
+        printf '%s' "$stamp" > "$venv/headroom.installed"
+    fi
+    rm -rf "$venv/torch_extensions"  # half of an op, and its lock, that an earlier set-up left
     say "compiling DeepSpeed's ops"
-    # What cannot be compiled here is told later, by the rows that need it and by doctor.
-    (cd "$here" && timeout 1800 "$venv/bin/python" -m harness.system.probe --build shm_comm cpu_adam async_io) \
+    # What cannot be compiled here is told later, by the rows that need it and by doctor. In the
+    # foreground: else Ctrl-C would not reach it.
+    (cd "$here" && timeout --foreground 1800 "$venv/bin/python" -m harness.system.probe --build shm_comm cpu_adam async_io) \
         >/dev/null 2>&1 || say "some did not compile; ./run.sh doctor says which"
-    printf '%s' "$stamp" > "$venv/headroom.stamp"
+    printf '%s' "$stamp" > "$venv/headroom.stamp.new"
+    mv "$venv/headroom.stamp.new" "$venv/headroom.stamp"
+    trap - EXIT
+    exec 9>&-
     say "ready"
 }
+
+stamped() { [ "$(cat "$venv/headroom.stamp" 2>/dev/null)" = "$1" ]; }
+
+# The folder of the environment, with a sign in it that what follows there is ours.
+claim() {
+    local other="name another folder (HEADROOM_VENV=/path/to/folder), or a Python that has its own PyTorch (HEADROOM_PYTHON=/path/to/python)"
+    if ! { mkdir -p "$venv" && [ -w "$venv" ]; } 2>/dev/null; then
+        die "cannot write to $venv; $other"
+    fi
+    if [ -z "$(ls -A "$venv")" ]; then
+        : > "$venv/headroom.ours" || die "cannot write to $venv: is its disk full?"
+    elif [ ! -e "$venv/headroom.ours" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
+        die "$venv is no environment, and not empty; $other"
+    fi
+}
+
+# Two set-ups of one folder follow one another. Held as long as the descriptor is open, also by a
+# pip that outlives a killed run.sh: two of those would write into each other.
+lock() {
+    local code=0
+    "$1" -c "$LOCK" wait_not || code=$?
+    if [ "$code" = 75 ]; then
+        say "another set-up of $venv is going on; waiting for it"
+        code=0
+        "$1" -c "$LOCK" 2>/dev/null || code=$?
+    fi
+    if [ "$code" = 1 ]; then say "$venv cannot be locked; going on without a lock"; fi
+}
+LOCK='import errno, fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | (fcntl.LOCK_NB if sys.argv[1:] else 0))
+except OSError as error:
+    sys.exit(75 if error.errno in (errno.EAGAIN, errno.EACCES) else 1)'
+
+# An environment to install into: what there is of one that is ours and was not finished goes.
+begin() {
+    if [ -e "$venv/headroom.stamp" ]; then
+        # From here on it is neither the old one nor the new.
+        rm -f "$venv/headroom.installed" "$venv/headroom.stamp"
+    elif [ -e "$venv/headroom.ours" ] && [ -e "$venv/pyvenv.cfg" ]; then
+        say "an earlier set-up of $venv was cut short; making it anew"
+        find "$venv/" -mindepth 1 -maxdepth 1 -not -name 'headroom.*' -not -name pyvenv.cfg -exec rm -rf {} +
+        rm "$venv/pyvenv.cfg"
+    fi
+    say "setting up $venv with $("$1" --version) (once; a few minutes)"
+    # Also where there is one: that gives an environment without pip its pip.
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then "$1" -m venv "$venv"; fi
+}
+
+# Why a set-up ended, as far as it shows; runs at any exit before its end.
+cut_short() {
+    local folder free
+    for folder in "$venv" "${TMPDIR:-/tmp}"; do
+        free=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print int($4 / 1024) }')
+        if [ "${free:-$ROOM_MIB}" -lt "$ROOM_MIB" ]; then
+            say "the disk of $folder has $free MiB free; the environment takes up to $ENVIRONMENT_GIB GiB"
+        fi
+    done
+    say "the set-up did not end; if pip said why, it is above. The same command mends it (what was downloaded is kept by pip)"
+}
+ROOM_MIB=1024
+ENVIRONMENT_GIB=8
 
 install() {
     local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
     # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
-    say "installing torch"
-    pins "" | grep '^torch==' | xargs "${pip[@]}"
+    # The pinned one, or the build of it that this machine's driver can run.
+    local torch
+    torch=$(cd "$here" && "$venv/bin/python" -m harness.system.wheels "$(pins "" | grep '^torch==')")
+    say "installing $torch"
+    "${pip[@]}" "$torch"
     "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
     say "installing accelerate, deepspeed and the rest"
-    { pins ""; pins recipes; pins test; } > "$venv/requirements.txt"
+    { printf '%s\n' "$torch"; pins "" | grep -v '^torch=='; pins recipes; pins test; } \
+        > "$venv/requirements.txt"
     # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
     DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
+}
+
+# Where DeepSpeed's ops are compiled: they belong to one environment (two that share a cache rebuild
+# them in turns), and lie in it, unless it is another user's or may only be read.
+ops_folder() {
+    local inside=$venv/torch_extensions
+    if [ ! -e "$venv" ] || [ -w "$inside" ] || { [ ! -e "$inside" ] && [ -w "$venv" ]; }; then
+        printf '%s' "$inside"
+    else
+        printf '%s' "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/headroom/ops-$(printf '%s' "$venv" | cksum | cut -d ' ' -f 1)"
+    fi
+}
+
+# What reports and comparisons need of a Python; they need no torch.
+check_reader() {
+    supported "$1" || die "HEADROOM_PYTHON=$1 is no working Python 3.10 to 3.13"
+    "$1" - <<'PY' || exit 2
+import importlib.util, sys
+needed = {"numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
+missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
+if missing:
+    print(f"headroom: {sys.executable} lacks: {', '.join(missing)}, which reports need\n"
+          f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
+          file=sys.stderr)
+sys.exit(bool(missing))
+PY
 }
 
 # A Python of the user's own: say what it lacks instead of changing it.
@@ -82,7 +194,8 @@ needed = {"torch": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed"
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
 hard = [name for name in missing if name not in ("deepspeed", "scikit-learn", "ninja", "transformers")]
 if missing:
-    print(f"headroom: {sys.executable} lacks: {', '.join(missing)}\n"
+    print(f"headroom: {sys.executable} lacks: {', '.join(missing)} (without network access: "
+          "./run.sh pack, docs/your-machine.md)\n"
           f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
           file=sys.stderr)
 if missing and not hard:
@@ -94,11 +207,18 @@ PY
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
-    [ "${1:-}" = report ] || check_own "$python"
+    wheels=${HEADROOM_WHEELS:-$here/wheels}
+    if [ -n "${HEADROOM_WHEELS:-}" ] || [ -d "$wheels" ]; then
+        wheels=$(realpath -m "$wheels")
+        carried=$(cd "$here" && "$python" -m harness.system.carried "$wheels") || exit 2
+        if [ -n "$carried" ]; then
+            export PYTHONPATH="$carried${PYTHONPATH:+:$PYTHONPATH}" PATH="$carried/bin:$PATH"
+        fi
+    fi
+    if [[ ${1:-} =~ ^(report|compare)$ ]]; then check_reader "$python"; else check_own "$python"; fi
 else
     python=$venv/bin/python
-    # Compiled ops belong to one environment: two that share a cache rebuild them in turns.
-    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$venv/torch_extensions}
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$(ops_folder)}
 fi
 # ninja and accelerate of this environment before the system's.
 export PATH="$(dirname "$python"):$PATH"

@@ -1,19 +1,20 @@
 """The command line: run (the default) and every other command of ``./run.sh --help``.
 
-Exit codes: 0 all rows that could run are ok; 1 a row failed; 2 bad input; 130 interrupted.
+Exit codes: 0 all rows that could run are ok; 1 a row failed, or what was asked for could not be
+written; 2 bad input; 130 interrupted.
 Imports stay inside the commands: bad input is answered before anything heavy is loaded.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.commands.options import overrides
+from harness.commands.options import folder_name, overrides
+from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
 
 __all__ = ["main"]
@@ -29,20 +30,32 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(BAD)
 
 
+LONG = ("run", "train", "max-batch", "controls", "anatomy")
+"""Commands whose work outlasts who reads of it: that their output ended is said."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; what goes wrong is said in one line. Returns the
     exit code."""
+    open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["run", *words]
+    with lasting_streams(warns=words[0] in LONG) as out, Ending() as ending:
+        code = _act(words, ending)
+    if out.failed:
+        print(f"standard output is incomplete: {out.failed}", file=sys.stderr)
+        return code or FAILED
+    return code
+
+
+def _act(words: Sequence[str], ending: Ending) -> int:
     options = _parser().parse_args(words)
+    options.ending = ending
     try:
         return options.act(options)
     except BadInput as error:
         return _bad(error)
-    except BrokenPipeError:  # the reader of a pipe has seen enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     except OSError as error:
         if not isinstance(error, _own_errors()):
             raise
@@ -75,11 +88,20 @@ def _parser() -> argparse.ArgumentParser:
         "with the suite default. Read on: README.md.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    adders = (_add_run, _add_plan, _add_report, _add_compare, _add_list, _add_doctor)
-    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_test)
-    for add in (*adders, *rest):
+    adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
+    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_calibrate)
+    for add in (*adders, _add_pack, *rest, _add_test):
         add(commands)
+    for command in commands.choices.values():
+        _say_defaults(command)
     return parser
+
+
+def _say_defaults(command: argparse.ArgumentParser) -> None:
+    """A flag's default is the same for all."""
+    for action in command._actions:
+        if action.nargs == 0 and action.dest != "help" and "default" not in (action.help or ""):
+            action.help = f"{action.help} (default: no)"
 
 
 def _add(
@@ -118,19 +140,27 @@ def _add_plan(commands: Any) -> None:
     add_arguments(_add(commands, "plan", _plan, text, example, "docs/plan.md"))
 
 
+def _add_export(commands: Any) -> None:
+    from harness.commands.export import add_arguments
+
+    example = "./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home"
+    text = "write a recipe's files, lines and options for your own trainer"
+    add_arguments(_add(commands, "export", _export, text, example, "docs/export.md"))
+
+
 def _add_report(commands: Any) -> None:
     example = "./run.sh report results/default"
     text = "make the report again from results alone; needs no torch"
     parser = _add(commands, "report", _report, text, example, "docs/reading-a-report.md")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a results folder")
+    parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
 
 
 def _add_compare(commands: Any) -> None:
     example = "./run.sh compare results/before results/after"
     text = "compare two result sets: what changed beyond the noise"
     parser = _add(commands, "compare", _compare, text, example, "docs/reading-a-report.md")
-    parser.add_argument("old", type=Path, metavar="DIR", help="results before")
-    parser.add_argument("new", type=Path, metavar="DIR", help="results after")
+    parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
+    parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
 
 
 def _add_list(commands: Any) -> None:
@@ -145,9 +175,20 @@ def _add_doctor(commands: Any) -> None:
 
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
-    told = "results folder (default: results)"
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("results"), help=told)
+    add, told = parser.add_argument, "results folder (default: results)"
+    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
+    told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
+    add("--data", metavar="DATA", help=told)
     add_arguments(parser)
+
+
+def _add_pack(commands: Any) -> None:
+    from harness.commands.pack import add_arguments
+
+    text = "pack what a machine without network access needs, as a folder of wheels"
+    example = "./run.sh pack --python 3.12 --torch 2.11.0+cu126 --has numpy pillow"
+    page = "docs/your-machine.md"
+    add_arguments(_add(commands, "pack", _pack, text, example, page))
 
 
 def _add_lint(commands: Any) -> None:
@@ -190,6 +231,18 @@ def _add_controls(commands: Any) -> None:
     add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
 
 
+def _add_calibrate(commands: Any) -> None:
+    from harness.commands.calibrate import add_arguments
+
+    example = (
+        "./run.sh calibrate --minutes 20\n"
+        "  ./run.sh calibrate --part check --part memory --part story --dry-run"
+    )
+    text = "measure what predictions assume of this machine, and keep it for them"
+    page = "docs/calibrate.md"
+    add_arguments(_add(commands, "calibrate", _calibrate, text, example, page))
+
+
 def _add_test(commands: Any) -> None:
     text = "set up and pass the tests"
     _add(commands, "test", _test, text, "./run.sh test", "docs/adding/README.md")
@@ -208,6 +261,12 @@ def _plan(options: argparse.Namespace) -> int:
     from harness.commands.plan import plan
 
     return plan(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from harness.commands.export import export
+
+    return export(options, overrides(options))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -232,10 +291,16 @@ def _list(options: argparse.Namespace) -> int:
     return OK
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    from harness.commands.doctor import doctor
+def _pack(options: argparse.Namespace) -> int:
+    from harness.commands.pack import pack
 
-    return doctor(options)
+    return pack(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from harness.commands.doctor import doctor, look_at_data
+
+    return look_at_data(options.data) if options.data else doctor(options)
 
 
 def _lint(options: argparse.Namespace) -> int:
@@ -266,6 +331,12 @@ def _controls(options: argparse.Namespace) -> int:
     from harness.commands.controls import controls
 
     return controls(options, overrides(options))
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from harness.commands.calibrate import calibrate
+
+    return calibrate(options)
 
 
 def _test(options: argparse.Namespace) -> int:

@@ -35,12 +35,15 @@ __all__ = [
     "StepUsage",
     "Wire",
     "build",
+    "deeper_than",
     "load",
     "load_all",
     "write_json",
 ]
 
 SCHEMA = 1
+DEEPEST = 40
+"""Levels of lists and mappings that a file may nest; a result has some ten."""
 
 
 class Status(str, Enum):
@@ -213,7 +216,8 @@ class GpuSample:
 
 @dataclass(kw_only=True)
 class LaunchRecord:
-    """What the launching process saw: nothing of it is needed to read the measurements."""
+    """What the launching process saw. ``others``: processes of another Headroom that were at work
+    on the machine meanwhile; of the rest nothing is needed to read the measurements."""
 
     exit_code: int | None
     wall_seconds: float
@@ -221,6 +225,7 @@ class LaunchRecord:
     tree_processes: int | None = None
     killed: bool = False
     port: int | None = None
+    others: list[int] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -365,6 +370,10 @@ def load(path: Path) -> Result:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadResult(f"{path}: unreadable as JSON ({error})") from None
+    except RecursionError:
+        raise BadResult(f"{path}: unreadable as JSON (nested too deep)") from None
+    if deeper_than(DEEPEST, data):
+        raise BadResult(f"{path}: nested deeper than {DEEPEST} levels: no result is")
     if not isinstance(data, dict) or "schema" not in data or "spec" not in data:
         raise BadResult(f"{path}: not a result file (no schema or spec)")
     if data["schema"] != SCHEMA:
@@ -373,6 +382,20 @@ def load(path: Path) -> Result:
         return build(Result, data, "result")
     except (TypeError, ValueError, KeyError) as error:
         raise BadResult(f"{path}: {error}") from None
+
+
+def deeper_than(levels: int, data: Any) -> bool:
+    """Whether lists and mappings in ``data`` nest deeper; by a list of its own, not by recursion,
+    which such data would exhaust here or in whoever walks it next."""
+    waiting = [(data, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, (dict, list)):
+            if depth > levels:
+                return True
+            inner = value.values() if isinstance(value, dict) else value
+            waiting += [(item, depth + 1) for item in inner if isinstance(item, (dict, list))]
+    return False
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:

@@ -19,6 +19,8 @@ __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow")
 DEVICES = ("cpu", "cuda")
+LARGEST_SEED = 2**63 - 1
+"""That every generator takes."""
 LATER = {"nodes": 1}
 """Fields that came after results were recorded, with their defaults."""
 
@@ -75,6 +77,8 @@ class Spec:
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
+        if self.seed > LARGEST_SEED:
+            raise SpecError(f"seed is {self.seed}; give --seed at most {LARGEST_SEED} (2^63 - 1)")
         if self.world < 0 or self.world == 1:
             raise SpecError(f"world is {self.world}; give --world at least 2, or leave it out")
         if self.world and self.processes != 1:

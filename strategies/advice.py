@@ -13,6 +13,8 @@ LIGHTER = {
     "zero2": ("zero3", "zero2_offload"),
     "zero2_offload": ("zero3_offload",),
     "zero3": ("zero3_offload",),
+    "fsdp2": ("fsdp2_offload", "zero3_offload"),
+    "hsdp": ("fsdp2", "fsdp2_offload"),
 }
 """Sharding -> what holds less on a GPU, the faster first."""
 ALONE = ("zero2_offload", "zero3_offload")

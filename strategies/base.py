@@ -51,6 +51,7 @@ TRAITS = {
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "compiled": "the blocks run as compiled graphs",
+    "compiled_whole": "the whole model is one compiled graph",
     "half_compute": "matrix products take operands of 16 bits",
     "pure_bf16": "weights, gradients and the optimizer's weights are bfloat16, with no master",
     "moves_activations": "what is kept for backward leaves the device",
@@ -73,6 +74,9 @@ TRAITS = {
     "flat_weights": "the optimizer updates flat pieces, in which parameters have no shape",
     "float_master": "16-bit weights have a float32 master, which the optimizer updates",
     "split_parameters": "parameters are whole only while they are used",
+    "dtensor_weights": "parameters, gradients and the optimizer's state are DTensors: rows of each",
+    "grouped_gradients": "a block's gradients arrive together, in one tensor",
+    "host_weights": "weights, gradients and optimizer state wait in host memory",
     "host_optimizer": "the optimizer's state is kept, and stepped, outside the device",
     "swapped_weights": "the optimizer's weights are read into memory one piece at a time",
     "own_step": "the engine takes the optimizer's step by itself, behind its backward",
@@ -88,7 +92,7 @@ ALTERS = {
     "update": "the optimizer writes something else than AdamW would",
 }
 """What a strategy may alter by design -> meaning. From it follows how far a row's first step, or
-all of its steps, may be from the reference's (``harness.report.data.parity``)."""
+all of its steps, may be from the reference's (``harness.report.figures.parity``)."""
 
 
 class Parity(Enum):
@@ -169,6 +173,14 @@ class Attachment(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave on a rank of the same number."""
 
+    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
+        """Restore it from what all ranks of another number gave; ``pieces`` are the fragments of
+        the parameters that each of those ranks had (``strategies.engine.Fragment``).
+
+        Raises:
+            BadInput: it cannot be cut anew.
+        """
+
 
 class Watcher:
     """An attachment that holds no tensors and has nothing to resume; a base for those."""
@@ -198,3 +210,11 @@ class Watcher:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to restore."""
+
+    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
+        """Nothing to restore; refused where a subclass keeps something."""
+        if any(states):
+            raise BadInput(
+                f"what {type(self).__name__} keeps is of {len(states)} processes, and cannot be "
+                f"cut anew; resume with --processes {len(states)}"
+            )

@@ -21,7 +21,7 @@ and step with ``imitation`` in place of what needs real ranks or devices (``harn
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -30,6 +30,7 @@ from strategies.base import Attachment, Settings
 from strategies.evidence.observed import Observed
 from strategies.evidence.stored import stored, tensors
 from strategies.launch_file import LaunchFile
+from strategies.settled import Settled
 from strategies.sizes import Sizes
 from strategies.subject import Subject
 
@@ -136,13 +137,14 @@ class Maker(NamedTuple):
     """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
     (``harness.memory.categories``; empty: as elsewhere) if the step is in one of ``phases``; empty
     means in any. ``place``, "device" or "host": where that is kept; empty: where what it is made of
-    is kept."""
+    is kept. ``pinned``: on a GPU that host memory is pinned."""
 
     owner: Any
     method: str
     category: str
     phases: tuple[str, ...] = ()
     place: str = ""
+    pinned: bool = False
 
 
 class Told(NamedTuple):
@@ -172,6 +174,10 @@ class Books(Protocol):
         """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
         ``op`` (a name for the reader). Call the result to record that they are freed."""
 
+    def pin(self, tensor: Any, pinned: bool = True) -> None:
+        """Count a tensor in host memory as what it takes where it is ``pinned``
+        (``strategies.sizes.pinned_block``), or, False, as its bytes after all."""
+
     def tag(self, category: str, tensors: Iterable[Any]) -> None:
         """Give tensors that live now their category, where they have none."""
 
@@ -196,6 +202,11 @@ class Imitation:
     shapes_in: ClassVar[tuple[str, ...]] = ()
     """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
     counted as the GPU's, whose tensors are on ``meta`` here as well."""
+
+    def beside(self, launch: Launch) -> frozenset[str]:
+        """The phases of a step in which collectives run beside the computation; those that the
+        imitation itself records (``Books.work``) are not meant."""
+        return frozenset()
 
     def environment(self, launch: Launch) -> dict[str, str]:
         """Variables that accelerate's launcher would add to a rank's environment for this engine;
@@ -236,6 +247,8 @@ class Engine:
     modules: ClassVar[tuple[str, ...]] = ()
     buckets: ClassVar[str] = "workspace"
     host_adamw_class: ClassVar[str] = ""
+    resumes_on_any: ClassVar[bool] = False
+    """Whether what it saved on so many processes can be loaded on another number of them."""
 
     file: LaunchFile
 
@@ -251,6 +264,20 @@ class Engine:
         return cls(file)
 
     # ---- facts of the launch file ----
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What a recipe may choose beside the launch file, as in ``fsdp2:reshard=off``: the name of
+        a parameter -> what the file gives. They become fields of the sharding strategy."""
+        return {}
+
+    def chosen(self, choices: Mapping[str, Any]) -> Engine:
+        """The engine with these values of ``choices``; in a recipe they are text, or numbers.
+
+        Raises:
+            ValueError: a value out of range: names it and the way out.
+        """
+        return self
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -299,6 +326,28 @@ class Engine:
         as notes. ``sizes`` are the model's, None where they are not known without torch."""
         return []
 
+    def settled(
+        self,
+        launch: Launch,
+        work: Callable[[Path], Workload],
+        mixed_precision: str,
+        configure: Callable[[Any], None],
+        folder: Path,
+    ) -> Settled:
+        """The launch file with every number in place, for use without Headroom: what ``configure``
+        and accelerate settle in a run. An engine whose launch file names others gives them too.
+
+        Args:
+            work: makes the workload, given a folder to swap to; sizes of an edited model cost a
+                process of their own, so it is called only where they are needed.
+            mixed_precision: accelerate's word: no, bf16 or fp16.
+            configure: the precision strategy's ``configure``, to be given what stands for the
+                ``Accelerator``.
+            folder: where the files will lie.
+        """
+        own = {"num_processes": launch.processes, "mixed_precision": mixed_precision}
+        return Settled({**self.file.content, **own})
+
     # ---- set-up ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
@@ -316,20 +365,25 @@ class Engine:
         the engine has the trait "host_optimizer", and must be given there."""
         raise NotImplementedError
 
-    def fill(self, accelerator: Any, module: Any, draw: Draw) -> None:
+    def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         """Give the edited model its first weights where they will live, one parameter after the
         other (``strategies.initial``). Called after ``configure``; where the model was built whole
-        nothing waits, and there is nothing to do. By default on the accelerator's device."""
+        nothing waits, and it is not called. By default on the accelerator's device. ``blocks`` are
+        the model's, in the order in which they run."""
         from strategies import initial
 
         initial.fill(module, draw, accelerator.device)
 
     def prepare(
-        self, accelerator: Any, module: Any, make_optimizer: Callable[[list[Any]], Any]
+        self,
+        accelerator: Any,
+        module: Any,
+        make_optimizer: Callable[[list[Any]], Any],
+        blocks: Sequence[Any],
     ) -> tuple[Any, Any]:
         """The model and the optimizer as they are trained (``Trained.model`` and ``optimizer``).
 
-        ``module`` is the edited model as ``fill`` left it, in train mode.
+        ``module`` is the edited model as ``fill`` left it, in train mode, ``blocks`` are its own.
         ``make_optimizer(params)`` makes the recipe's optimizer; call it once, with the trained
         parameters as the optimizer will step them: before accelerate's own prepare here, but after
         the model is sharded where sharding replaces its parameters. ``module`` must stay the bare
@@ -437,11 +491,22 @@ class Engine:
         asked for. The average of the weights follows these after each step."""
         yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
 
-    def fragments(self, trained: Trained) -> Iterator[Fragment]:
+    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
+        """What the optimizer keeps of one of the ``shards``, as this rank has it; empty where it
+        keeps nothing."""
+        return trained.inner_optimizer.state.get(shard, {})
+
+    def receivers(self, trained: Trained) -> Sequence[torch.Tensor]:
+        """The leaves at which autograd's gradients arrive on this rank: a trace that watches them
+        knows what is a gradient from its first moment on."""
+        return [p for p in trained.module.parameters() if p.requires_grad]
+
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         """Where this rank's share of each trained parameter lies in its ``shards``. Over all ranks
-        each element occurs once: where all hold everything, only the main process yields. The
-        averaged weights are put together from these at the end of a training."""
-        if trained.accelerator.is_main_process:
+        each element occurs once: where all hold everything, only the main process yields;
+        ``copies``: also on ranks whose share another has as well. The averaged weights are put
+        together from these at the end of a training."""
+        if copies or trained.accelerator.is_main_process:
             named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
             for index, (name, p) in enumerate(named):
                 yield Fragment(name, index, 0, p.numel(), 0)

@@ -81,6 +81,7 @@ class Recipe:
         launch = self.sharding.launch(device, processes, subject)
         return dataclasses.replace(
             launch,
+            engine=launch.engine.chosen(self.sharding.choices),
             accumulation=self.accumulation,
             clips=clips,
             simulated=simulated,

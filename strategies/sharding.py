@@ -1,7 +1,8 @@
 """Sharding: who holds which parameters, gradients and optimizer state. Its launch file says so.
 
 A sharding strategy *is* its file in ``launch_configs/``, which names an engine
-(``strategies.engines``). Adding one adds a YAML (and what it names), no Python.
+(``strategies.engines``). Adding one adds a YAML (and what it names), no Python. What an engine lets
+a recipe choose beside its file (``Engine.choices``) are the strategy's parameters.
 
 ``NAME.yaml`` serves every device; where ``NAME.cpu.yaml`` lies beside it, that one serves
 machines without a GPU (accelerate's GPU launch types silently train unconnected models there).
@@ -9,7 +10,7 @@ machines without a GPU (accelerate's GPU launch types silently train unconnected
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +51,15 @@ class Sharding(Strategy):
             traits=engine.traits,
         )
 
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The recipe's values of ``Engine.choices``."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __post_init__(self) -> None:
+        if self.choices:
+            self.engine("cuda").chosen(self.choices)
+
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return launch.engine.needs
 
@@ -83,6 +93,9 @@ def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
             continue
         engine = engines.of_file(path)
         members = {"name": path.stem, "folder": folder, "__doc__": engine.file.title}
-        members |= {"source": engine.file.source, "needs": engine.needs}
-        kinds[path.stem] = type(path.stem, (Sharding,), {**members, "__module__": __name__})
+        members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}
+        given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
+        kinds[path.stem] = make_dataclass(
+            path.stem, given, bases=(Sharding,), namespace=members, frozen=True, kw_only=True
+        )
     return kinds

@@ -1,10 +1,10 @@
-"""What the sizes of an engine's buffers follow from."""
+"""What the sizes of an engine's buffers follow from, and what an allocator makes of a size."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Sizes"]
+__all__ = ["Sizes", "pinned_block"]
 
 
 class Sizes(NamedTuple):
@@ -17,3 +17,11 @@ class Sizes(NamedTuple):
     tensor: int
     bias: int
     weights: tuple[int, ...] = ()
+
+
+def pinned_block(size: int) -> int:
+    """Bytes of pinned host memory that torch takes for ``size`` bytes: the next power of two.
+
+    Source: torch 2.13, ATen/core/CachingHostAllocator.h (allocate), with the default settings.
+    """
+    return 1 << (size - 1).bit_length() if size else 0

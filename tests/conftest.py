@@ -154,6 +154,12 @@ def living() -> list:
     return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
 
 
+@pytest.fixture(autouse=True)
+def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured of the machine that tests run on changes no prediction of theirs."""
+    monkeypatch.setattr("harness.calibration.store.OWN", Path("no calibrations"))
+
+
 @pytest.fixture
 def train_here() -> Iterator[Callable]:
     """Prepare a spec in this process and take steps: ``train_here(spec, steps) -> (Run, Log)``."""

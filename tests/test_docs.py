@@ -16,8 +16,8 @@ import pytest
 
 from harness.commands import listing, train
 from harness.report import Report, build, read_suite, stories
-from harness.report.data import parity
 from harness.report.data.lookup import Rows
+from harness.report.figures import parity
 from harness.report.rendering import explanations, markdown
 from harness.report.rendering.markdown_parts import table_lines
 from harness.report.stories.claim_sweeps import PLAIN, swept

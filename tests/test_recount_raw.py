@@ -113,6 +113,28 @@ def test_a_prediction_that_is_changed_is_found(folder):
     assert any("the errors of predictions" in fault for fault in faults)
 
 
+def results_of(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.glob("runs/*/result.json")]
+
+
+@pytest.mark.parametrize("name", ["peak_bytes", "beyond_state_bytes", "step_seconds", "verdict"])
+def test_a_forecast_that_is_changed_is_found(tmp_path, name):
+    """Each number that the column of the trained size is made of, of one row."""
+    (claims,) = [folder for folder in SETS if (folder / "forecast.json").exists()]
+    for file in ("forecast.json", "suite.json", "claims.md", *results_of(claims)):
+        target = tmp_path / claims.name / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(claims / file, target)
+    assert list(house.set_faults(tmp_path / claims.name)) == []
+    path = tmp_path / claims.name / "forecast.json"
+    data = json.loads(path.read_text())
+    rows = [r for r in data["rows"] if r["spec"]["recipe"] == "single+bf16"]
+    (row,) = [r for r in rows if r["spec"]["global_batch"] == 96]
+    row[name] = "no" if name == "verdict" else int(1.2 * row[name]) + 1
+    path.write_text(json.dumps(data))
+    assert any("Predicted" in f or "At DiT" in f for f in house.set_faults(path.parent))
+
+
 # ---- what the sets measured here may not have: by changed copies of those made by hand ----
 
 

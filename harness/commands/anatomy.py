@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,17 @@ from typing import Any
 from rich.text import Text
 
 from harness import ROOT
+from harness.calibration.record import Ceilings
+from harness.calibration.store import Applied
 from harness.commands import one_row
-from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import add_settings, seconds
+from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
+from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.memory.portrait import load
+from harness.memory.portrait import Portrait, load
+from harness.predict import calibrated
 from harness.report.anatomy import files, page
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
@@ -41,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``anatomy``."""
     parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add("--out", type=folder_name, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
     usual = {**BRIEF, **dict.fromkeys(FROM_SUITE, "as in the suite default")}
@@ -56,10 +61,10 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
     ask = functools.partial(_asked, options, given)
     if options.dry_run:
-        _, row = one_row.planned(ask, folder)
+        _, row = one_row.planned(ask, folder, options.device)
         print(_line(row))
         return OK
-    _, row = one_row.checked(ask, folder, console)
+    _, row = one_row.checked(ask, folder, options.device, console)
     progress = Progress(console)
     progress.begin_suite("anatomy", [options.recipe], [True])
     progress.begin_run(options.recipe, options.timeout)
@@ -67,14 +72,14 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         result = _run(row, options.timeout, progress)
     except process.Interrupted:
         progress.end_suite()
+        print("interrupted; nothing is kept of it", file=sys.stderr)
         return INTERRUPTED
     progress.end_run(result)
     progress.end_suite()
     if derive.effective_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
-    _draw(folder, console)
-    return OK
+    return OK if _draw(folder, console) else FAILED
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -93,6 +98,23 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     return spec
 
 
+def under_ceilings(portrait: Portrait, found: Applied | None) -> Portrait:
+    """``portrait`` under the ceilings of its device's calibration, where that has them: they come
+    of more shapes and more time than a run has. The processes of a CPU share it."""
+    ceilings = found.calibration.ceilings if found else Ceilings()
+    flops, streams = ceilings.products.get(portrait.dtype), ceilings.streams
+    if not flops or not streams:
+        return portrait
+    share = portrait.processes if portrait.device == "cpu" else 1
+    largest = max(streams, key=lambda stream: stream.bytes)
+    return dataclasses.replace(
+        portrait,
+        peak_flops=flops / share,
+        bandwidth=largest.rate / share,
+        ceilings=found.words,
+    )
+
+
 def _line(row: Planned) -> str:
     return launch.display(row.resolved, row.folder, WORDS)
 
@@ -103,9 +125,15 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
     )
 
 
-def _draw(folder: Path, console: Any) -> None:
-    portrait = load(folder / "anatomy.json")
+def _draw(folder: Path, console: Any) -> bool:
+    """Draw and say it; whether its two counts of the activations agree."""
+    measured = load(folder / "anatomy.json")
+    portrait = under_ceilings(measured, calibrated.kept_for(measured.device))
     for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *files.write(portrait, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
+    if not page.agrees(portrait):
+        text = "the two counts of the activations do not agree: do not rely on this page's bytes"
+        console.print(text, style="red")
+    return page.agrees(portrait)

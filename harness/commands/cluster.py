@@ -32,7 +32,7 @@ def add_arguments(group: Any) -> None:
     """The options of a submission."""
     told = "submit the suite as one job, with a step a row, and follow it (default: run here)"
     group.add_argument("--on", choices=("slurm",), help=told)
-    told = "#SBATCH lines and shell lines of your site, put into the job's script"
+    told = "your site's #SBATCH and shell lines, put into the job's script (default: none)"
     group.add_argument("--site", type=Path, metavar="FILE", help=told)
     told = "the job's time limit, as Slurm takes it: 4:00:00 (default: the partition's)"
     group.add_argument("--time", metavar="T", help=told)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.system.machine import Machine, examine
 
@@ -21,20 +26,28 @@ __all__ = [
     "examined",
     "exit_code",
     "make_console",
+    "print_listed",
     "short",
+    "sighted",
     "slug",
 ]
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.GPU_OOM}
 FAILURES |= {Status.NODE_LOST}
+LISTED = 70
+"""Columns of a terminal from which on prose has room beside names."""
 COLUMNS = 100
 """Of a log file; a terminal has its own width."""
 
 
 def make_console(columns: int = COLUMNS) -> Console:
-    """Standard output, as wide as the terminal, or ``columns`` where that is a log file."""
-    return Console() if sys.stdout.isatty() else Console(width=columns)
+    """Standard output, as wide as the terminal; a log file is as wide as COLUMNS says, else
+    ``columns``."""
+    if sys.stdout.isatty():
+        return Console()
+    asked = os.environ.get("COLUMNS", "")
+    return Console(width=int(asked) if asked.isdecimal() and int(asked) else columns)
 
 
 def exit_code(results: Sequence[Result]) -> int:
@@ -50,7 +63,7 @@ def slug(name: str) -> str:
 
 def short(path: Path) -> Path:
     """``path`` as seen from the working directory, where it lies below it."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # the working directory may be gone
         return path.relative_to(Path.cwd())
     return path
 
@@ -61,11 +74,39 @@ def examined(console: Console, out: Path, ops: set[str]) -> Machine:
         return examine(out, ops)
 
 
+def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Rows whose last cell is prose: a table, or paragraphs where the prose would have no room."""
+    if console.width < LISTED:
+        for *names, prose in rows:
+            console.print(Text("  ").join(map(_text, names)))
+            console.print(Padding(_text(prose), (0, 0, 0, 2), expand=False))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for head in heads:
+        table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    console.print(table)
+
+
+def _text(cell: Any) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell))
+
+
+def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:
+    """``machine``, as torch sees it where a GPU is asked for and none was seen: nvidia-smi may be
+    missing (WSL2, a container) or slow. A torch that is built for CPUs sees none either way."""
+    known = machine.gpus or machine.probe is not None
+    if device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):
+        return machine
+    return examined(console, out, set())
+
+
 @contextlib.contextmanager
 def _waiting(console: Console, text: str) -> Iterator[None]:
     if not console.is_terminal:
         console.print(text)
         yield
         return
-    with console.status(text):
+    with console.status(text, spinner="line"):  # in ASCII: any terminal has it
         yield

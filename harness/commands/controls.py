@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from harness import ROOT
 from harness.commands import one_row
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
-from harness.commands.options import add_settings, seconds
+from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import parity
+from harness.report.data.grid import text_grid
+from harness.report.figures import parity
+from harness.report.rendering.narrow import draw
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -84,7 +85,7 @@ def all_controls() -> list[Control]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``controls``."""
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="folder (default: results/controls)")
+    add("--out", type=folder_name, metavar="DIR", help="folder (default: results/controls)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: none)")
     usual = {
         **USUAL,
@@ -99,7 +100,8 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run all, print how each reads; 1 where one reads otherwise than it must."""
     console = make_console()
     out = Path(options.out or ROOT / "results" / "controls").absolute()
-    _, row = one_row.checked(functools.partial(_asked, options, given), out, console)
+    ask = functools.partial(_asked, options, given)
+    _, row = one_row.checked(ask, out, options.device, console)
     asked, progress, words = all_controls(), _Quiet(console), {}
     plain = row.resolved.spec
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
@@ -112,6 +114,7 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
             result = _ended(control, plain, out, options, progress)
             words[control] = (result, _word(control, result, reference))
     except process.Interrupted:
+        console.print(f"interrupted after {len(words)} of {len(asked)} controls")
         return INTERRUPTED
     finally:
         progress.end_suite()
@@ -158,16 +161,17 @@ def _word(control: Control, result: Result, reference: Result) -> str:
 
 def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: Console) -> int:
     """Print the table and what follows from it; the exit code."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for head in ("control", *parity.MEASURES, "reads"):
-        table.add_column(head, no_wrap=head != "control", overflow="fold")
+    lines, marks = [], []
     for control, (result, word) in words.items():
         far = parity.distances(result, reference)
-        cells = (f"{far[m]:.1e}" if m in far else "-" for m in parity.MEASURES)
+        cells = [f"{far[m]:.1e}" if m in far else "-" for m in parity.MEASURES]
         right = word == control.expected
         reads = word if right else f"{word}, NOT {control.expected}"
-        table.add_row(control.name.replace("_", " "), *cells, reads, style="" if right else "red")
-    console.print(table)
+        lines.append([control.name.replace("_", " "), *cells, reads])
+        marks.append(() if right else ("alarm",))
+    kinds = {"control": "text", **dict.fromkeys(parity.MEASURES, "number"), "reads": "text"}
+    grid = text_grid("controls", "", kinds, lines)
+    draw(replace(grid, marks=marks), console, least_worth=tuple(reversed(parity.MEASURES)))
     allowed = parity.limits([reference])
     limits = ", ".join(f"{m} {getattr(allowed, m):g}" for m in parity.MEASURES)
     console.print(f"limits here, relative to the plain run: {limits} ({allowed.why})")

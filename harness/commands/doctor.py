@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.commands import several
-from harness.commands.console import make_console
+from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
+from harness.data.feed import check_data
+from harness.data.latents import Folder
+from harness.predict import calibrated
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system.machine import Machine, recall
@@ -20,8 +24,10 @@ from harness.system.requirements import Lack, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
 
-__all__ = ["doctor", "print_doctor", "why_not"]
+__all__ = ["doctor", "look_at_data", "print_doctor", "why_not"]
 
+SHOWN = 10
+"""Faults of data that are named; more are counted."""
 LINTED = "DiT-XL/2"
 
 
@@ -44,6 +50,29 @@ def doctor(options: argparse.Namespace) -> int:
     return OK
 
 
+def look_at_data(name: str) -> int:
+    """Read all of the data ``name``; 1 where a sample of it cannot be trained on.
+
+    Raises:
+        BadInput: it is no data.
+    """
+    console, (kind, _, path) = make_console(), name.partition(":")
+    if kind != "latents" or not path:
+        check_data(name)
+        console.print(f"{name}: made on the spot, there is nothing to read", highlight=False)
+        return OK
+    folder = Folder(path, thorough=False)
+    found, shape = list(folder.faults()), " x ".join(map(str, folder.sample_shape))
+    for line in found[:SHOWN]:
+        console.print(Text(line, "red"), soft_wrap=True)
+    if len(found) > SHOWN:
+        console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
+    console.print(
+        f"{len(folder)} samples of {shape}, {len(found)} that cannot be trained on", highlight=False
+    )
+    return FAILED if found else OK
+
+
 def print_doctor(machine: Machine, console: Console) -> None:
     """What is here, and for each strategy of the catalog whether it can run, or what to do."""
     facts = Table.grid(padding=(0, 2))
@@ -53,7 +82,8 @@ def print_doctor(machine: Machine, console: Console) -> None:
         facts.add_row(name, Text(text))
     console.print(facts)
     console.print()
-    console.print(_strategies(machine))
+    heads = ("strategy", "runs", "why not, and the way out")
+    print_listed(console, heads, _strategies(machine))
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:
@@ -76,9 +106,16 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
         ("backends", ", ".join(probe.get("backends", [])) or "none"),
+        ("calibration", _calibration(machine)),
         ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]
+
+
+def _calibration(machine: Machine) -> str:
+    """What predictions for this device rest on."""
+    found = calibrated.kept_for(machine.device_names[0] if machine.gpus else "cpu")
+    return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
 
 
 def _launch_files(machine: Machine) -> str:
@@ -90,16 +127,13 @@ def _launch_files(machine: Machine) -> str:
     return "\n".join(wastes) or fine
 
 
-def _strategies(machine: Machine) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("runs", no_wrap=True)
-    table.add_column("why not, and the way out", overflow="fold")
+def _strategies(machine: Machine) -> list[tuple[Any, ...]]:
+    rows = []
     for name in CATALOG:
         why = why_not(name, machine)
         text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
-        table.add_row(name, Text("no", "red") if why else Text("yes", "green"), text)
-    return table
+        rows.append((name, Text("no", "red") if why else Text("yes", "green"), text))
+    return rows
 
 
 COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")

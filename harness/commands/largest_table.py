@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from harness.predict import verdict
 from harness.predict.search import Largest, batch_name, model_name
 from harness.predict.verdict import Fit
-from harness.report.data.units import GIB
-from harness.report.rendering.terminal import folded
+from harness.report.data.grid import Grid
+from harness.report.figures.units import GIB
+from harness.report.rendering.narrow import draw
 from harness.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -27,20 +26,22 @@ __all__ = ["print_largest"]
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """A line a recipe, as it was asked: the size that fits, and the next that does not."""
     name = batch_name if what == "batch" else model_name
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for head in ("Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"):
-        side = "right" if "GiB" in head else "left"
-        table.add_column(head, justify=side, overflow="fold")
-    for answer in answers:
-        table.add_row(
-            escape(folded(answer.recipe)),
+    heads = ["Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"]
+    lines = [
+        [
+            answer.recipe,
             name(answer.fits.resolved) + _how(answer.fits) if answer.fits else "-",
             _need(answer.fits),
             name(answer.over.resolved) + _how(answer.over) if answer.over else "-",
             _need(answer.over),
-        )
+        ]
+        for answer in answers
+    ]
     console.print(_head(what, asked), highlight=False)
-    console.print(table)
+    kinds = ["number" if "GiB" in head else "text" for head in heads]
+    none = [() for _ in lines]
+    grid = Grid(key="largest", title="", heads=heads, kinds=kinds, lines=lines, marks=none)
+    draw(grid, console, least_worth=())
     for answer in answers:
         for line in _remarks(answer, name):
             console.print(f"{escape(answer.recipe)}: {escape(line)}", highlight=False)

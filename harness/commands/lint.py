@@ -15,7 +15,7 @@ from harness.commands.console import FAILED, OK, make_console
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
-from strategies.engines.zero_waste import DEFAULTS, Finding, Job, waste
+from strategies.engines.zero_waste import DEFAULTS, Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
 
 __all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lint_files(options: argparse.Namespace) -> int:
-    """Print what each file wastes; 1 if any does."""
+    """Print what each file wastes, and what it keeps for speed; 1 if any wastes."""
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     spec = lint_spec(options.model, options.processes, options.precision)
@@ -42,7 +42,7 @@ def lint_files(options: argparse.Namespace) -> int:
         f"{options.model} in {options.precision} on {options.processes} devices", highlight=False
     )
     for path, of_file in wastes.items():
-        _tell(path, of_file, console)
+        _tell(path, of_file, costs(path, spec), console)
     return FAILED if any(wastes.values()) else OK
 
 
@@ -74,10 +74,18 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
     Raises:
         SpecError: no readable DeepSpeed JSON; names the file and the way out.
     """
+    return waste(_zero_block(path), _job(spec))
+
+
+def costs(path: Path, spec: Spec) -> list[Finding]:
+    """What the file at ``path`` keeps on a GPU for the sake of speed; raises as ``findings``."""
+    return prices(_zero_block(path), _job(spec))
+
+
+def _job(spec: Spec) -> Job:
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
-    job = Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.ranks)
-    return waste(_zero_block(path), job)
+    return Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.ranks)
 
 
 def _zero_block(path: Path) -> Mapping[str, Any]:
@@ -85,7 +93,7 @@ def _zero_block(path: Path) -> Mapping[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}; name a DeepSpeed JSON file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: not readable as JSON ({error}); name a DeepSpeed file") from None
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     if not isinstance(block, dict):
@@ -98,12 +106,14 @@ def _check(path: Path, block: Mapping[str, Any]) -> None:
     """Values that the rules can reckon with."""
     stage = block.get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
-        raise SpecError(f"{path}: stage is {stage!r}; give 0, 1, 2 or 3")
+        raise SpecError(f"{path}: stage is {stage!r:.60}; give 0, 1, 2 or 3")
     for key, value in block.items():
         if key.startswith("offload_") and not isinstance(value, (dict, type(None))):
-            raise SpecError(f'{path}: {key} is {value!r}; write it as {{"device": "cpu"}}')
-        if key in DEFAULTS and key != "overlap_comm" and not _is_size(value):
-            raise SpecError(f'{path}: {key} is {value!r}; give a number of elements or "auto"')
+            raise SpecError(f'{path}: {key} is {value!r:.60}; write it as {{"device": "cpu"}}')
+        if key in DEFAULTS and not _is_size(value):
+            raise SpecError(f'{path}: {key} is {value!r:.60}; give a number of elements or "auto"')
+        if key == "overlap_comm" and value not in (True, False, None, "auto"):
+            raise SpecError(f"{path}: {key} is {value!r:.60}; give true or false")
 
 
 def _is_size(value: Any) -> bool:
@@ -113,9 +123,12 @@ def _is_size(value: Any) -> bool:
     return number and 0 <= value < float("inf")
 
 
-def _tell(path: Path, wasted: list[Finding], console: Console) -> None:
+def _tell(path: Path, wasted: list[Finding], paid: list[Finding], console: Console) -> None:
     if not wasted:
         console.print(f"[green]ok[/green]  {escape(path.name)}", highlight=False, soft_wrap=True)
     for finding in wasted:
         line = f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}"
+        console.print(line, highlight=False, soft_wrap=True)
+    for finding in paid:
+        line = f"[cyan]..[/cyan]  {escape(f'{path.name}: {finding}')}"
         console.print(line, highlight=False, soft_wrap=True)

@@ -6,10 +6,9 @@ import dataclasses
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from harness.commands.console import make_console
+from harness.commands.console import make_console, print_listed
 from harness.suite import file as suite_file
 from strategies import CATALOG
 from strategies.strategy import spelled
@@ -29,10 +28,10 @@ def print_list(console: Console | None = None) -> None:
     told = "strategies: at most one for each place, joined by + into a recipe"
     console.print(Text(told, style="bold"))
     console.print(Text(DEFAULTS, style="dim"))
-    console.print(_strategies())
+    print_listed(console, ("strategy", "place", "what it does"), _strategies())
     console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
     console.print(Text("Without a name it is default. Read on: docs/suites.md", style="dim"))
-    console.print(_suites())
+    print_listed(console, ("suite", "rows", "title"), _suites())
 
 
 def markdown() -> str:
@@ -45,14 +44,14 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def _strategies() -> Table:
-    table = _table("strategy", "place", "what it does")
+def _strategies() -> list[tuple[Any, ...]]:
+    rows = []
     for name, kind in CATALOG.items():
         what = Text(_first_line(kind.__doc__))
         for note in _notes(kind):
             what.append(f"\n{note}", "dim")
-        table.add_row(Text(name, "bold"), kind.slot.name.lower(), what)
-    return table
+        rows.append((Text(name, "bold"), kind.slot.name.lower(), what))
+    return rows
 
 
 def _notes(kind: Any) -> list[str]:
@@ -68,20 +67,13 @@ def _first_line(doc: str | None) -> str:
     return " ".join((doc or "").strip().partition("\n\n")[0].split())
 
 
-def _suites() -> Table:
-    table = _table("suite", "rows", "title")
+def _suites() -> list[tuple[Any, ...]]:
+    listed: list[tuple[Any, ...]] = []
     for name, path in suite_file.known_suites().items():
         try:
             rows = len(suite_file.load_suite(name, "cpu").rows)
         except suite_file.SuiteError as error:
-            table.add_row(name, "-", Text(str(error), "red"))
+            listed.append((name, "-", Text(str(error), "red")))
             continue
-        table.add_row(Text(name, "bold"), str(rows), suite_file.title_of(path))
-    return table
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for head in heads:
-        table.add_column(head, no_wrap=head != heads[-1])
-    return table
+        listed.append((Text(name, "bold"), rows, suite_file.title_of(path)))
+    return listed

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import one_row
-from harness.commands.console import FAILED, OK, make_console, short, slug
-from harness.commands.options import ALL_GPUS, add_settings, seconds
+from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
+from harness.commands.options import ALL_GPUS, add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import derive
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.figures import derive
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec, SpecError
@@ -31,7 +31,7 @@ from harness.suite.identity import identity
 from harness.system.machine import Machine
 from strategies import parse
 
-__all__ = ["add_arguments", "candidates", "max_batch"]
+__all__ = ["add_arguments", "candidates", "max_batch", "most_probes"]
 
 DATA = {"data": "synthetic"}
 STEPS = {"steps": 1, "warmup": 1}
@@ -55,8 +55,13 @@ def candidates(first: int, most: int) -> Iterator[int]:
             low = size
         else:
             high = size
-        known = high <= most or low >= most
-        size = (low + high) // 2 if known else min(2 * low, most)
+        size = _next(low, high, most)
+
+
+def _next(low: int, high: int, most: int) -> int:
+    """What is tried when ``low`` is known to fit and ``high`` is known, or taken, not to."""
+    known = high <= most or low >= most
+    return (low + high) // 2 if known else min(2 * low, most)
 
 
 def search(fits: Callable[[int], bool], first: int, most: int) -> int:
@@ -71,6 +76,16 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
         except StopIteration:
             size = None
     return best
+
+
+def most_probes(first: int, most: int) -> int:
+    """How many probes a search may take at worst."""
+    worst, taken, low, size = 0, 0, 0, min(first, most)
+    while low < most:
+        taken += 1
+        worst = max(worst, taken + (size - low - 1).bit_length())  # halvings, if it does not fit
+        low, size = size, min(2 * size, most)
+    return max(worst, taken)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -138,7 +153,20 @@ class Search:
             for size, result in sorted(self.results.items())
         ]
         head = {"recipe": self.spec.recipe, "memory_limit_bytes": self.limit_bytes}
+        head["largest_known_to_fit"] = max(self._fitting(True), default=None)
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
+
+    def _fitting(self, fits: bool) -> list[int]:
+        """Micro batches that are known to fit, or not to."""
+        ends = (Status.OK,) if fits else OUT_OF_MEMORY
+        return [size for size, result in self.results.items() if result.status in ends]
+
+    def known(self) -> str:
+        """What the probes so far tell, in words."""
+        fits, over = self._fitting(True), self._fitting(False)
+        words = [f"{max(fits)} fits"] if fits else []
+        words += [f"{min(over)} does not"] if over else []
+        return ", ".join(words) or "no probe had ended"
 
 
 def _metered(result: Result) -> int | None:
@@ -162,7 +190,7 @@ def _known(folder: Path, mark: str) -> Result | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``max-batch``."""
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="results (default: results/max-batch/RECIPE)")
+    add("--out", type=folder_name, metavar="DIR", help="folder (default: results/max-batch/RECIPE)")
     add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
     add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
     add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
@@ -177,9 +205,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Search, show every probe, and say what fits; the exit code."""
     console, state = make_console(), _begun(options, given)
+    count = most_probes(options.first, options.most)
+    console.print(f"at most {count} probes, each a run of its own: {options.first} to "
+                  f"{options.most} samples a process", highlight=False)  # fmt: skip
     try:
         best = search(state.fits, options.first, options.most)
+    except KeyboardInterrupt:
+        options.ending.begun = True
+        console.print(f"interrupted: {state.known()}; the same command goes on", highlight=False)
+        return INTERRUPTED
     except Unclear as stop:
+        console.print(f"known so far: {state.known()}", highlight=False)
         console.print(f"cannot go on: {stop.result.status.value}: {stop}; {stop.result.way_out}")
         return FAILED
     finally:
@@ -198,7 +234,8 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
         raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
     out = options.out or ROOT / "results" / "max-batch" / slug(options.recipe)
     out = Path(out).absolute()
-    machine, row = one_row.checked(functools.partial(_asked, options, given), out, console)
+    ask = functools.partial(_asked, options, given)
+    machine, row = one_row.checked(ask, out, options.device, console)
     return Search(
         spec=row.resolved.spec,
         out=out,

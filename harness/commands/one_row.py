@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.console import examined
+from harness.commands.console import examined, sighted
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned, check_out, plan
@@ -30,23 +30,28 @@ def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
     return {"recipe": recipe, "device": device, "processes": processes}
 
 
-def planned(ask: Ask, folder: Path) -> tuple[Machine, Planned]:
-    """The row, checked as far as that takes no process.
+def planned(
+    ask: Ask, folder: Path, device: str | None, console: Console | None = None
+) -> tuple[Machine, Planned]:
+    """The row, checked as far as that takes no process; only where ``device`` (as it was asked
+    for) is a GPU that nothing else sees is torch asked.
 
     Raises:
         BadInput: the row cannot run. It is all that the command was asked for.
     """
-    machine = recall(folder)
+    machine = sighted(console or Console(stderr=True), folder, recall(folder), device)
     return machine, _possible(resolve(ask(machine)), folder, machine)
 
 
-def checked(ask: Ask, folder: Path, console: Console) -> tuple[Machine, Planned]:
+def checked(
+    ask: Ask, folder: Path, device: str | None, console: Console
+) -> tuple[Machine, Planned]:
     """The same with the machine examined and the row's ops compiled; ``folder`` is made.
 
     Raises:
         BadInput: as ``planned``. OutputError: ``folder`` cannot be written.
     """
-    _, row = planned(ask, folder)
+    _, row = planned(ask, folder, device, console)
     check_out(folder)
     machine = examined(console, folder, needed_ops([row.resolved]))
     spec = ask(machine)

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
 
-__all__ = ["ALL_GPUS", "add_settings", "check_file", "overrides", "seconds"]
+__all__ = ["ALL_GPUS", "add_settings", "check_file", "folder_name", "overrides", "seconds"]
 
 
 ALL_GPUS = "all GPUs, else 1"
@@ -42,6 +42,14 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
+
+
+def folder_name(text: str) -> Path:
+    """A folder, for argparse. An empty name, as an unset variable gives, would be the working
+    directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the folder's name is empty")
+    return Path(text)
 
 
 def check_file(path: Path, name: str) -> None:

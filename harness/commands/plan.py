@@ -16,9 +16,12 @@ from harness.commands.console import make_console
 from harness.commands.largest_table import print_largest
 from harness.commands.options import check_file
 from harness.commands.plan_asked import CUSTOM, Asked, asked_for
+from harness.commands.plan_claims import plan_claims
 from harness.commands.plan_table import PlanProgress, print_explained, print_plan
-from harness.predict import attention, pool, verdict, ways_out
+from harness.predict import attention, calibrated, pool, verdict, ways_out
+from harness.predict.calibrated import NONE
 from harness.predict.prediction import Prediction
+from harness.predict.roofline import sent
 from harness.predict.search import Largest, largest_batch, largest_model
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
@@ -38,27 +41,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     told = "a suite's recipes (default: the suite default)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
+    told = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
+    what.add_argument("--claims", type=Path, metavar="DIR", help=told)
     told = f"a preset, sizes as in {CUSTOM}, or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", default="DiT-XL/2", help=told)
-    add("--gpus", "--processes", dest="processes", type=int, default=8, metavar="N",
-        help="GPUs, one process each (default: 8)")  # fmt: skip
+    add("--gpus", "--processes", dest="processes", type=int, metavar="N",
+        help="GPUs, a process each (default: 8), or processes of the CPU (2)")  # fmt: skip
     told = "machines that they are in, alike (default: one for each 8 GPUs)"
     add("--nodes", type=int, metavar="N", help=told)
     told = "results of run --nodes on such machines: their network counts (default: typical)"
     add("--network", type=Path, metavar="DIR", help=told)
     card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--gpu", metavar="NAME", help="a card of the table, as A100-80GB")
-    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory alone, as 24GiB")
+    card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
+    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
+    card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
+    told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
+    add("--calibration", metavar="FILE", default="", help=told)
     add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
     add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
-    add("--largest", choices=("batch", "model"), help="largest micro batch (whatever B is), or DiT")
+    told = "largest micro batch (whatever B is), or DiT (default: neither)"
+    add("--largest", choices=("batch", "model"), help=told)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
-    add("--json", type=Path, metavar="FILE", help="write everything as JSON too")
+    add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
 
 
 def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer; the exit code."""
+    if options.claims:
+        return plan_claims(options, make_console(WIDE))
     asked, console = asked_for(options), make_console(WIDE)
     progress, jobs = PlanProgress(console), options.jobs or pool.default_jobs()
     if options.json:
@@ -132,6 +143,7 @@ def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, o
     return {
         "gpu": dataclasses.asdict(asked.gpu),
         "assumed": verdict.assumed(asked.gpu),
+        "rests_on": calibrated.words(asked.gpu),
         "fastest": best.label if best else None,
         "rows": [_fit_as_json(fit) for fit in fits],
         "tried": [_fit_as_json(fit) for fit in ways.tried] if ways else [],
@@ -153,5 +165,8 @@ def _fit_as_json(fit: Fit) -> dict[str, Any]:
         "host_bytes_node": fit.host_bytes,
         "step_seconds": fit.seconds.total if fit.seconds else None,
         "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
+        "sent_bytes": sent(
+            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
+        )._asdict(),
         "prediction": dataclasses.asdict(fit.prediction),
     }

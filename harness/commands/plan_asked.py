@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.commands import suites
 from harness.data.feed import check_data
-from harness.predict import cards, network
+from harness.predict import calibrated, cards, network
 from harness.predict.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
@@ -17,11 +17,13 @@ from harness.suite.matrix import unreplicated
 from strategies import parse
 from strategies.base import BadInput
 
-__all__ = ["CUSTOM", "Asked", "PlanError", "asked_for"]
+__all__ = ["CUSTOM", "Asked", "PlanError", "asked_for", "card_of"]
 
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 DEFAULT_GPU_BATCH = 32
+GPUS, CPU_PROCESSES = 8, 2
+"""Processes where none are asked for."""
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 
 
@@ -49,19 +51,15 @@ def asked_for(options: argparse.Namespace) -> Asked:
         BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
+    if options.processes is None:
+        options.processes = CPU_PROCESSES if options.cpu else GPUS
     if options.processes < 1:
         raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
     if options.jobs is not None and options.jobs < 1:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     if options.explain and options.largest:
         raise PlanError("--explain is of one size, and --largest searches many; leave one out")
-    if options.gpu_memory:
-        gpu = cards.of_size(cards.parse_bytes(options.gpu_memory))
-    else:
-        gpu = cards.find(options.gpu)
-    gpu = on_nodes(gpu, options.processes, options.nodes)
-    if options.network:
-        gpu = network.of_results(gpu, options.network)
+    gpu = _placed(card_of(options), options)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -74,6 +72,16 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def _placed(gpu: Card, options: argparse.Namespace) -> Card:
+    """``gpu`` among its nodes, with the network between them."""
+    if options.cpu and (options.nodes or options.network):
+        raise PlanError(
+            "--nodes and --network are of GPUs, and --cpu is one machine; leave out both"
+        )
+    gpu = on_nodes(gpu, options.processes, options.nodes)
+    return network.of_results(gpu, options.network) if options.network else gpu
 
 
 def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
@@ -89,6 +97,27 @@ def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
         way_out = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
         raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {way_out}")
     return dataclasses.replace(gpu, node=gpus // nodes)
+
+
+def card_of(options: argparse.Namespace) -> Card:
+    """The card that was asked for, with its calibration.
+
+    Raises:
+        BadInput: there is no such card or size, or the calibration is of something else.
+    """
+    return calibrated.as_calibrated(_card(options), options.calibration)
+
+
+def _card(options: argparse.Namespace) -> Card:
+    if options.cpu:
+        return calibrated.this_cpu()
+    if options.gpu_memory:
+        return cards.of_size(cards.parse_bytes(options.gpu_memory))
+    return calibrated.find(options.gpu)
+
+
+def _device(options: argparse.Namespace) -> str:
+    return "cpu" if options.cpu else "cuda"
 
 
 def _base(options: argparse.Namespace) -> Spec:
@@ -111,7 +140,7 @@ def _base(options: argparse.Namespace) -> Spec:
         data=f"synthetic:{options.resolution // LATENT}",
         global_batch=batch,
         processes=options.processes,
-        device="cuda",
+        device=_device(options),
     )
     spec.check()
     if options.largest != "batch":
@@ -130,10 +159,10 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
     asked = options.recipes
     if not asked:
-        suite = suites.load(options.suite or "default", "cuda")
+        suite = suites.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
     if options.processes == 1:
-        asked = [unreplicated(recipe, "cuda") for recipe in asked]
+        asked = [unreplicated(recipe, _device(options)) for recipe in asked]
     return list(dict.fromkeys(asked))
 
 
@@ -143,7 +172,7 @@ def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
     Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
     """
     parsed = parse(recipe)
-    processes = 1 if parsed.alone("cuda") else base.processes
+    processes = 1 if parsed.alone(base.device) else base.processes
     batch = base.global_batch if whole_batches else processes * parsed.accumulation
     spec = dataclasses.replace(base, recipe=parsed.text, processes=processes, global_batch=batch)
     resolved = resolve(spec)

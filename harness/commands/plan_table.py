@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from harness.memory.record import Instant
-from harness.predict import verdict
+from harness.predict import calibrated, verdict
 from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
+from harness.predict.roofline import sent
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
-from harness.report.data.units import GIB
-from harness.report.rendering.terminal import folded
+from harness.report.data.grid import text_grid
+from harness.report.figures.units import GIB
+from harness.report.rendering.narrow import draw
 from harness.spec import Spec
 
 if TYPE_CHECKING:
@@ -35,10 +36,17 @@ SHOWN = {
 }
 WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted",
         "cannot": "cannot run"}  # fmt: skip
+ON_GPU = (
+    "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
+    "workspaces, CUDA context and NCCL."
+)
+ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
 SMALL = GIB // 20
 """Bytes below which a category is not worth a word: they round to 0.0 GiB."""
 FINE = GIB // 200
 """The same where hundredths are shown."""
+LEAST_WORTH = ("other", "ema", "Host", "grads", "params", "optim", "activ", "Step ms")
+"""Heads of columns that give way first in a narrow terminal."""
 LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim", "cannot": "dim"}
 
 
@@ -73,14 +81,12 @@ def print_plan(
     """The table, fastest first among those that fit, and the answer."""
     console.print(_setting(fits), highlight=False)
     ordered = sorted(fits, key=_order)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    heads = ["Recipe", "", "Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"]
-    for index, head in enumerate(heads):
-        side = "left" if index < 2 else "right"
-        table.add_column(head, justify=side, overflow="fold", no_wrap=index > 0)
-    for fit in ordered:
-        table.add_row(*_cells(fit), style="bold" if fit is verdict.fastest(fits) else None)
-    console.print(table)
+    kinds = {"Recipe": "text", "": "flag"}
+    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"), "number")
+    grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
+    best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
+    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
+    draw(replace(grid, marks=best), console, least_worth=LEAST_WORTH, styles=looks)
     for text in _notes(fits):
         console.print(text, style="dim", highlight=False)
     for name, reason in refused:
@@ -99,16 +105,17 @@ def _order(fit: Fit) -> tuple[int, float]:
 def _setting(fits: Sequence[Fit]) -> str:
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
     pixels = 8 * fits[0].resolved.subject.data.input_size
+    on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
     return (
         f"{spec.model} at {pixels}x{pixels}, global batch {spec.global_batch}, "
-        f"{spec.processes} x {card.words}{_nodes(spec, card)}"
+        f"{on} {card.words}{_nodes(spec, card)}"
     )
 
 
 def _nodes(spec: Spec, card: Card) -> str:
     """On how many machines, where more than one."""
     count = -(-spec.processes // card.node)
-    if count < 2:
+    if count < 2 or card.shared:
         return ""
     speed = f"{card.network_bandwidth / 1e9:.3g} GB/s between them"
     return f" on {count} nodes, {speed} ({card.network_told or 'typical'})"
@@ -124,8 +131,7 @@ def _cells(fit: Fit) -> list[str]:
     if fit.seconds:
         time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
         speed = f"{fit.samples_per_second:.0f}"
-    word = f"[{LOOK[fit.verdict]}]{WORD[fit.verdict]}[/{LOOK[fit.verdict]}]"
-    cells = [escape(folded(fit.label)), word, gib(fit.need_bytes), gib(fit.margin_bytes)]
+    cells = [fit.label, WORD[fit.verdict], gib(fit.need_bytes), gib(fit.margin_bytes)]
     return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
 
 
@@ -136,9 +142,8 @@ def gib(size: int | None) -> str:
 
 def _notes(fits: Sequence[Fit]) -> list[str]:
     notes = [
-        "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
-        "workspaces, CUDA context and NCCL (these two: typical figures). Columns between: the "
-        "peak instant of live tensors. Nothing here was calibrated on a GPU."
+        ON_CPU if fits[0].gpu.shared else ON_GPU,
+        f"Columns between: the peak instant of live tensors. {calibrated.words(fits[0].gpu)}",
     ]
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
@@ -256,7 +261,7 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
     """Of each row when its peak was, at which op and line, and what lived then."""
     for fit in sorted(fits, key=_order):
         console.print()
-        for line in explained(fit.label, fit.prediction):
+        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -278,6 +283,19 @@ def explained(label: str, prediction: Prediction) -> list[str]:
         f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
     )
     return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def _step_explained(fit: Fit) -> list[str]:
+    """What a step takes, and what a GPU sends in it."""
+    if not fit.seconds:
+        return []
+    parts = ((name, getattr(fit.seconds, name)) for name in ("compute", "communication", "offload"))
+    shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
+    ways = [("within its node", found.within), ("to other nodes", found.across)]
+    told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
+    lines = [f"  a step: {', '.join(shown)}"]
+    return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
 
 
 def fine(size: int) -> str:

@@ -1,7 +1,7 @@
 """Progress of a long suite: one live line on a terminal, one line an event in a log file.
 
 Which run of how many, its recipe, phase and step, elapsed time, and an estimate of the rest from
-the runs that have ended.
+the runs that ran to their end.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.phases import RUN_PHASES
-from harness.report.data import derive
 from harness.report.data.rows import label
+from harness.report.figures import derive
 from harness.result import Result, Status
 
 __all__ = ["Progress", "clock", "summary"]
@@ -25,6 +25,9 @@ __all__ = ["Progress", "clock", "summary"]
 HEARTBEAT_SECONDS = 60.0
 """Between two lines of a run in a log file: few enough to read, often enough to show that the run
 has not hung."""
+ENDED = (Status.OK, Status.VOID)
+"""Ends of rows that ran to their end: others were killed, or died early, and their time tells
+nothing of the next row's."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
 STYLES |= {Status.NODE_LOST: "red"}
 
@@ -78,9 +81,15 @@ class Progress:
 
     def end_run(self, result: Result) -> None:
         """The row that ran has ended."""
-        self.spent.append(self.now() - self.run_begun)
+        seconds = self.now() - self.run_begun
+        if result.status in ENDED:
+            self.spent.append(seconds)
         self._stop()
-        self._finished(result, f"  {clock(self.spent[-1])}")
+        self._finished(result, f"  {clock(seconds)}")
+        if result.launch and result.launch.others:
+            pids = ", ".join(map(str, result.launch.others))
+            text = f"another Headroom was at work meanwhile (process {pids}): measure again"
+            self._say(Text(f"{' ' * len(self._head())} {text}", style="yellow"))
 
     def skip(self, result: Result) -> None:
         """A row that is not run: finished earlier, refused, or unsupported."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from harness.commands.console import OK, make_console, short
+from harness.commands.console import FAILED, OK, make_console, short
 from harness.report import compare as compare_folders
 from harness.report import print_comparison, print_report, read_suite, write_report
 from harness.result import Result, load_all
@@ -20,8 +21,7 @@ __all__ = ["compare", "report", "show"]
 def report(folder: Path) -> int:
     """Make the report of a results folder again."""
     results, skipped = _results(folder)
-    show(results, skipped, folder, make_console())
-    return OK
+    return OK if show(results, skipped, folder, make_console()) else FAILED
 
 
 def compare(old: Path, new: Path) -> int:
@@ -32,19 +32,25 @@ def compare(old: Path, new: Path) -> int:
     return OK
 
 
-def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: Console) -> None:
-    """Write the report of ``out``, print its table and name its files."""
+def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: Console) -> bool:
+    """Write the report of ``out``, print its table and name its files; what cannot be written is
+    named too. Whether all of it was."""
+    lost: list[str] = []
     if not results:
-        return
-    paths = write_report(results, skipped, out)
+        return True
+    paths = write_report(results, skipped, out, lost=lost)
     console.print()
     print_report(results, skipped, console, suite=read_suite(out), folder=out)
     console.print()
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
+    for line in lost:
+        console.print(Text(f"not written: {line}", style="red"), soft_wrap=True)
+    return not lost
 
 
 def _results(folder: Path) -> tuple[list[Result], list[str]]:
+    _readable(folder)
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder; give one that ./run.sh run made (--out)")
     results, skipped = load_all(folder)
@@ -52,3 +58,16 @@ def _results(folder: Path) -> tuple[list[Result], list[str]]:
         first = f"; {skipped[0]}" if skipped else "; it should hold runs/*/result.json"
         raise SpecError(f"{folder}: no results in it{first}")
     return results, skipped
+
+
+def _readable(folder: Path) -> None:
+    """Say that a folder may not be looked into, which would read as that there is nothing."""
+    for path in (folder, folder / "runs"):
+        try:
+            with os.scandir(path):
+                pass
+        except PermissionError as error:
+            way = "ask its owner, or copy what you may read"
+            raise SpecError(f"{path}: {error.strerror}; {way}") from None
+        except OSError:  # not there, or a file: said in other words
+            return

@@ -13,19 +13,28 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import cluster, several, suites
-from harness.commands.console import INTERRUPTED, OK, examined, exit_code, make_console, slug
-from harness.commands.options import add_settings, seconds
+from harness.commands.console import (
+    INTERRUPTED,
+    OK,
+    examined,
+    exit_code,
+    make_console,
+    sighted,
+    slug,
+)
+from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
 from harness.nodes.place import Place
-from harness.predict import attention, pool
+from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
-from harness.report.data.predicted import FILE
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report import write_report
 from harness.report.data.rows import label
+from harness.report.figures.predicted import FILE
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
@@ -33,10 +42,11 @@ from harness.suite import matrix
 from harness.suite.again import with_reference_again
 from harness.suite.beside import places
 from harness.suite.file import Suite
-from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
+from harness.system.tree import at_work
 from strategies.subject import DataFacts
 
 __all__ = ["add_arguments", "predict_measured", "run"]
@@ -57,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
     add("--noise-floor", type=int, metavar="N", help=told)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
-    add("--out", type=Path, metavar="DIR", help="results folder (default: results/SUITE)")
+    add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
     told = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
@@ -80,8 +90,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if place and place.rank:
         return several.followed(place, options, out)
     rows, here = AskedRows(options, given), recall(out)
-    if options.device == "cuda" and not here.gpus and has_driver() and not options.dry_run:
-        here = examined(console, out, set())  # nvidia-smi may be missing, or slow: torch decides
+    if not options.dry_run:
+        here = sighted(console, out, here, options.device)
     _, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
@@ -91,8 +101,11 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     check_out(out)
     with several.meeting(place, options, out, console) as nodes:
         planned, results, code = _measured(rows, planned, nodes, out, options, console)
-    if code is None and not options.no_predictions:
-        predict_measured(results, [row.resolved for row in planned], out, console)
+    if code is None and results and not options.no_predictions:
+        # Predictions take minutes, in which somebody may end this: the report is there before them.
+        write_report(results, [], out, lost=[])
+        whole = predict_measured(results, [row.resolved for row in planned], out, console)
+        code = None if whole else INTERRUPTED
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(
@@ -119,9 +132,10 @@ def _measured(
         machine, _ = several.surveyed(nodes, out, machine, device, sorted(ops), console)
     suite, planned = rows.planned(out, machine)
     _sighted(suite, machine)
-    for change in rows.changes:
+    for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
-    many = options.side_by_side
+    _alone_here(console)
+    many, progress, code = options.side_by_side, Progress(console), None
     gpus = () if many is None else places(machine, many)
     try:
         results = run_suite(
@@ -129,15 +143,22 @@ def _measured(
             planned,
             out,
             machine=machine,
-            progress=Progress(console),
+            progress=progress,
             fresh=options.fresh,
             timeout=options.timeout,
             start=several.starter(nodes),
             gpus=gpus,
         )
+    except (OutputError, launch.LaunchError):
+        if progress.done:  # a disk that filled up: what was measured on it is told all the same
+            show(*load_all(out), out, console)
+        raise
     except SuiteInterrupted as stop:
-        return planned, stop.results, INTERRUPTED
-    return planned, results, None
+        options.ending.begun = True  # what else its sender sends must not cut the report short
+        results, code = stop.results, INTERRUPTED
+    names = machine.device_names if suite.device == "cuda" else ["cpu"]
+    calibrated.keep_beside(out, next(iter(names), ""))
+    return planned, results, code
 
 
 def ended(results: Sequence[Result]) -> int:
@@ -185,7 +206,9 @@ class AskedRows:
         options = self.options
         device = options.device or machine.device
         if device == "cuda" and not machine.gpus and not options.dry_run:
-            raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
+            why = (machine.probe or {}).get("no_cuda")
+            seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
+            raise SpecError(f"device is cuda, and {seen}; use --device cpu")
         if options.recipes:
             return matrix.ad_hoc(options.recipes, device)
         return suites.load(options.suite or "default", device)
@@ -199,11 +222,31 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
             raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
 
 
+def _alone_here(console: Console) -> None:
+    """Say that another Headroom works on this machine, whatever folder it writes to."""
+    others = at_work()
+    if others:
+        console.print(
+            f"another Headroom is at work on this machine (process {', '.join(map(str, others))}): "
+            "the times of both will be too long; wait for it, and run this again with --fresh",
+            style="yellow",
+        )
+
+
 def _sighted(suite: Suite, machine: Machine) -> None:
     """GPUs that torch cannot use end the whole suite: no row of it could run."""
     lack = lacks_sight(machine) if suite.device == "cuda" else None
     if lack:
         raise SpecError(f"{lack.reason}; {lack.way_out}")
+
+
+def _unseen(suite: Suite, machine: Machine) -> list[str]:
+    """That there is a driver, where a suite runs on the CPU since neither nvidia-smi nor torch
+    sees a GPU."""
+    why = (machine.probe or {}).get("no_cuda")
+    if suite.device != "cpu" or machine.gpus or not why or not has_driver():
+        return []
+    return [f"a driver of GPUs is here, and torch sees none ({why}): this runs on the CPU"]
 
 
 def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:
@@ -230,8 +273,9 @@ def _why_not(row: Planned) -> str:
 
 def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
-) -> None:
-    """Predict what each measured row needs, and keep the prediction beside its result.
+) -> bool:
+    """Predict what each measured row needs, and keep the prediction beside its result; False where
+    that was interrupted.
 
     Rows that ran out of memory are predicted too, to see whether that was foreseen. All this comes
     after the runs, so that it disturbs no measurement, and no failure here fails the command.
@@ -242,7 +286,7 @@ def predict_measured(
     wanted = [r.spec for r in done if r.spec in once]  # repetitions share a prediction
     missing = [of_spec[s] for s in wanted if not load_prediction(_prediction_file(s, out))]
     if not missing:
-        return
+        return True
     # The rows ran on one machine, so any environment that names its attention will do; a row that
     # died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
@@ -255,8 +299,11 @@ def predict_measured(
             prediction.write(_prediction_file(missing[index].spec, out))
         progress.done(index, prediction)
 
-    with contextlib.suppress(KeyboardInterrupt):  # the results are there: report on them
+    try:
         pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
+    except KeyboardInterrupt:
+        return False  # the results are there: report on them
+    return True
 
 
 def _prediction_file(spec: Spec, out: Path) -> Path:

@@ -17,10 +17,11 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands import one_row
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import ALL_GPUS, add_settings, check_file, seconds
+from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.report.data import derive
+from harness.launch.checkpoints import check_same, finished, newest_whole, terms
+from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned
@@ -50,7 +51,7 @@ SHOWN = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``train``."""
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="run folder (default: results/train/RECIPE)")
+    add("--out", type=folder_name, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints (default: 500)")
@@ -77,7 +78,8 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
-    _, row = one_row.planned(ask, folder)
+    _, row = one_row.planned(ask, folder, options.device)
+    _check_goes_on(row, options, console)
     if options.dry_run:
         print(_line(row, extra))
         return OK
@@ -85,7 +87,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         if getattr(options, name):
             check_file(Path(getattr(options, name)), name)
     check_file(Path(options.checkpoint) / "step", "checkpoint")
-    _, row = one_row.checked(ask, folder, console)
+    _, row = one_row.checked(ask, folder, options.device, console)
     return _trained(row, extra, options, console)
 
 
@@ -105,29 +107,47 @@ def fit_words(options: argparse.Namespace) -> list[str]:
     return words
 
 
-def _saved(folder: Path) -> list[str]:
-    """Names of the checkpoints in ``folder``, the newest last."""
-    return sorted(path.parent.name for path in folder.glob("step-*/headroom.json"))
-
-
 def _check_saved(folder: Path, options: argparse.Namespace) -> None:
     """What lies in the checkpoint folder must be what the command means to go on from."""
-    saved = _saved(folder)
+    saved = finished(folder)
     if not saved:
         return
     if not options.resume:
         raise SpecError(
-            f"{folder} holds a training already ({saved[-1]}); give --resume to go on from it, "
-            "or another --checkpoint DIR"
+            f"{folder} holds a training already ({saved[-1].name}); give --resume to go on from "
+            "it, or another --checkpoint DIR"
         )
-    taken, wanted = int(saved[-1].removeprefix("step-")), options.steps or DEFAULTS["steps"]
-    if taken >= wanted + DEFAULTS["warmup"]:
+    newest, skipped = newest_whole(folder)
+    if newest is None:
+        raise SpecError(
+            f"{folder} has no checkpoint to go on from ({'; '.join(skipped)}); begin anew in "
+            "another --checkpoint DIR"
+        )
+    taken, wanted = int(newest.name.removeprefix("step-")), options.steps or DEFAULTS["steps"]
+    if taken >= wanted:
         raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
+
+
+def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) -> None:
+    """Refuse a checkpoint of another training before the launch, and say which one is taken where
+    that is not the newest."""
+    newest, skipped = newest_whole(Path(options.checkpoint))
+    if newest is None or not options.resume:
+        return
+    check_same(newest, terms(row.resolved))
+    for line in skipped:
+        text = Text(f"{line}; goes on from {newest.name}", style="yellow")
+        console.print(text, soft_wrap=True)
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     usual = one_row.usual(options.recipe, options.device, machine)
-    return Spec(**DEFAULTS | usual | dict(given))  # what was given wins
+    fields = DEFAULTS | usual | dict(given)  # what was given wins
+    if fields["steps"] <= fields["warmup"]:
+        least = fields["warmup"] + 1
+        raise SpecError(f"steps is {fields['steps']}; give --steps at least {least}")
+    # All of a training's steps train, those that a measured run calls its warm-up too.
+    return Spec(**fields | {"steps": fields["steps"] - fields["warmup"]})
 
 
 def _line(row: Planned, extra: list[str]) -> str:
@@ -136,7 +156,7 @@ def _line(row: Planned, extra: list[str]) -> str:
 
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
     spec, progress = row.resolved.spec, _WithLoss(console, row.folder)
-    if options.resume and not _saved(Path(options.checkpoint)):
+    if options.resume and not finished(Path(options.checkpoint)):
         console.print(f"nothing to resume in {options.checkpoint}: begins anew", soft_wrap=True)
     progress.begin_suite("train", [spec.recipe], [True])
     progress.begin_run(spec.recipe, options.timeout)

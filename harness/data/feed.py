@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from harness.data.indices import Indices
 from harness.data.latents import Folder
 from strategies.base import BadInput
 from strategies.subject import DataFacts
@@ -46,6 +47,9 @@ class Dataset(Protocol):
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """x float32 [n, C, H, W] and y int64 [n], both on the dataset's device."""
+
+    def begin(self, indices: np.ndarray) -> None:
+        """Say all that a step will fetch, in order."""
 
     def expect(self, indices: np.ndarray) -> None:
         """Say what will be fetched next, so that reading it can begin."""
@@ -182,12 +186,15 @@ class Resident:
 
         self.facts = facts
         self.x_all, self.y_all = (torch.from_numpy(a).to(device) for a in (x, y))
+        self._step = Indices(self.x_all.device)
+
+    def begin(self, indices: np.ndarray) -> None:
+        """See ``Dataset.begin``."""
+        self._step.begin(indices)
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """See ``Dataset.fetch``."""
-        import torch
-
-        chosen = torch.from_numpy(np.array(indices)).to(self.x_all.device)
+        chosen = self._step.take(indices)
         return self.x_all[chosen], self.y_all[chosen]
 
     def expect(self, indices: np.ndarray) -> None:
@@ -220,6 +227,9 @@ class Latents:
             # Only a copy from pinned memory runs beside the device's work.
             tensors = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
         return tensors[0], tensors[1]
+
+    def begin(self, indices: np.ndarray) -> None:
+        """Files are read one fetch ahead (``expect``)."""
 
     def expect(self, indices: np.ndarray) -> None:
         """See ``Dataset.expect``; a fault in a file is raised by the fetch that asks for it."""
@@ -281,18 +291,20 @@ class Feed:
         t_B, noise_BCHW, drop_B = self._chance(step)
         size = self.global_batch // self.shares
         begin, end = self.share * size, (self.share + 1) * size
+        self.dataset.begin(self._order(step, begin, size))
         for start in range(begin, end, self.micro_batch):
             stop = start + self.micro_batch
-            chosen = self._order(step, start)
+            chosen = self._order(step, start, self.micro_batch)
             x, y = self.dataset.fetch(chosen)
-            self.dataset.expect(self._order(*((step, stop) if stop < end else (step + 1, begin))))
+            coming = (step, stop) if stop < end else (step + 1, begin)
+            self.dataset.expect(self._order(*coming, self.micro_batch))
             cut = slice(start, stop)
             yield Batch(x, t_B[cut], noise_BCHW[cut], {"y": y, "drop": drop_B[cut]}, chosen)
 
-    def _order(self, step: int, start: int) -> np.ndarray:
-        """Dataset indices of the micro batch that begins at ``start`` of step ``step``."""
+    def _order(self, step: int, start: int, count: int) -> np.ndarray:
+        """Dataset indices of ``count`` samples from ``start`` of step ``step`` on."""
         first = step * self.global_batch + start
-        return sample_order(self.seed, self.dataset.facts.size, first, self.micro_batch)
+        return sample_order(self.seed, self.dataset.facts.size, first, count)
 
     def _chance(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Timesteps, noise and withheld labels of the whole global batch of ``step``.

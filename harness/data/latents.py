@@ -15,6 +15,7 @@ import io
 import math
 import os
 import tokenize
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,20 @@ class Folder:
         with ThreadPoolExecutor(READERS) as readers:
             list(readers.map(read_one, range(len(names))))
         return latents, labels
+
+    def faults(self) -> Iterator[str]:
+        """A line for each sample that cannot be trained on, every value read."""
+
+        def fault(name: str) -> str:
+            try:
+                self._latent(name)
+                self._label(name)
+            except BadInput as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(READERS) as readers:
+            yield from filter(None, readers.map(fault, self.names))
 
     def _latent(self, name: str) -> np.ndarray:
         path = self.features / name

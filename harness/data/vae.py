@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.data.indices import Indices
 from strategies.subject import DataFacts
 
 __all__ = ["DOWNSAMPLING", "SCALE", "WIDTHS", "Images"]
@@ -40,6 +41,7 @@ class Images:
         pixels = rng.integers(256, size=(facts.size, 3, side, side), dtype=np.uint8)
         self.pixels = torch.from_numpy(pixels).to(self.device)
         self.labels = torch.from_numpy(rng.integers(facts.classes, size=facts.size)).to(self.device)
+        self._step = Indices(self.device)
 
     @functools.cached_property
     def vae(self) -> Any:
@@ -60,10 +62,14 @@ class Images:
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Latents float32 [n, C, H, W] and labels; the mean of the posterior, not a sample of it,
         so that equal samples give equal latents."""
-        chosen = torch.from_numpy(np.array(indices)).to(self.device)
+        chosen = self._step.take(indices)
         images = self.pixels[chosen].float() / 127.5 - 1
         latents = self.vae.encode(images).latent_dist.mode()
         return latents * SCALE, self.labels[chosen]
+
+    def begin(self, indices: np.ndarray) -> None:
+        """See ``Dataset.begin``."""
+        self._step.begin(indices)
 
     def expect(self, indices: np.ndarray) -> None:
         """Nothing to read."""

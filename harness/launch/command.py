@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness import ROOT
 from harness.resolve import Resolved
-from harness.system import kernel
+from harness.system import gpus, kernel
 
 __all__ = [
     "ALLOCATOR",
@@ -62,6 +62,7 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
         *("--config_file", _relative(file.path)),
         *("--num_processes", str(spec.processes)),
         *_of_nodes(spec.nodes, port),
+        *("--log_dir", os.devnull),  # else torchrun leaves an empty folder in /tmp, run by run
         *("-m", "harness.train"),
         *spec.arguments(),
         *("--out", _relative(folder)),
@@ -95,9 +96,10 @@ def environment(resolved: Resolved) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
-    on_cpu = {"CUDA_VISIBLE_DEVICES": "", **ALLOCATOR} if spec.device == "cpu" else {}
+    on_cpu, on_gpu = {"CUDA_VISIBLE_DEVICES": "", **ALLOCATOR}, {gpus.ORDER: gpus.order()}
+    added |= on_cpu if spec.device == "cpu" else on_gpu
     # The engine's own win: its library may need a variable otherwise.
-    return added | on_cpu | resolved.launch.engine.environment(spec.device)
+    return added | resolved.launch.engine.environment(spec.device)
 
 
 def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:

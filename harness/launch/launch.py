@@ -251,6 +251,7 @@ def _record(ended: process.Ended, port: int) -> LaunchRecord:
         tree_processes=ended.tree_processes or None,
         killed=ended.stopped is not None,
         port=port,
+        others=list(ended.others),
     )
 
 
@@ -280,7 +281,7 @@ def _read(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(data, dict):
             records.append(data)

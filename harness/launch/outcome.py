@@ -205,9 +205,11 @@ def _timed_out(facts: Facts) -> Outcome | None:
 
 
 def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
-    text = _headline(failure)
+    text, way_out = _headline(failure), ""
+    if failure.get("ours"):  # "what is wrong; what to do"
+        text, _, way_out = text.partition("; ")
     reason = f"rank {failure.get('rank', 0)} failed in {_at(facts)}: {_line(text)}"
-    return Outcome(Status.FAILED, reason, _way_out(text))
+    return Outcome(Status.FAILED, reason, " ".join(way_out.split()) or _way_out(text))
 
 
 def _of_log(facts: Facts) -> Outcome | None:

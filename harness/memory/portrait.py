@@ -102,7 +102,7 @@ class Point:
 class Portrait:
     """Everything that the page of one run shows. ``inference`` is of the same batch without
     gradients. ``peak_flops`` (a second) and ``bandwidth`` (bytes a second) were measured on the
-    device, in ``dtype``."""
+    device, in ``dtype``: by the run itself, or by the calibration that ``ceilings`` names."""
 
     recipe: str
     device: str
@@ -128,6 +128,7 @@ class Portrait:
     bandwidth: float
     points: list[Point]
     world: int = 0
+    ceilings: str = ""
     schema: int = SCHEMA
 
     @property

@@ -16,6 +16,7 @@ __all__ = [
     "Record",
     "Storage",
     "as_measured",
+    "beyond_state",
     "by_place",
     "peak",
     "phase_peaks",
@@ -161,12 +162,18 @@ def as_measured(instant: Instant, buckets: str) -> Categories:
 
 def step_categories(record: Record, pool: str, buckets: str) -> Categories:
     """What lived at the fullest instant of ``pool``, in the words of a measured run."""
-    beyond = {"activations", "workspace"}
-    wanted = {name for name in CATEGORIES if measured_name(name, buckets) in beyond}
     categories = as_measured(peak(record, pool), buckets)
-    categories.beyond_state = max(running(record, pool, wanted), default=0)
+    categories.beyond_state = beyond_state(record, pool, buckets)
     categories.everywhere = max(running(record, None), default=0)
     return categories
+
+
+def beyond_state(record: Record, pool: str, buckets: str, first: int = 0) -> int:
+    """The most that ``pool`` held at once beyond the state of a training, from event ``first`` on:
+    activations, kept or computed again, and workspace, in the words of a measured run."""
+    beyond = {"activations", "workspace"}
+    wanted = {name for name in CATEGORIES if measured_name(name, buckets) in beyond}
+    return max(running(record, pool, wanted)[first:], default=0)
 
 
 def by_place(record: Record, buckets: str, placed_by: str) -> Categories:

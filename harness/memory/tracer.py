@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.memory import resizing
 from harness.memory.places import BY_DEVICE, DEVICE, HOST, Places, storage_of
 from harness.memory.record import Record, Storage, by_place, step_categories
 from harness.result import Categories
@@ -54,6 +55,16 @@ class Tracer(TorchDispatchMode):
         self._makers: list[Maker] = []
         self.places = Places() if pools.get("cpu") == DEVICE else None
         """Where tensors are kept, where their devices cannot tell; None where these do."""
+        self._hollow: dict[int, tuple[str, Any]] = {}
+        self._resizing = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        self._resizing.enter_context(resizing.watched(self._resized))
+        return super().__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        self._resizing.close()
+        super().__exit__(*given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if wrapped(types):
@@ -232,6 +243,26 @@ class Tracer(TorchDispatchMode):
             self.places.put(key, pool)
         self._live[key] = (index, weakref.ref(storage, lambda _: self._free(key, index)))
 
+    def _resized(self, storage: Any) -> None:
+        """A storage has another size: what it held is freed, and what it holds is made now."""
+        key, pool = storage._cdata, self.pools.get(storage.device.type)
+        if key in self.left_out:
+            return
+        if key in self._live:
+            index = self._live[key][0]
+            pool = self.record.storages[index].pool
+            self._free(key, index)
+        elif key in self._hollow:
+            pool = self._hollow.pop(key)[0]
+        if storage.nbytes() and pool:
+            self._follow(storage, pool, "resize_", self.site()[0], self._made_as())
+        elif pool:
+            forget = functools.partial(self._filled, key)
+            self._hollow[key] = (pool, weakref.ref(storage, forget))
+
+    def _filled(self, key: int, _: Any) -> None:
+        self._hollow.pop(key, None)
+
     def _add(self, storage: Storage) -> int:
         self.record.storages.append(storage)
         index = len(self.record.storages) - 1
@@ -268,8 +299,7 @@ def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
         tracer.see(gradient, "gradient")
         tracer.tag("gradients", [gradient])
 
-    weights = [p for p in trained.module.parameters() if p.requires_grad]
-    handles = [p.register_hook(arrived) for p in weights]
+    handles = [leaf.register_hook(arrived) for leaf in trained.engine.receivers(trained)]
     makers = [*trained.engine.makers(), *(m for a in trained.attached.values() for m in a.makers())]
     try:
         with trained.engine.marks(trained, enter), tracer.watching(makers):

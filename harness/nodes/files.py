@@ -122,6 +122,7 @@ class End:
     group_kills: int = 0
     group_limit_bytes: int | None = None
     interface: str = ""
+    others: list[int] = field(default_factory=list)
     statuses: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
 

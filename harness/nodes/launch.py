@@ -299,6 +299,7 @@ def _launch_record(
         tree_processes=(fullest.tree_processes or None) if fullest else None,
         killed=any(end.stopped for end in known) or len(known) < len(ends),
         port=launched.go.port if launched.go else None,
+        others=[pid for end in known for pid in end.others],
     )
 
 

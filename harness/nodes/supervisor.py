@@ -160,6 +160,7 @@ def _end(
         group_kills=kills.group,
         group_limit_bytes=kills.limit_bytes,
         interface=interface,
+        others=list(ended.others),
         statuses=sentry.statuses,
         failures=sentry.failures,
     )

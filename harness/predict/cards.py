@@ -11,10 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.calibration.record import Device
+from harness.calibration.store import Applied
 from strategies.base import BadInput
 from strategies.recipe import nearest
 
-__all__ = ["Card", "find", "named", "of_size", "parse_bytes", "table"]
+__all__ = [
+    "Card",
+    "find",
+    "named",
+    "of_cpu",
+    "of_device",
+    "of_size",
+    "parse_bytes",
+    "table",
+    "with_calibration",
+]
 
 TABLE = Path(__file__).with_name("cards.json")
 UNITS = {"gib": 2**30, "g": 2**30, "gb": 10**9, "mib": 2**20, "m": 2**20, "mb": 10**6, "": 2**30}
@@ -27,6 +39,9 @@ COLUMNS = {
 """Type of a matrix product -> column of the table."""
 NODE = 8
 """GPUs of a machine, where nothing else is said."""
+CORE_FLOPS, CORE_BANDWIDTH, CPU_BANDWIDTH = 64e9, 10e9, 200e9
+"""Of a CPU that nothing is known of but its cores: FLOP/s of each in float32 (AVX2 at 2 GHz), and
+bytes a second of each and of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +55,8 @@ class Card:
     ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
     ``like``: the card whose speed is assumed, where only a memory size was asked for.
+    ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
+    ``calibrated``: what it was measured to do, which then counts and not the figures above.
     ``node``: GPUs of one machine; more meet over the network. ``network_told``: where that one's
     bandwidth was measured; empty: a typical figure.
     """
@@ -56,6 +73,8 @@ class Card:
     hopper: bool
     host_bandwidth: float
     like: str = ""
+    shared: bool = False
+    calibrated: Applied | None = None
     node: int = NODE
     network_told: str = ""
 
@@ -129,6 +148,44 @@ def of_size(size: int) -> Card:
     like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
     name = f"{size / 2**30:.4g} GiB"
     return dataclasses.replace(like, name=name, memory_bytes=size, like=like.name, capability=None)
+
+
+def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
+    """A CPU of that many cores: typical figures, until it is calibrated."""
+    flops, bandwidth = CORE_FLOPS * cores, min(CORE_BANDWIDTH * cores, CPU_BANDWIDTH)
+    return Card(
+        name=name,
+        pattern="",
+        device="cpu",
+        capability=None,
+        memory_bytes=memory_bytes,
+        bandwidth=bandwidth,
+        peaks={**dict.fromkeys(COLUMNS), "float32": flops, "bfloat16": flops},
+        link_bandwidth=bandwidth,
+        network_bandwidth=bandwidth,
+        hopper=False,
+        host_bandwidth=bandwidth,
+        shared=True,
+    )
+
+
+def of_device(device: Device) -> Card:
+    """The card that was calibrated: the table's; one that is not there, by what was measured."""
+    if device.kind == "cpu":
+        return of_cpu(device.name, device.cores, device.memory_bytes)
+    known = named(device.name)
+    if known is not None:
+        return known
+    capability = (device.capability[0], device.capability[1]) if device.capability else None
+    near = of_size(device.memory_bytes)
+    return dataclasses.replace(
+        near, name=device.name, device=device.name, like="", capability=capability
+    )
+
+
+def with_calibration(card: Card, found: Applied | None) -> Card:
+    """``card`` as it was measured; as it is where there is no calibration."""
+    return dataclasses.replace(card, calibrated=found) if found else card
 
 
 def parse_bytes(text: str) -> int:

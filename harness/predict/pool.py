@@ -26,7 +26,7 @@ from harness.subjects import from_file
 from harness.system import kernel
 from harness.system.probe import version
 
-__all__ = ["TIMEOUT", "cached", "default_folder", "path_of", "predict_all"]
+__all__ = ["TIMEOUT", "cached", "code", "default_folder", "path_of", "predict_all"]
 
 TIMEOUT = 600.0
 """Seconds that one prediction may take; a DiT-XL/2 under ZeRO-3 takes some thirty."""
@@ -44,7 +44,7 @@ def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
     the versions that made it."""
     place = kind if resolved.spec.device == "cuda" else "cpu"
     own = from_file.identity(resolved.spec.model) + resolved.subject.identity
-    return folder / f"{resolved.spec.key}-{place}-{_code()}{own}.json"
+    return folder / f"{resolved.spec.key}-{place}-{code()}{own}.json"
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
@@ -53,7 +53,7 @@ def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | 
 
 
 @functools.cache
-def _code() -> str:
+def code() -> str:
     """A short hash of the sources that decide a prediction, and of the libraries' versions."""
     versions = [str(version(name)) for name in ("torch", "accelerate", "deepspeed")]
     return hashlib.sha256("".join([digest(PREDICTED), *versions]).encode()).hexdigest()[:10]

@@ -31,7 +31,8 @@ class Prediction:
     ``fault`` is what a library raised or printed.
     ``peak`` is of the whole training, set-up included, ``steady`` of a later step; ``phases`` has
     the peak of each. ``host`` (of the whole training) and ``host_steady`` are of host memory, for
-    a GPU; ``nvme`` is what is swapped.
+    a GPU; ``nvme`` is what is swapped. ``beyond_state`` is the most that a later step held on the
+    device at once beyond parameters, gradients, optimizer state and average.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
     limit under which the same allocations still succeed; None without a GPU. ``attention`` names
     the kernels of torch's attention that ran in a trace, ``buckets`` the category in which a
@@ -48,6 +49,7 @@ class Prediction:
     steady: Instant | None = None
     host: Instant | None = None
     host_steady: Instant | None = None
+    beyond_state: int | None = None
     phases: dict[str, int] = field(default_factory=dict)
     nvme: int = 0
     allocated: int | None = None
@@ -88,7 +90,7 @@ def load(path: Path) -> Prediction | None:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         return _from(data) if data.get("schema") == SCHEMA else None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
 
 

@@ -1,38 +1,35 @@
 """Seconds of a step from its work: each op takes its FLOPs or its bytes, whichever is slower.
 
 No torch: the work was counted by the trace (``work.Counter``) and does not depend on the GPU.
-Nothing here was calibrated on a GPU; the efficiencies are those of public measurements of large
-matrix products and of flash attention, and the uncertainty says what that is worth.
+The efficiencies are those of public measurements of large matrix products and of flash attention,
+and the uncertainty says what that is worth. A card that was calibrated has rates of its own
+(``rates``), and an uncertainty that follows from rows which were measured on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from harness.predict.cards import Card
+from harness.predict.cards import NODE, Card
+from harness.predict.rates import Rates, rates
 
-__all__ = ["Seconds", "Work", "seconds"]
+__all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "parts_of", "seconds", "sent"]
 
-PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
-"""Share of the peak FLOP/s, and of the memory bandwidth, that kernels reach."""
-LAUNCH = 5e-6
-"""Seconds of an op that does almost nothing, in eager mode."""
-COLLECTIVE = 3e-5
-HOST_BANDWIDTH = 25e9
-"""Bytes a second of host memory for one rank, where eight share a node's."""
-NVME_BANDWIDTH = 3e9
-OVERLAP = 0.8
-"""Share of backward behind which DDP can hide its all-reduce."""
+COLLECTIVES = ("collective", "overlapped")
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
+CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
+"""The same of a CPU that is known by its cores alone: half or twice is common."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
-    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind backward),
-    transfer (device to host or back), host, nvme."""
+    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
+    its phase), transfer (device to host or back), host, nvme. A collective is among ``group`` ranks
+    that are ``stride`` apart; 0: among all."""
 
     phase: str
     kind: str
@@ -40,15 +37,26 @@ class Work:
     flops: int
     bytes: int
     count: int
+    group: int = 0
+    stride: int = 1
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends in a step, to ranks of its own node and of others, if each
+    collective is a ring."""
+
+    within: int
+    across: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of one optimizer step. ``spread``: plus or minus, in seconds."""
+    """Of one optimizer step. ``spread``: plus or minus, in seconds; ``shares``: of each part."""
 
     compute: float
     communication: float
     offload: float
+    shares: Mapping[str, float] = field(default_factory=lambda: SPREAD)
 
     @property
     def total(self) -> float:
@@ -56,41 +64,73 @@ class Seconds:
 
     @property
     def spread(self) -> float:
-        return sum(share * getattr(self, part) for part, share in SPREAD.items())
+        return sum(share * getattr(self, part) for part, share in self.shares.items())
 
 
 def seconds(work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``."""
-    compute = sum(_compute(w, gpu, tf32) for w in work)
-    backward = sum(_compute(w, gpu, tf32) for w in work if w.phase == "backward")
-    shown = sum(_collective(w, gpu, processes) for w in work if w.kind == "collective")
-    hidden = sum(_collective(w, gpu, processes) for w in work if w.kind == "overlapped")
+    found, usual = rates(gpu, processes), CPU_SPREAD if gpu.shared else SPREAD
+    parts = parts_of(work, found, processes, tf32)
+    fitted = gpu.calibrated.fitted if gpu.calibrated else None
+    factors = fitted.factors if fitted else {}
     return Seconds(
-        compute=compute,
-        communication=shown + max(0.0, hidden - OVERLAP * backward),
-        offload=sum(_offload(w, gpu) for w in work),
+        **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
+        shares={**usual, **(fitted.shares if fitted else {})},
     )
 
 
-def _compute(w: Work, gpu: Card, tf32: bool) -> float:
+def parts_of(
+    work: Sequence[Work], found: Rates, processes: int, tf32: bool = False
+) -> dict[str, float]:
+    """Seconds of each part of a step, as the rates alone have them."""
+    compute = sum(_compute(w, found, tf32) for w in work)
+    shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
+    left = sum(_left(work, found, processes, tf32, phase) for phase in ("forward", "backward"))
+    return {
+        "compute": compute,
+        "communication": shown + left,
+        "offload": sum(_offload(w, found) for w in work),
+    }
+
+
+def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:
+    """What of a phase's overlapped collectives its computation cannot hide."""
+    here = [w for w in work if w.phase == phase]
+    hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
+    return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
+
+
+def _compute(w: Work, found: Rates, tf32: bool) -> float:
     if w.kind not in ("product", "attention", "memory"):
         return 0.0
-    share = ATTENTION if w.kind == "attention" else PRODUCTS
-    by_flops = w.flops / (share * gpu.flops(w.dtype, tf32))
-    by_bytes = w.bytes / (STREAMING * gpu.bandwidth)
-    return w.count * max(by_flops, by_bytes, LAUNCH)
+    of_kind = found.attention if w.kind == "attention" else found.product
+    by_flops = w.flops / of_kind(w.dtype, tf32) if w.flops else 0.0
+    return w.count * max(by_flops, w.bytes / found.streaming(w.bytes), found.launch)
 
 
-def _collective(w: Work, gpu: Card, processes: int) -> float:
+def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
+    """What a rank sends in one step, where ``node`` of the ranks share a machine."""
+    totals = [0, 0]
+    for w in work:
+        if w.kind in COLLECTIVES:
+            group = w.group or processes
+            totals[_crosses(w, group, node)] += w.count * w.bytes * (group - 1) // group
+    return Sent(*totals)
+
+
+def _crosses(w: Work, group: int, node: int) -> bool:
+    """Whether the ranks of a collective sit in several nodes."""
+    return w.stride * (group - 1) >= node
+
+
+def _collective(w: Work, found: Rates, processes: int) -> float:
     """Ring: every rank sends (n - 1) / n of the bytes."""
-    bandwidth = gpu.link_bandwidth if processes <= gpu.node else gpu.network_bandwidth
-    return w.count * (COLLECTIVE + w.bytes * (processes - 1) / processes / bandwidth)
+    group = w.group or processes
+    on_wire = w.bytes * (group - 1) / group
+    wire = found.far_wire if _crosses(w, group, found.gpu.node) else found.wire
+    return w.count * (found.collective_seconds + on_wire / wire)
 
 
-def _offload(w: Work, gpu: Card) -> float:
-    rate = {
-        "transfer": gpu.host_bandwidth,
-        "host": HOST_BANDWIDTH,
-        "nvme": NVME_BANDWIDTH,
-    }.get(w.kind)
+def _offload(w: Work, found: Rates) -> float:
+    rate = {"transfer": found.to_host, "host": found.host, "nvme": found.nvme}.get(w.kind)
     return w.count * w.bytes / rate if rate else 0.0

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.record import Record, peak, phase_peaks
+from harness.memory.record import Record, beyond_state, peak, phase_peaks
 from harness.memory.tracer import following
 from harness.predict import workspace, world
 from harness.predict.allocator import replay
@@ -51,7 +51,8 @@ def trace_training(
     resolved: Resolved, steps: int = STEPS, kind: str = USUAL
 ) -> tuple[StoragelessTracer, Counter, int]:
     """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
-    imitation, counter = resolved.launch.engine.imitation(), _counter(resolved)
+    imitation = resolved.launch.engine.imitation()
+    counter = _counter(resolved, imitation)
     tracer = _tracer(resolved, imitation, counter)
     with contextlib.ExitStack() as stack:
         stack.enter_context(world.world(resolved, imitation))
@@ -71,8 +72,9 @@ def trace_training(
     return tracer, counter, first
 
 
-def _counter(resolved: Resolved) -> Counter:
-    return Counter(world.GPU if resolved.spec.device == "cuda" else "cpu", "cpu")
+def _counter(resolved: Resolved, imitation: Imitation) -> Counter:
+    device = world.GPU if resolved.spec.device == "cuda" else "cpu"
+    return Counter(device, "cpu", imitation.beside(resolved.launch))
 
 
 def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> StoragelessTracer:
@@ -152,15 +154,17 @@ def summary(
 ) -> Prediction:
     """Peaks of a trace, and for a GPU what its allocator makes of them."""
     on_gpu = resolved.spec.device == "cuda"
+    buckets = resolved.launch.engine.buckets
     return Prediction(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
         method="trace",
-        buckets=resolved.launch.engine.buckets,
+        buckets=buckets,
         # From the first phase on: what opening the data took is not the training's.
         # A run's resident mark, which it is set against on a CPU, is of both places.
         peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
+        beyond_state=beyond_state(record, "device", buckets, steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),

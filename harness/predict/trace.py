@@ -14,8 +14,11 @@ from typing import Any
 import torch
 
 from harness import ROOT
+from harness.memory.places import HOST, storage_of
 from harness.memory.tracer import Tracer
 from strategies import initial
+from strategies.evidence.stored import stored
+from strategies.sizes import pinned_block
 
 __all__ = ["StoragelessTracer"]
 
@@ -92,7 +95,25 @@ class StoragelessTracer(Tracer):
             frame = frame.f_back
         return frame is not None and frame.f_code.co_filename.endswith(self.shapes_in)
 
+    def _follow(self, storage: Any, pool: str, op: str, site: str, category: str | None) -> None:
+        super()._follow(storage, pool, op, site, category)
+        if pool == HOST and self.places is None and any(maker.pinned for maker in self._makers):
+            self._round(storage)
+
+    def _round(self, storage: Any, pinned: bool = True) -> None:
+        """A GPU's host memory that is pinned comes in whole blocks."""
+        size = storage.nbytes()
+        known = self.record.storages[self._live[storage._cdata][0]]
+        known.size = pinned_block(size) if pinned else size
+
     # ---- where an engine's imitation writes (strategies.engine.Books) ----
+
+    def pin(self, tensor: torch.Tensor, pinned: bool = True) -> None:
+        """A tensor of host memory is pinned, or is not, from the start."""
+        for plain in stored(tensor):
+            storage = storage_of(plain)
+            if storage is not None and storage._cdata in self._live:
+                self._round(storage, pinned)
 
     def move(self, category: str, source: str, target: str) -> int:
         """All of ``category`` in ``source`` was in ``target``; the bytes of it that are held."""

@@ -84,13 +84,16 @@ def lack_of(resolved: Resolved, gpu: Card) -> str:
 
 def cannot(resolved: Resolved, gpu: Card, lack: str) -> Fit:
     """A recipe that a card cannot run: nothing is predicted."""
-    nothing = Prediction(recipe=str(resolved.recipe), device="cuda", method="none", reason=lack)
+    device = resolved.spec.device
+    nothing = Prediction(recipe=str(resolved.recipe), device=device, method="none", reason=lack)
     return dataclasses.replace(judge(resolved, nothing, gpu), verdict="cannot", lack=lack)
 
 
 def assumed(gpu: Card) -> str:
     """What a plan takes for granted of the card: its kernels of attention; or that it is taken for
     one that can run everything."""
+    if gpu.shared:
+        return "All processes share the CPU's cores and memory. Attention as torch takes it there."
     how = WORDS[preferred(gpu.capability)]
     if gpu.capability is not None:
         return f"Attention as torch 2.13 takes it on this card: {how}."
@@ -110,8 +113,13 @@ def lacking(fits: Sequence[Fit]) -> list[str]:
 
 
 def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> tuple[int | None, int | None]:
-    """(comfortably, at the least) what a card must have: the allocator's reserve and the rest."""
-    beside = standing(gpu, resolved.spec.processes).total
+    """(comfortably, at the least) what a card must have: the allocator's reserve and the rest. On
+    a CPU the tensors of all processes, and their interpreters."""
+    processes = resolved.spec.processes
+    beside = standing(gpu, processes).total
+    if gpu.shared and prediction.bytes is not None:
+        need = processes * (prediction.bytes + standing(gpu, 1).total)
+        return need, need
     if prediction.reserved is not None:
         return prediction.reserved + beside, prediction.least + beside
     return None, None

@@ -66,7 +66,9 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
             return Ways(tried=tried)
     sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
     least = verdict.nearest(sharded)
-    rows = list(_on_more_gpus(least.resolved)) if least else []
+    # More processes on one CPU bring no memory.
+    more_help = least and not close.gpu.shared
+    rows = list(_on_more_gpus(least.resolved)) if more_help else []
     return Ways(tried=tried, wider=ask(rows, "None of these fits; on more GPUs: "))
 
 
@@ -90,7 +92,7 @@ def _changed(row: Resolved, edit: Edit, processes: int) -> Resolved | None:
     parts = {part.slot: str(part) for part in row.recipe.strategies}
     try:
         recipe = parse("+".join((parts | edit).values()))
-        ranks = 1 if recipe.alone("cuda") else processes
+        ranks = 1 if recipe.alone(row.spec.device) else processes
         spec = dataclasses.replace(row.spec, recipe=recipe.text, processes=ranks)
         changed = resolve(spec)
     except BadInput:

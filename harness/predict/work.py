@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.predict.roofline import Work
+from strategies.evidence.flops import left_out
 
 __all__ = ["Counter"]
 
@@ -18,12 +20,18 @@ WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
 
 
-class Counter:
-    """Told of every op of a trace; ``begin`` forgets what came before the step that counts."""
+FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
+"""Of ``Work``, in the order of a tally's keys."""
 
-    def __init__(self, device: str, host: str | None) -> None:
-        self.device, self.host = device, host
-        self.tally: Tally[tuple[str, str, str, int, int]] = Tally()
+
+class Counter:
+    """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
+    ``beside``: phases whose collectives run beside the computation."""
+
+    def __init__(self, device: str, host: str | None, beside: Container[str] = ()) -> None:
+        self.device, self.host, self.beside = device, host, beside
+        self.formulas = {**flop_registry, **left_out()}
+        self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
         """Forget what was counted so far."""
@@ -36,21 +44,31 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
-            self.add(phase, "collective", "", 0, size)
+            kind = "overlapped" if phase in self.beside else "collective"
+            self.add(phase, kind, "", 0, size, *_ranks(args))
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):
             self.add(phase, *self._kind(func, args, ins, outs, out))
 
-    def add(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
-        """Count work that no op shows (a C++ reducer, a left-out kernel)."""
-        self.tally[phase, kind, dtype, flops, size] += 1
+    def add(
+        self,
+        phase: str,
+        kind: str,
+        dtype: str,
+        flops: int,
+        size: int,
+        group: int = 0,
+        stride: int = 1,
+    ) -> None:
+        """Count work, also such as no op shows (a C++ reducer, a left-out kernel)."""
+        self.tally[phase, kind, dtype, flops, size, group, stride] += 1
 
     def work(self) -> list[Work]:
         """What was counted since ``begin``."""
         return [
-            Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
-            for (phase, kind, dtype, flops, size), count in self.tally.items()
+            Work(**dict(zip(FIELDS, key, strict=True)), count=count)
+            for key, count in self.tally.items()
         ]
 
     def _kind(
@@ -62,7 +80,7 @@ class Counter:
             return "transfer", "", 0, _bytes(outs)
         if self.host != self.device and devices == {self.host}:
             return "host", "", 0, size
-        formula = flop_registry.get(func._overloadpacket)
+        formula = self.formulas.get(func._overloadpacket)
         if formula is None:
             return "memory", dtype, 0, size
         flops = int(formula(*args, out_val=out))
@@ -75,6 +93,19 @@ def _written(func: Any, args: Any) -> list[Any]:
     named = zip(func._schema.arguments, args, strict=False)
     changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
     return [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor)]
+
+
+def _ranks(args: Any) -> tuple[int, int]:
+    """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
+    from torch.distributed import distributed_c10d as c10d
+
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            name = c10d.ProcessGroup.unbox(value).group_name
+            ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(name))
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
+    return 0, 1
 
 
 def _bytes(tensors: list[Any]) -> int:

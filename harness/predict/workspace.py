@@ -2,7 +2,7 @@
 
 Inside an op (``scratch``): bytes held while its kernel runs. Beside the training (``standing``):
 workspaces, the CUDA context and communication buffers, which no trace shows; the figures of the
-last two are typical ones and not calibrated on a GPU yet.
+last two are typical ones, where the card was not calibrated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.calibration.record import StandingBytes
 from harness.predict.cards import Card
 
 __all__ = ["Standing", "libraries", "scratch", "standing"]
@@ -64,13 +65,27 @@ def libraries(gpu: Card | None) -> int:
     cuBLAS: one workspace a handle, and the forward and the autograd thread have one each
     (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from Hopper on).
     """
-    return int(2 * (32 if gpu and gpu.hopper else 8.125) * MIB)
+    if gpu and gpu.shared:
+        return 0
+    typical = int(2 * (32 if gpu and gpu.hopper else 8.125) * MIB)
+    return _or(measured(gpu).libraries, typical)
 
 
 def standing(gpu: Card | None, processes: int) -> Standing:
     """What stands beside a training of ``processes`` ranks."""
+    known = measured(gpu)
     return Standing(
         libraries=libraries(gpu),
-        context=450 * MIB,
-        communication=0 if processes == 1 else 300 * MIB,
+        context=_or(known.context, 450 * MIB),
+        communication=0 if processes == 1 else _or(known.communication, 300 * MIB),
     )
+
+
+def measured(gpu: Card | None) -> StandingBytes:
+    """What the card's calibration knows of it; nothing of one without."""
+    found = gpu.calibrated if gpu else None
+    return found.calibration.standing if found else StandingBytes()
+
+
+def _or(size: int | None, typical: int) -> int:
+    return typical if size is None else size

@@ -7,6 +7,7 @@ anatomy -> rendering -> stories -> data. This module is for importers outside th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from harness.report.data.compare import Comparison, compare
 from harness.report.data.grouping import build
-from harness.report.data.predicted import read_predictions
 from harness.report.data.rows import Report, SuiteHead, read_suite
+from harness.report.figures.predicted import read_predictions
 from harness.report.rendering import export, html, markdown
 from harness.result import Result
 
@@ -48,19 +49,35 @@ def write_report(
     skipped: Sequence[str],
     folder: Path,
     reference: str | None = None,
+    lost: list[str] | None = None,
 ) -> list[Path]:
     """Write every format to ``folder``; the paths written.
 
     ``folder/suite.json`` may name the suite and its reference row; the recipe ``reference`` takes
     that row's place. ``skipped`` has a line for each file that was no result.
+
+    Args:
+        lost: takes a line for each file that cannot be written, in place of the error.
+
+    Raises:
+        OSError: a file cannot be written, and nobody asked which.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if lost is None:
+        folder.mkdir(parents=True, exist_ok=True)
     suite = _with_reference(read_suite(folder), reference)
     report = build(list(results), list(skipped), suite, read_predictions(folder))
-    paths = [_write(folder / name, render(report)) for name, render in FORMATS.items()]
+    texts = {name: render(report) for name, render in FORMATS.items()}
     if suite.story:
-        paths.append(_write(folder / f"{suite.story}.md", markdown.render_story(report)))
+        texts[f"{suite.story}.md"] = markdown.render_story(report)
+    paths = []
+    for name, text in texts.items():
+        try:
+            paths.append(_write(folder / name, text))
+        except OSError as error:
+            if lost is None:
+                raise
+            lost.append(f"{folder / name}: {error.strerror or error}")
     return paths
 
 
@@ -98,6 +115,12 @@ def _with_reference(suite: SuiteHead, reference: str | None) -> SuiteHead:
 def _write(path: Path, text: str) -> Path:
     """Write beside, then move into place: a reader never sees half a report."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        # Names of files may hold bytes that are no text.
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
     return path

@@ -120,6 +120,8 @@ def _variables(gpu: str, at_once: int) -> dict[str, str]:
 def without_times(result: Result, at_once: int) -> Result:
     """``result`` marked as measured in company, with its memory and without its times."""
     result.beside = at_once
+    if result.launch:
+        result.launch.others = []  # its neighbours, in no way of its memory
     for rank in result.ranks:
         rank.step_seconds, rank.warmup_seconds, rank.step_usage = [], [], None
     return result

@@ -68,10 +68,12 @@ class SuiteError(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow:
-    """One recipe in its canonical text, and the settings in which it differs from the suite."""
+    """One recipe in its canonical text, and the settings in which it differs from the suite; it
+    takes one of so many ``shares`` of the suite's batch."""
 
     recipe: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shares: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +163,21 @@ def _find(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and a key given twice is an error: YAML itself would keep the last in silence."""
+    """Safe, and a key given twice is an error: YAML itself would keep the last in silence. So is
+    an alias: nested ones make gigabytes of a line, and no suite needs one."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            problem = f"alias *{event.anchor:.40}: write it out, suites have no aliases"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[Any] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is text", problem_mark=key.start_mark)
             if key.value in keys:
                 raise yaml.MarkedYAMLError(
                     problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
@@ -178,13 +190,15 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         # _Loader is a SafeLoader.
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or a number or date that is none
         raise SuiteError(f"{path}: unreadable suite file ({error})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise SuiteError(f"{path}: {line}not YAML ({problem}); mind colons and indents") from None
+    except RecursionError:
+        raise SuiteError(f"{path}: nested too deep; a suite has three levels") from None
     if not isinstance(data, dict):
         raise SuiteError(f"{path}: a suite is a mapping with the keys {', '.join(TOP)}")
     return data
@@ -201,7 +215,7 @@ def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, 
         if key in WORDS and value == WORDS[key]:
             continue
         if not _is(value, known[key]):
-            raise SuiteError(f"{path}: {at} is {value!r}, not {KIND[known[key]]}")
+            raise SuiteError(f"{path}: {at} is {value!r:.60}, not {KIND[known[key]]}")
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -247,7 +261,7 @@ def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Suit
     item = {"recipe": item} if isinstance(item, str) else item
     if not isinstance(item, dict) or not isinstance(item.get("recipe"), str):
         raise SuiteError(
-            f"{path}: {where} is {item!r}; write a recipe, or {{recipe: ddp, steps: 4}}"
+            f"{path}: {where} is {item!r:.60}; write a recipe, or {{recipe: ddp, steps: 4}}"
         )
     own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
     text = _canonical(path, where, item["recipe"], dict(settings) | own)  # a row's own win

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.predict.fitting import fitting_batch
+from harness.resolve import resolve
 from harness.spec import Spec
 from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
 from strategies import CATALOG, parse
 from strategies.base import Slot
 
-__all__ = ["ad_hoc", "on_processes", "specs", "unreplicated"]
+__all__ = ["ad_hoc", "alone_beside", "on_processes", "specs", "unreplicated"]
 
 
 def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
@@ -45,17 +46,24 @@ def on_processes(
     """``suite`` as it can be compared on the processes that its rows get, and what was changed.
 
     One process has nobody to average with: there a row of replicas is the plain loop, and is named
-    so, the reference too. Rows that become equal are kept once.
+    so, the reference too. Rows that become equal are kept once. A row that trains alone beside
+    rows of several GPUs takes micro batches of their size (``alone_beside``).
     """
     given = {k: v for k, v in overrides.items() if v is not None}
 
-    def renamed(recipe: str, settings: Mapping[str, Any]) -> str:
-        asked = {**suite.settings, **settings, **given}
+    def ranks(row: SuiteRow) -> int:
+        asked = {**suite.settings, **row.settings, **given}
         processes = asked.get("processes", 1)
-        one = (gpus if processes == ALL else processes) == 1 and not asked.get("world")
-        return unreplicated(recipe, suite.device) if one else recipe
+        return asked.get("world") or (gpus if processes == ALL else processes)
 
-    rows = [dataclasses.replace(r, recipe=renamed(r.recipe, r.settings)) for r in suite.rows]
+    def fitted(row: SuiteRow) -> SuiteRow:
+        if ranks(row) == 1:
+            return dataclasses.replace(row, recipe=unreplicated(row.recipe, suite.device))
+        chosen = "global_batch" in given or "global_batch" in row.settings
+        grows = "per_process_batch" in suite.settings and not chosen and not given.get("world")
+        return alone_beside(row, suite, ranks(row)) if grows else row
+
+    rows = list(map(fitted, suite.rows))
     changes = {
         old.recipe: new.recipe
         for old, new in zip(suite.rows, rows, strict=True)
@@ -67,8 +75,53 @@ def on_processes(
         for old, new in zip(suite.rows, rows, strict=True)
         if old.recipe == suite.reference
     )
-    said = [f"one process: {old} is {new}" for old, new in changes.items()]
+    said = [_said(suite, old, new, gpus) for old, new in changes.items()]
+    said += [f"{_gpus(gpus)}: {row.recipe} {APART}" for row in once if row.shares > 1]
     return dataclasses.replace(suite, rows=once, reference=reference), said
+
+
+APART = "cannot accumulate, so it takes the batch of one of them, and is compared with none of them"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
+def _said(suite: Suite, old: str, new: str, gpus: int) -> str:
+    if parse(old).alone(suite.device):
+        return f"{_gpus(gpus)}: {old} is {new}, so that its micro batch is that of the others"
+    return f"one process: {old} is {new}"
+
+
+def alone_beside(row: SuiteRow, suite: Suite, ranks: int) -> SuiteRow:
+    """``row`` as it fits beside rows of ``ranks`` GPUs whose batch grows with them.
+
+    On one GPU the whole batch would run out of the memory that it was chosen for. So a row that
+    trains alone accumulates it, in micro batches of the others' size; one that cannot takes the
+    share of one GPU. Where all rows train alone the batch is that of one GPU anyway (``specs``).
+    On a CPU the processes share one memory, so that one may hold what all of them do.
+    """
+    recipe = parse(row.recipe, ema=suite.settings.get("ema", 1.0) > 0)
+    if suite.device != "cuda" or not recipe.alone(suite.device) or _all_alone(suite):
+        return row
+    kept = [w for w in row.recipe.split("+") if w.partition(":")[0] != "accumulate"]
+    words = "+".join([*kept, f"accumulate:steps={ranks * recipe.accumulation}"])
+    if _refused(words) and not _refused(row.recipe):
+        return dataclasses.replace(row, shares=ranks)
+    return dataclasses.replace(
+        row, recipe=parse(words, ema=suite.settings.get("ema", 1.0) > 0).text
+    )
+
+
+def _all_alone(suite: Suite) -> bool:
+    return all(parse(row.recipe).alone(suite.device) for row in suite.rows)
+
+
+def _refused(text: str) -> bool:
+    """Whether a part of the recipe refuses to be beside another, on one GPU."""
+    batch = parse(text).accumulation
+    spec = Spec(recipe=text, device="cuda", data="synthetic", global_batch=batch)
+    return resolve(spec).refusal is not None
 
 
 def unreplicated(text: str, device: str) -> str:
@@ -107,6 +160,8 @@ def specs(
         )
     # The command line wins over a row's own settings, and these over the suite's.
     settings = dict(suite.settings) | given
+    if settings.get("processes") == ALL and _all_alone(suite):
+        settings["processes"] = 1
     shared = _on_machine(settings, "global_batch" in given, gpus, gpu_bytes)
     return [
         _spec(suite, row, shared | dict(row.settings) | given, index)
@@ -145,4 +200,6 @@ def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) ->
     if recipe.alone(suite.device) or settings.get("world"):
         # One process of the same global batch: what the others are measured against.
         settings |= {"processes": 1, "nodes": 1}
+    if row.shares > 1:
+        settings["global_batch"] //= row.shares
     return Spec(**settings | {"recipe": recipe.text, "device": suite.device, "repeat": repeat})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 import functools
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +39,8 @@ __all__ = [
 
 FREE_BYTES = 64 * 2**20
 """Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What a lock that somebody holds answers; every other error is the file system's own."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change: the spec, the code and the machine are the same."""
 
@@ -160,7 +164,7 @@ def run_suite(
                 company = row.folder in beside
                 results.append(_run_row(row, machine, progress, again, limit, start, company))
         except KeyboardInterrupt:
-            raise SuiteInterrupted([*results, *_interrupted_row(row, machine)]) from None
+            raise SuiteInterrupted([*results, *_interrupted_row(row, machine, results)]) from None
         finally:
             progress.end_suite()
     return results
@@ -226,17 +230,19 @@ def _finished(folder: Path, mark: str, company: bool = False) -> Result | None:
     return result if kept and (company or not result.beside) else None
 
 
-def _interrupted_row(row: Planned, machine: Machine) -> list[Result]:
-    """The row that was running, if the launcher wrote how far it came.
+def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:
+    """The row that was running, if the launcher wrote how far it came, or it had just ended.
 
-    Without an identity: an earlier run's result has one, and is not of this suite.
+    Another identity than its own is of an earlier run, which is not of this suite.
     """
+    if any(result.spec == row.resolved.spec for result in known):
+        return []
     try:
         result = load(row.folder / "result.json")
     except BadResult:
         return []
     if result.identity:
-        return []
+        return [result] if result.identity == identity(row.resolved, machine) else []
     if result.status is not Status.INTERRUPTED:  # it ended while the signal came
         result.identity = identity(row.resolved, machine)
         _write(result, row.folder)
@@ -305,14 +311,18 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Hold ``out`` for one suite: two at a time would disturb each other's measurements."""
+    """Hold ``out`` for one suite: two at a time would disturb each other's measurements. Where its
+    file system knows no locks (some that are mounted over a network) that is said, and it runs."""
     with (out / ".lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(
-                f"another run is writing to {out}; wait or choose another --out"
-            ) from None
+        except OSError as error:
+            if error.errno in HELD:
+                raise OutputError(
+                    f"another run is writing to {out}; wait or choose another --out"
+                ) from None
+            told = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
+            print(f"headroom: {told}", file=sys.stderr)
         yield
 
 

@@ -27,8 +27,9 @@ MHZ = 10**6
 
 
 def sample(when: str, count: int) -> list[GpuSample]:
-    """The first ``count`` GPUs that CUDA_VISIBLE_DEVICES leaves, ``when`` as a note."""
-    if not gpus.has_driver():
+    """The first ``count`` GPUs that CUDA_VISIBLE_DEVICES leaves, ``when`` as a note; none where
+    CUDA counts them in another order, for a sample of another card is worse than none."""
+    if not gpus.has_driver() or gpus.order() != gpus.BY_BUS:
         return []
     apps = gpus.smi(APPS)
     answers = (gpus.smi(QUERY.format(reasons=name)) for name in REASONS)

@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BUSY_BYTES", "Gpu", "chosen", "has_driver", "number", "parse", "rows", "smi", "visible"]
+__all__ = [
+    "BUSY_BYTES",
+    "BY_BUS",
+    "ORDER",
+    "Gpu",
+    "chosen",
+    "has_driver",
+    "number",
+    "order",
+    "parse",
+    "rows",
+    "smi",
+    "visible",
+]
 
 MIB = 2**20
 BUSY_BYTES = 2**30
@@ -18,6 +31,9 @@ DESKTOP_SHARE = 0.25
 GPU_QUERY = "--query-gpu=index,uuid,name,memory.total,memory.used"
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """One of them is there with a driver: on Linux, and on Linux inside Windows (WSL2)."""
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+"""The order in which nvidia-smi counts cards. CUDA's own puts the fastest first, so that in a
+machine of mixed cards one number would name two of them."""
 APP_QUERY = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
 
 
@@ -66,6 +82,11 @@ class Gpu:
 def has_driver() -> bool:
     """Whether the system has an NVIDIA driver, whatever nvidia-smi says."""
     return any(map(os.path.exists, DRIVER_FILES))
+
+
+def order() -> str:
+    """How CUDA is to count cards, in every process of ours: as nvidia-smi, if nobody said else."""
+    return os.environ.get(ORDER, BY_BUS)
 
 
 def visible() -> tuple[Gpu, ...]:

@@ -120,14 +120,37 @@ def recall(folder: Path) -> Machine:
     return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
 
 
+SLICE = 0.9
+"""Of a card: with less of its memory than that, what torch sees is a part of it (MIG)."""
+
+
 def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ...]:
-    """torch decides which GPUs there are; nvidia-smi adds who uses them. Where torch has none
-    those of nvidia-smi stay: ``Machine.blind`` says why."""
-    if known and len(seen) != len(known):
-        return tuple(
-            Gpu(index=i, name=g["name"], total_bytes=g["total_bytes"]) for i, g in enumerate(known)
-        )
-    return seen
+    """torch decides which GPUs there are, in which order and how large they are; nvidia-smi adds
+    who uses them. Where torch has none those of nvidia-smi stay: ``Machine.blind`` says why."""
+    if not known:
+        return seen
+    return tuple(
+        _as_known(place, gpu, _same(place, gpu, seen, len(known)))
+        for place, gpu in enumerate(known)
+    )
+
+
+def _same(place: int, gpu: dict[str, Any], seen: tuple[Gpu, ...], count: int) -> Gpu | None:
+    """The card of nvidia-smi's that torch calls ``gpu``, one of ``count``: by the identifier that
+    both tell, for CUDA may count cards in another order (CUDA_DEVICE_ORDER); else by its place."""
+    uuid = gpu.get("uuid", "")
+    named = [card for card in seen if uuid and uuid in card.uuid]
+    if named:
+        return named[0]
+    return seen[place] if len(seen) == count else None
+
+
+def _as_known(place: int, gpu: dict[str, Any], card: Gpu | None) -> Gpu:
+    """``card``, unless torch sees no more than a part of it: nvidia-smi then tells the use of the
+    whole card, and of the part nothing."""
+    if card is not None and gpu["total_bytes"] > SLICE * card.total_bytes:
+        return card
+    return Gpu(index=place, name=gpu["name"], total_bytes=gpu["total_bytes"])
 
 
 def _existing(folder: Path) -> Path:
@@ -142,6 +165,7 @@ def _text(path: str) -> str:
         return ""
 
 
+VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", gpus.ORDER, "CFLAGS", "LDFLAGS")
 PACKAGE_FILES = (
     "/var/lib/dpkg/status",
     "/var/lib/rpm/rpmdb.sqlite",
@@ -158,7 +182,7 @@ def _cache_path(machine: Machine) -> Path:
         platform.python_version(),
         machine.versions,
         [machine.compiler, machine.ninja, shutil.which("nvcc")],
-        [os.environ.get(n) for n in ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CFLAGS", "LDFLAGS")],
+        [os.environ.get(n) for n in VARIABLES],
         machine.device_names,
         _text("/proc/driver/nvidia/version"),
         [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
@@ -193,7 +217,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             return None
         known = json.loads(path.read_text(encoding="utf-8"))
         return known if isinstance(known.get("ops"), dict) else None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 
@@ -210,6 +234,7 @@ def _ask(build: set[str]) -> dict[str, Any]:
     child = subprocess.Popen(
         command,
         cwd=ROOT,
+        env={**os.environ, gpus.ORDER: gpus.order()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

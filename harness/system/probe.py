@@ -101,6 +101,7 @@ def _gpu(torch: Any, index: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
     return {
         "name": properties.name,
+        "uuid": str(getattr(properties, "uuid", "")),
         "total_bytes": properties.total_memory,
         "capability": list(torch.cuda.get_device_capability(index)),
     }

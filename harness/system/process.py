@@ -36,7 +36,8 @@ class Ended:
     ``stopped`` says that we ended it, and why: "timeout", "interrupted", "lingered" (its work
     was done or had failed, but it did not end) or None. ``left_behind`` counts processes that
     outlived the command and were ended; ``survivors`` those that not even SIGKILL ended.
-    ``tree_peak_bytes`` is the peak resident memory, summed over the tree.
+    ``tree_peak_bytes`` is the peak resident memory, summed over the tree. ``others`` are processes
+    of another Headroom that were at work meanwhile.
     """
 
     exit_code: int | None
@@ -47,6 +48,7 @@ class Ended:
     tree_processes: int
     left_behind: int
     survivors: int
+    others: tuple[int, ...] = ()
 
     @property
     def timed_out(self) -> bool:
@@ -125,6 +127,7 @@ def run_child(
         tree_processes=tree.processes_at_peak,
         left_behind=left,
         survivors=survivors,
+        others=tuple(sorted(tree.others)),
     )
     if caught:
         raise Interrupted(caught[0], ended)

@@ -47,8 +47,17 @@ WAYS = {
 PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
 """Triton and DeepSpeed compile C against Python when they run."""
+MAY_NOT_WRITE = "set TORCH_EXTENSIONS_DIR to a folder that you may write to"
+BUILDING = {
+    PYTHON_H: HEADERS,
+    "Permission denied": MAY_NOT_WRITE,
+    "Read-only file system": MAY_NOT_WRITE,
+    "No space left on device": "free disk space, or set TORCH_EXTENSIONS_DIR to a larger disk",
+}
+"""Words of the reason why an op cannot be built -> the way out; for others by the op."""
 SIGHT = {
-    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it",
+    "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it "
+    "(docs/your-machine.md, GPUs)",
     "without CUDA": "install torch's CUDA build",
     "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
 }
@@ -148,7 +157,7 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | 
     if "CUDA" in op["reason"]:
         toolkit = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
         return Lack(f"{need} cannot be built: {op['reason']}", toolkit)
-    way_out = HEADERS if PYTHON_H in op["reason"] else WAYS[need]
+    way_out = next((way for word, way in BUILDING.items() if word in op["reason"]), WAYS[need])
     return Lack(f"{need} cannot be built: {op['reason']}", way_out)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "MARK",
     "Process",
     "Tree",
+    "at_work",
     "compile_locks",
     "extensions_folder",
     "free_stale_locks",
@@ -34,6 +35,8 @@ KERNEL = 2  # the parent of the kernel's threads
 COMPILERS = frozenset(("sh", "ninja", "c++", "g++", "gcc", "cc1", "cc1plus", "as", "ld"))
 COMPILERS |= {"collect2", "clang", "clang++", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"}
 TRIES = 10  # times that a new file's holder is looked for before it counts as another program's
+WORKERS = (b"harness.train", b"harness.predict.worker")
+"""Words of a command line that only a Headroom at work has."""
 KILL_SECONDS = 10.0
 STALE_SECONDS = 600.0  # longer than any extension takes to compile
 
@@ -52,12 +55,14 @@ class Tree:
     """The processes that carry ``mark`` or descend from one that does.
 
     ``files`` are shared memory segments and compile locks that they were seen to hold open.
+    ``others`` are processes of another Headroom at work that were seen meanwhile.
     """
 
     def __init__(self, mark: str) -> None:
         self.mark = mark.encode()
         self.members: dict[int, int] = {}
         self.files: set[str] = set()
+        self.others: set[int] = set()
         self.peak_bytes = 0
         self.processes_at_peak = 0
         self._strangers: dict[int, int] = {}
@@ -129,12 +134,21 @@ class Tree:
             return False
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # gone, or another user's
+        except PermissionError:  # another user's
+            self._estrange(pid, process)
+            return False
+        except OSError:  # gone
             return False
         # It is empty in the middle of exec (look again), and for the kernel's own threads.
         if self.mark not in environment and (environment or process.parent == KERNEL):
-            self._strangers[pid] = process.started
+            self._estrange(pid, process)
         return self.mark in environment
+
+    def _estrange(self, pid: int, process: Process) -> None:
+        """Look at a process that is not ours once, and not again."""
+        self._strangers[pid] = process.started
+        if process.alive and _at_work(pid):
+            self.others.add(pid)
 
     def _signal(self, number: int) -> int:
         alive = self.alive()
@@ -182,6 +196,19 @@ def _table() -> dict[int, Process]:
             if process:
                 table[int(name)] = process
     return table
+
+
+def at_work() -> list[int]:
+    """Processes of any Headroom that measure or predict now, whoever's they are."""
+    return sorted(pid for pid, process in _table().items() if process.alive and _at_work(pid))
+
+
+def _at_work(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(module in words for module in WORKERS)
 
 
 def _process(pid: str) -> Process | None:

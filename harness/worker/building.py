@@ -85,7 +85,8 @@ class Building:
             ValueError: a parameter is left without a value.
         """
         if self.drawn:
-            self.resolved.launch.engine.fill(accelerator, self.module, self.drawn)
+            blocks = self.resolved.subject.blocks(self.module)
+            self.resolved.launch.engine.fill(accelerator, self.module, self.drawn, blocks)
         if accelerator.device.type != "meta":  # as a prediction's GPU is
             self._see_that_all_have_values()
         return self.module

@@ -95,7 +95,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
         meter=meter,
         run=run,
         log=Log(),
-        watch=GpuWatch(accelerator.num_processes if asks else 0),
+        watch=GpuWatch(resolved.spec.local_processes if asks else 0),
     )
 
 
@@ -163,7 +163,8 @@ def _prove(
 def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:
     """What this rank measured."""
     meter, here = bench.meter, bench.accelerator
-    log, warmup = bench.log, bench.resolved.spec.warmup
+    log = bench.log
+    warmup = min(bench.resolved.spec.warmup, log.timed_from)  # a training's end may have none
     return Rank(
         rank=here.process_index,
         device=setup.to_device_note(here.device),

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import resource
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -52,6 +52,7 @@ class _Phases:
     def __init__(self) -> None:
         self.phases: dict[str, Peak] = {}
         self._running: str | None = None
+        self._noted: Peak | None = None
 
     def enter(self, phase: str) -> None:
         self.close()
@@ -61,15 +62,23 @@ class _Phases:
     def close(self) -> None:
         if self._running is None:
             return
-        seen, kept = self._read(), self.phases.get(self._running)
+        self.note()
+        seen, kept = self._noted, self.phases.get(self._running)
         self.phases[self._running] = seen if kept is None else highest(kept, seen)
-        self._running = None
+        self._running = self._noted = None
+
+    def note(self) -> None:
+        """Keep the running phase's peak of so far: somebody is about to reset the counts."""
+        if self._running is not None:
+            seen = self._read()
+            self._noted = seen if self._noted is None else highest(self._noted, seen)
 
     def peak_bytes(self) -> int:
         peaks = [p.allocated for p in self.phases.values()]
         if self._running is None and peaks:  # between phases the mark may be of what was freed
             return max(peaks)
-        return max([*peaks, self._read().allocated])
+        noted = [] if self._noted is None else [self._noted.allocated]
+        return max([*peaks, *noted, self._read().allocated])
 
     def _reset(self, phase: str) -> None:
         raise NotImplementedError
@@ -103,6 +112,8 @@ class CudaMeter(_Phases):
         self.used = Highest(self._used)
         self.sampler = Sampler(self.used)
         self.baseline_bytes = self._used()
+        self._reset_counts = torch.cuda.reset_peak_memory_stats
+        torch.cuda.reset_peak_memory_stats = self._reset_by_others
 
     def close(self) -> None:
         self.sampler.stop()
@@ -115,8 +126,14 @@ class CudaMeter(_Phases):
         free, total = torch.cuda.mem_get_info(self.device)
         return total - free
 
+    def _reset_by_others(self, *given: Any) -> None:
+        """In the place of torch's own. DeepSpeed's ZeRO-1 and 2 reset the counts as they are made
+        (0.19.8, ``runtime/utils.py``, ``empty_cache``), amid a phase whose peak lies before."""
+        self.note()
+        self._reset_counts(*given)
+
     def _reset(self, phase: str) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._reset_counts(self.device)
         self.used.reset()
         if is_sampled(phase):
             self.sampler.start()

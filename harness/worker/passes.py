@@ -54,15 +54,17 @@ def measured_steps(bench: Bench) -> None:
 
 
 def training_steps(bench: Bench, training: Training) -> None:
-    """What is left of a training, at least its warm-up and one step more."""
+    """What is left of a training: its warm-up and one step more, or the one that is left."""
     spec, taken = bench.resolved.spec, bench.run.trained.optimizer_steps
-    left = max(1, spec.steps - taken)
+    left = spec.warmup + spec.steps - taken
+    warmup = min(spec.warmup, left - 1)  # one at the end of a training is timed, and nothing else
+    left -= warmup
 
     def after(last: bool) -> None:
         training.after_step(bench.run, bench.resolved, bench.log, last=last)
 
-    bench.reporter.enter("warmup", spec.warmup)
-    _take(bench, spec.warmup, WATCHED_PEAKS, after=lambda last: after(False))
+    bench.reporter.enter("warmup", warmup)
+    _take(bench, warmup, WATCHED_PEAKS, after=lambda last: after(False))
     bench.meter.close()
     watched = None if heap.keep_freed() else STEADY
     bench.log.timed_from = len(bench.log.seconds)

@@ -8,6 +8,7 @@ memory runs out.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +80,11 @@ def allocator_history(folder: Path, rank: int) -> Iterator[None]:
     run fails, for the history is what it was started for. If another error has ended the run, that
     one is raised, and the missing history only printed.
     """
-    torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
+    # The history is of the current device, and makes a context there: without this every rank would
+    # have one on GPU 0 as well, for accelerate chooses each rank's own only later.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # Stacks of C++ frames take a hundred times as long to note, and name torch's own code.
+    torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
     try:
         yield
     except BaseException:

@@ -112,7 +112,8 @@ def prepare(
     for part in recipe.strategies:
         part.configure(accelerator, module, launch)
     module.train()
-    model, optimizer = launch.engine.prepare(accelerator, module, _optimizer_of(resolved))
+    blocks = resolved.subject.blocks(module)
+    model, optimizer = launch.engine.prepare(accelerator, module, _optimizer_of(resolved), blocks)
     trained = Trained(
         accelerator=accelerator,
         model=model,

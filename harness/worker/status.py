@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.result import write_json
+from strategies.base import BadInput
 
 __all__ = ["Reporter"]
 
@@ -49,6 +50,7 @@ class Reporter:
         """Record the exception that ends this rank."""
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         failure = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
+        failure["ours"] = isinstance(error, BadInput)  # such a message ends in its way out
         write_json(self.folder / f"rank{self.rank}.failure.json", {**self._facts(), **failure})
 
     def _write(self, **more: float) -> None:

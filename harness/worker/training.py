@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from harness.launch.checkpoints import terms
 from harness.resolve import Resolved
 from harness.subjects.guidance import guided
 from harness.worker import checkpoint, grid, setup
 from harness.worker.loop import Log, Run
 from strategies.adapters import files
-from strategies.base import Slot
+from strategies.base import BadInput, Slot
 from strategies.step.ema import Average
 
 __all__ = ["Training", "add_arguments", "from_options"]
@@ -39,10 +38,10 @@ class Training:
         """Go on from the newest checkpoint, if asked to and there is one."""
         newest = checkpoint.latest(self.folder) if self.folder and self.resume else None
         if newest is not None:
-            facts = checkpoint.restore(run.trained, newest, _facts(resolved))
+            facts = checkpoint.restore(run.trained, newest, terms(resolved))
             log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
             if facts["step"] >= resolved.spec.warmup + resolved.spec.steps:
-                raise ValueError(
+                raise BadInput(
                     f"{newest} has taken all {facts['step']} steps; ask for more with --steps"
                 )
 
@@ -51,7 +50,7 @@ class Training:
         due = run.trained.optimizer_steps % self.save_every == 0
         if self.folder and (due or last):
             curves = {"losses": log.all_losses(run), "grad_norms": log.all_norms()}
-            checkpoint.save(run.trained, self.folder, {**_facts(resolved), **curves})
+            checkpoint.save(run.trained, self.folder, {**terms(resolved), **curves})
 
     def finish(self, run: Run, resolved: Resolved) -> None:
         """Save what was trained, and draw samples of every class from the averaged weights; all
@@ -62,7 +61,7 @@ class Training:
             return
         average = run.trained.attached.get("ema")
         if not isinstance(average, Average):
-            raise ValueError("samples are drawn from the averaged weights; train with --ema 0.999")
+            raise BadInput("samples are drawn from the averaged weights; train with --ema 0.999")
         state = average.full_state()
         if run.trained.accelerator.is_main_process:
             self._draw(run, resolved, state)
@@ -91,13 +90,6 @@ class Training:
         predict = guided(subject, module, {"y": labels_B}, scale)
         drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
         grid.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
-
-
-def _facts(resolved: Resolved) -> dict[str, Any]:
-    """What must be the same when the training goes on; how long it is, and where, may differ."""
-    fields = dataclasses.asdict(resolved.spec)
-    free = ("steps", "warmup", "repeat", "device", "recipe")
-    return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

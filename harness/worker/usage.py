@@ -1,7 +1,7 @@
 """What the kernel counted while a step ran: CPU seconds, switches and page faults of this process,
 and how busy the cores were with anybody's work.
 
-Read before the clock starts and after it has stopped. ``harness.report.data.disturbed`` decides
+Read before the clock starts and after it has stopped. ``harness.report.figures.disturbed`` decides
 from them whether the machine was elsewhere.
 """
 

@@ -54,7 +54,7 @@ class Compile(Strategy):
             raise ValueError(f"budget is {self.budget}; it goes by block: leave scope=model out")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"compiled"})
+        return frozenset({"compiled"} | ({"compiled_whole"} if self.scope == "model" else set()))
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return ("inductor",) if self.backend == "inductor" else ()
@@ -80,9 +80,8 @@ class Compile(Strategy):
             return
         if parts is not None:
             parts.compile_parts(functools.partial(torch.compile, **given))
-        else:
-            for block in subject.blocks(module):
-                block.compile(**given)
+        for block in _alone(parts, subject.blocks(module)):
+            block.compile(**given)
         if runner_of(module, Weighed) is None:
             surround(module, subject, Weighed)
 
@@ -94,7 +93,8 @@ class Compile(Strategy):
         demand(isinstance(backend, CountingBackend), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
         calls, parts = last["calls"] / trained.micro_steps, runner_of(trained.module, Recompute)
-        units = parts.parts_run / trained.micro_steps if parts else len(trained.blocks())
+        units = parts.parts_run / trained.micro_steps if parts else 0
+        units += len(_alone(parts, trained.blocks()))
         units = 1 if self.scope == "model" else units
         demand(calls >= units, f"{calls} calls of compiled graphs a micro step, not {units}")
         facts = {
@@ -119,3 +119,8 @@ class Compile(Strategy):
             f"{share:.2f} of the activations are kept, not {self.budget}",
         )
         return {"kept_bytes_without_budget": full, "share": round(share, 3)}
+
+
+def _alone(parts: Recompute | None, blocks: list[Any]) -> list[Any]:
+    """The blocks that are compiled one by one: those that no checkpoint is around."""
+    return blocks if parts is None else parts.kept_whole(blocks)

@@ -37,12 +37,14 @@ class Host(Weighed):
         self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
         self.stays: list[Offloaded | None] = []
         self.stream: Any = None
+        self.device = "cpu"
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
 
         self.stays = []
         device = next(blocks[0].parameters()).device
+        self.device = device.type
         if device.type == "cuda" and self.stream is None:
             self.stream = torch.cuda.Stream(device)
         pack, unpack = (torch.compiler.disable(f) for f in (self.pack, self.unpack))
@@ -53,6 +55,8 @@ class Host(Weighed):
         """A tensor that autograd keeps -> its place in host memory; weights stay where they are."""
         import torch
 
+        if kept.device.type == "cpu" != self.device:
+            return kept  # an operation may save a tensor that is in host memory anyway
         if self.weighing:
             self.weigh(kept)
         if is_weight(kept) or kept.nbytes < LEAST_BYTES:

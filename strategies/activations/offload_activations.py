@@ -21,7 +21,8 @@ class Copies(Watcher):
 
     def makers(self) -> tuple[Maker, ...]:
         """What leaves is copied to the host by one, what comes back to the device by the other."""
-        return Maker(Host, "pack", "", place="host"), Maker(Host, "_fetch", "", place="device")
+        out = Maker(Host, "pack", "", place="host", pinned=True)
+        return out, Maker(Host, "_fetch", "", place="device")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategies.activations.weighed import Weighed
@@ -57,14 +57,22 @@ def block_runs(split: Split, blocks: int) -> int:
 class Recompute(Weighed):
     """Runs the blocks by parts that are recomputed in backward, and counts what really ran.
 
-    ``products`` are the outputs that ``policy`` had torch keep in the first forward.
+    ``products`` are the outputs that ``policy`` had torch keep in the first forward. ``chosen``:
+    the first blocks of the model, if not all are to be recomputed.
     """
 
     def __init__(
-        self, inner: Any, split: Split, policy: Any = None, *, random: bool = False
+        self,
+        inner: Any,
+        split: Split,
+        policy: Any = None,
+        *,
+        random: bool = False,
+        chosen: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(inner)
         self.split, self.blocks_run, self.parts_run = split, 0, 0
+        self.chosen = None if chosen is None else frozenset(map(id, chosen))
         self.products = {"kept": 0, "bytes": 0}
         # Where blocks draw no random numbers the generator's state need not travel along.
         self.options = {"use_reentrant": False, "preserve_rng_state": random}
@@ -72,9 +80,35 @@ class Recompute(Weighed):
             self.options["context_fn"] = functools.partial(policy, self)
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        sizes = self.split(len(blocks), 0)[0]
+        count = self.recomputed(blocks[0], len(blocks))
+        sizes = self.split(count, 0)[0] if count else []
         self.parts_run += len(sizes)
-        return self._parts(blocks, sizes, 1, given, named)
+        if count:
+            given = (self._parts(blocks[:count], sizes, 1, given, named), *given[1:])
+        if count == len(blocks):
+            return given[0]
+        self.passing = True
+        out = self.rest(blocks[count:], *given, **named)
+        self.passing = False
+        return out
+
+    def recomputed(self, first: Any, count: int) -> int:
+        """How many of ``count`` blocks from ``first`` on are recomputed: those are in front."""
+        if self.chosen is None:
+            return count
+        return min(len(self.chosen), count) if id(first) in self.chosen else 0
+
+    def kept_whole(self, blocks: Sequence[Any]) -> list[Any]:
+        """Those of the model's blocks that are not recomputed."""
+        return [block for block in blocks if not self.recomputed(block, 1)]
+
+    def rest(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        """The blocks behind them, whose activations are kept."""
+        import torch
+
+        if not torch.compiler.is_compiling():
+            self.blocks_run += len(blocks)
+        return self.inner(blocks, *given, **named)
 
     def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
         """Parts of these sizes, each under a checkpoint: what one returns is the first thing that

@@ -35,7 +35,8 @@ class Weighed:
     """A way to run blocks around another one (``inner``; the innermost is the module's own).
 
     Weighs, in the first forward of each block, what autograd holds for the blocks: ``kept_bytes``,
-    weights left out, each tensor once. ``calls`` are those of that first forward, with tensors'
+    weights left out, each tensor once; nothing of blocks that it is ``passing`` on to ``inner`` as
+    they are. ``calls`` are those of that first forward, with tensors'
     sizes in the place of what was given.
     """
 
@@ -43,7 +44,7 @@ class Weighed:
         self.inner = inner
         self.kept_bytes = 0
         self.calls: list[Call] = []
-        self.weighing = self.within = False
+        self.weighing = self.within = self.passing = False
         self._begun: set[int] = set()
         self._seen: dict[int, weakref.ref] = {}
         if isinstance(inner, Weighed):
@@ -79,7 +80,7 @@ class Weighed:
         """Count a tensor that autograd keeps; also for a runner within this one."""
         storage = kept.untyped_storage()
         known = self._seen.get(kept.data_ptr(), lambda: None)() is not None
-        if not is_weight(kept) and not known:
+        if not (self.passing or known or is_weight(kept)):
             self._seen[kept.data_ptr()] = weakref.ref(storage)
             self.kept_bytes += kept.nbytes
         if isinstance(self.inner, Weighed):

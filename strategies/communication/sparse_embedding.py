@@ -43,6 +43,8 @@ class SparseEmbedding(Strategy):
         return frozenset({"sparse_gradients"})
 
     def refuses(self, launch: Launch) -> str | None:
+        if "dtensor_weights" in launch.traits:
+            return "gradients are cut by rows, and a sparse one cannot be; use single or ddp"
         if "flat_weights" in launch.traits:
             return "the engine flattens gradients, and a flat one is dense; use ddp or single"
         if "one_process" not in launch.traits and launch.device == "cuda":

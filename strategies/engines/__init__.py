@@ -10,6 +10,7 @@ from pathlib import Path
 from strategies.engine import Engine
 from strategies.engines.alone import Alone
 from strategies.engines.broken import Broken
+from strategies.engines.fsdp import Fsdp
 from strategies.engines.replicas import Replicas
 from strategies.engines.zero import Zero
 from strategies.launch_file import LaunchFile, LaunchFileError, read
@@ -17,7 +18,7 @@ from strategies.launch_file import LaunchFile, LaunchFileError, read
 __all__ = ["ENGINES", "of_file"]
 
 ENGINES: dict[str, type[Engine]] = {
-    kind: engine for engine in (Alone, Replicas, Zero) for kind in engine.kinds
+    kind: engine for engine in (Alone, Replicas, Zero, Fsdp) for kind in engine.kinds
 }
 """accelerate's distributed type, as a launch file spells it -> the engine."""
 

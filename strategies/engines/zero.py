@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.engine import (
@@ -24,11 +25,11 @@ from strategies.engine import (
     Told,
     Workload,
 )
-from strategies.engines import zero_effects, zero_facts
+from strategies.engines import zero_effects, zero_facts, zero_settled
 from strategies.engines.zero_ops import plain_file_access
-from strategies.engines.zero_sizes import buffer_sizes, swap_block_bytes
-from strategies.engines.zero_waste import Job, waste
+from strategies.engines.zero_waste import Job, prices, waste
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
+from strategies.settled import Settled
 from strategies.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -125,41 +126,38 @@ class Zero(Engine):
         if sizes is None:
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
-        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes)
-        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in waste(self.zero, job))]
+        job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes, device=launch.device)
+        found = [*waste(self.zero, job), *prices(self.zero, job)]
+        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in found)]
 
     # ---- set-up ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
-        """Write into DeepSpeed's config what the spec and the model own. The JSON says "auto" or
-        an explicit 0.0 there; left alone, accelerate would clip at 1.0."""
-        plugin = accelerator.state.deepspeed_plugin
-        config: dict[str, Any] = plugin.deepspeed_config
-        config["train_micro_batch_size_per_gpu"] = work.micro_batch
-        config["gradient_clipping"] = work.clip
-        for name in BLOCK_OF.values():
-            block = config["zero_optimization"].get(name, {})
-            if block.get("device") == "nvme":
-                plain_file_access()
-                work.scratch.mkdir(parents=True, exist_ok=True)
-                block["nvme_path"] = str(work.scratch)
-        sizes = {f"zero_optimization.{k}": v for k, v in buffer_sizes(work.sizes).items()}
-        sizes["aio.block_size"] = swap_block_bytes(work.sizes.tensor, accelerator.num_processes)
-        for key, value in sizes.items():
-            plugin.fill_match(key, must_match=False, **{key: value})
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        if zero_settled.nvme_blocks(config):
+            plain_file_access()
+            work.scratch.mkdir(parents=True, exist_ok=True)
+        zero_settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
 
-    def fill(self, accelerator: Any, module: Any, draw: Draw) -> None:
+    def settled(
+        self,
+        launch: Launch,
+        work: Callable[[Path], Workload],
+        mixed_precision: str,
+        configure: Callable[[Any], None],
+        folder: Path,
+    ) -> Settled:
+        found = work(Path(zero_settled.NVME_BLANK))
+        return zero_settled.settled(self.file, launch, found, mixed_precision, configure, folder)
+
+    def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.zero_fill import fill
 
         fill(accelerator, module, draw, split=self.stage == 3)
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        if not master:
-            config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-        if scale:
-            power = scale.bit_length() - 1
-            config["fp16"] |= {"loss_scale": 0, "initial_scale_power": power}
+        zero_settled.sixteen_bits(config, master=master, scale=scale)
 
     def host_adamw(self, params: list[Any], settings: Settings) -> Any:
         """DeepSpeed's, with all settings (accelerate's own swap would drop betas, eps and the
@@ -201,7 +199,7 @@ class Zero(Engine):
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
         return zero_facts.masters(trained)
 
-    def fragments(self, trained: Trained) -> Iterator[Fragment]:
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         return zero_facts.fragments(trained)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:

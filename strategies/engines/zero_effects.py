@@ -168,7 +168,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
     Raises:
         NotInForce: the two are not one training.
     """
-    facts = label(zero_facts.evidence(trained), "stage", "buckets")
+    facts = label(zero_facts.evidence(trained), "stage", "overlap_comm", "buckets")
     seen = trained.observed
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Fragment, Maker, Trained
+from strategies.engines.zero_sizes import overlaps
 from strategies.evidence.stored import stored, tensors, within
 
 if TYPE_CHECKING:
@@ -53,8 +54,21 @@ def evidence(trained: Trained) -> dict[str, Any]:
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     facts |= _gradients(trained) | _offload(trained)
+    facts["overlap_comm"] = _overlaps(trained)
     facts["buckets"] = _buckets(ds)
     return facts
+
+
+def _overlaps(trained: Trained) -> bool:
+    """Whether DeepSpeed reduces beside backward, as its optimizer says."""
+    ds, device = trained.model, trained.accelerator.device.type
+    if trained.engine.stage == 3:
+        found = bool(ds.zero_overlap_comm())
+    else:
+        found = bool(ds.optimizer.overlap_comm)
+    wanted = overlaps(trained.engine.zero, device)
+    demand(found == wanted, f"DeepSpeed's overlap_comm is {found}, asked is {wanted}")
+    return found
 
 
 def _buckets(ds: Any) -> dict[str, int]:

@@ -6,7 +6,6 @@ Imported where a prediction is made alone: it patches, and it imports DeepSpeed.
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
@@ -15,6 +14,9 @@ import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from strategies.engine import Books, Engine, Imitation
+from strategies.engines.launcher import arguments
+from strategies.engines.zero_sizes import overlaps
+from strategies.sizes import pinned_block
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained
@@ -33,22 +35,17 @@ class Storageless(Imitation):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def beside(self, launch: Launch) -> frozenset[str]:
+        """Reductions run beside backward, and stage 3 gathers ahead, if the launch overlaps."""
+        if not overlaps(self.engine.zero, launch.device):
+            return frozenset()
+        return frozenset(("forward", "backward") if self.engine.stage == 3 else ("backward",))
+
     def environment(self, launch: Launch) -> dict[str, str]:
         """accelerate's own translation of the launch file."""
-        from accelerate.commands import launch as command
         from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
-        words = ["--config_file", str(self.engine.file.path)]
-        words += [
-            "--num_processes",
-            str(launch.processes),
-            "--main_process_port",
-            "0",
-            "-m",
-            "none",
-        ]
-        args: Namespace = command.launch_command_parser().parse_args(words)
-        args, defaults, _ = command._validate_launch_command(args)
+        args, defaults = arguments(self.engine.file.path, launch.processes)
         args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
         _, variables = prepare_deepspeed_cmd_env(args)
         return {k: v for k, v in variables.items() if k.startswith("ACCELERATE_")}
@@ -70,7 +67,7 @@ class Storageless(Imitation):
                 block.pop("nvme_path", None)
 
     def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
-        return [mock.patch.object(*patch) for patch in _patches(books)]
+        return [mock.patch.object(*patch) for patch in [*_patches(books), *_pins(books)]]
 
     def prepared(self, trained: Trained, books: Books) -> Callable[[], None]:
         """The buffers through which DeepSpeed swaps.
@@ -82,10 +79,14 @@ class Storageless(Imitation):
             return lambda: None
         masters = trained.model.optimizer.fp32_partitioned_groups_flat
         # Offload to memory keeps a float32 gradient beside each master; swapped, it has none.
-        books.tag("optimizer_state", [m.grad for m in masters if m.grad is not None])
+        gradients = [m.grad for m in masters if m.grad is not None]
+        books.tag("optimizer_state", gradients)
+        for gradient in gradients:
+            books.pin(gradient, False)
         count = self.engine.zero["offload_optimizer"].get("buffer_count", BUFFERS)
         largest = max(master.numel() for master in masters)
-        books.hold("host", count * largest * 4, "swap buffers", "temporaries")
+        for _ in range(count):
+            books.hold("host", pinned_block(largest * 4), "swap buffers", "temporaries")
 
         def finish() -> None:
             size = books.move("optimizer_state", "host", "nvme")
@@ -125,10 +126,6 @@ class StoragelessAccelerator(CPU_Accelerator):
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._name
 
-    def pin_memory(self, tensor: Any, *given: Any, **more: Any) -> Any:
-        """Pinning allocates anew; the copy replaces the original at once, so bytes are equal."""
-        return tensor
-
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu"
 
@@ -148,6 +145,23 @@ class AbsentKernel:
             return 0
 
         return left_out
+
+
+def _pins(books: Books) -> list[tuple[Any, str, Any]]:
+    """Pinned memory as DeepSpeed asks for it: a copy that replaces the original at once, or a
+    buffer of its own."""
+
+    def pin_memory(self: Any, tensor: Any, *given: Any, **more: Any) -> Any:
+        books.pin(tensor)
+        return tensor
+
+    def empty(self: Any, tensor: Any, shape: Any) -> Any:
+        made = tensor.new_empty(shape)
+        books.pin(made)
+        return made
+
+    kind = StoragelessAccelerator
+    return [(kind, "pin_memory", pin_memory), (kind, "_torch_empty_pinned", empty)]
 
 
 def _patches(books: Books) -> list[tuple[Any, str, Any]]:

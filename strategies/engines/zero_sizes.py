@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from strategies.sizes import Sizes
 
-__all__ = ["buffer_sizes", "swap_block_bytes"]
+__all__ = ["buffer_sizes", "overlaps", "reduce_buckets", "swap_block_bytes"]
 
 
-def buffer_sizes(model: Sizes) -> dict[str, int]:
-    """DeepSpeed's buffer sizes, in elements.
+def overlaps(zero: Mapping[str, Any], device: str) -> bool:
+    """Whether communication runs beside the computation, by a zero_optimization block on a
+    ``device`` (cpu or cuda). "auto" is true on GPUs, as DDP's does and as users of ZeRO run it; a
+    CPU has no streams to overlap on. Where the key is absent DeepSpeed overlaps in stage 3 alone.
+    """
+    asked = zero.get("overlap_comm")
+    if asked is None:
+        return zero.get("stage") == 3
+    return device != "cpu" if asked == "auto" else bool(asked)
+
+
+def reduce_buckets(zero: Mapping[str, Any], device: str) -> int:
+    """Buckets that gradients are reduced in: stages 1 and 2 fill one while the other is on its way
+    where they overlap (DeepSpeed 0.19.8, stage_1_and_2.py, setup_buckets)."""
+    return 2 if zero.get("stage") in (1, 2) and overlaps(zero, device) else 1
+
+
+def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
+    """DeepSpeed's buffer sizes, in elements, where gradients are reduced in so many ``buckets``:
+    two of them are half as large each, so that overlapping costs no more memory than not.
 
     With its defaults (5e8 elements a bucket, 1e9 live parameters) the buckets outweigh what ZeRO-2
     saves (DeepSpeed issues 1302, 3734, 5305), and ZeRO-3 keeps every parameter gathered.
     """
     total, block, tensor, bias = model[:4]
-    bucket = max(tensor, min(total // 16, 50_000_000))
-    bucket += bucket % 2  # stages 1 and 2 assert an even allgather bucket
+    share = min(total // 16, 50_000_000)
+    # Stages 1 and 2 assert an even allgather bucket.
+    reduced, gathered = (_even(max(tensor, size)) for size in (share // buckets, share))
     return {
-        "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
+        "reduce_bucket_size": reduced,
+        "allgather_bucket_size": gathered,
         # ZeRO-3 fetches the next half block while it computes, and lets go of all but two blocks.
         "stage3_prefetch_bucket_size": max(block // 2, 1),
         "stage3_max_live_parameters": 2 * block,
@@ -29,6 +51,10 @@ def buffer_sizes(model: Sizes) -> dict[str, int]:
         # DeepSpeed leaves pieces below 1 MiB a rank in host memory instead of swapping them.
         "sub_group_size": max(total // 8, tensor, 2**20),
     }
+
+
+def _even(size: int) -> int:
+    return size + size % 2
 
 
 def swap_block_bytes(tensor: int, processes: int) -> int:

@@ -1,4 +1,5 @@
-"""DeepSpeed settings that cost memory for nothing, for a model of a given size. No torch.
+"""DeepSpeed settings that cost memory, for a model of a given size: those that buy nothing
+(``waste``), and those that buy speed (``prices``). No torch.
 
 Each rule names the setting, the bytes it costs on each device, and the value that removes it.
 ``"auto"`` passes: ``zero_sizes`` settles it from the model. A setting that is absent counts as
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.engines.zero_sizes import buffer_sizes
+from strategies.engines.zero_sizes import buffer_sizes, reduce_buckets
 from strategies.sizes import Sizes
 
-__all__ = ["DEFAULTS", "RULES", "Finding", "Job", "waste"]
+__all__ = ["DEFAULTS", "RULES", "Finding", "Job", "prices", "waste"]
 
 DEFAULTS: dict[str, Any] = {
     "reduce_bucket_size": 500_000_000,
@@ -23,7 +24,6 @@ DEFAULTS: dict[str, Any] = {
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
     "sub_group_size": 1_000_000_000,
-    "overlap_comm": False,
 }
 MUCH = 4
 """A bucket is reported from this many times the size that "auto" becomes."""
@@ -33,21 +33,30 @@ NVME_STATE_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the bytes depend on; ``itemsize`` is bytes of a stored weight."""
+    """What the bytes depend on; ``itemsize`` is bytes of a stored weight, ``device`` cpu or cuda:
+    a lint is for GPUs."""
 
     sizes: Sizes
     itemsize: int
     ranks: int
+    device: str = "cuda"
 
     @property
     def auto(self) -> dict[str, int]:
         """The sizes that "auto" becomes."""
         return buffer_sizes(self.sizes)
 
+    def bucket(self, zero: Mapping[str, Any]) -> tuple[int | None, int, int]:
+        """Of gradients that are reduced: the bucket's size in elements (None: settled from the
+        model), what "auto" becomes, and how many such buckets there are."""
+        buckets = reduce_buckets(zero, self.device)
+        right = buffer_sizes(self.sizes, buckets)["reduce_bucket_size"]
+        return _number(zero, "reduce_bucket_size"), right, buckets
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One setting that costs ``bytes`` on a device and buys nothing.
+    """One setting that costs ``bytes`` on a device; ``why`` says what for.
 
     ``at_most``: how much of it is held at once depends on the order of the modules' uses.
     """
@@ -70,6 +79,11 @@ def waste(zero: Mapping[str, Any], job: Job) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.bytes)
 
 
+def prices(zero: Mapping[str, Any], job: Job) -> list[Finding]:
+    """What ``zero`` keeps on a device for the sake of speed."""
+    return [finding for rule in PRICES for finding in rule(zero, job)]
+
+
 # ---- rules ----
 
 
@@ -81,31 +95,32 @@ def _number(zero: Mapping[str, Any], key: str) -> int | None:
 
 def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """The reduce bucket is allocated whole, however small the model (issues 1302, 3734)."""
-    size, right = _number(zero, "reduce_bucket_size"), job.auto["reduce_bucket_size"]
+    size, right, buckets = job.bucket(zero)
     if size is not None and size > MUCH * right and zero.get("contiguous_gradients", True):
         times = size / job.sizes.total
         share = f"{times:.1f} times" if times > 1 else f"{times:.0%} of"
         yield Finding(
             key="reduce_bucket_size",
             value=size,
-            bytes=(size - right) * job.itemsize,
-            why=f"the bucket is {share} the model, and is allocated whole",
+            bytes=(size - right) * job.itemsize * buckets,
+            why=f"the bucket is {share} the model, and is allocated whole"
+            + (", twice for overlap_comm" if buckets == 2 else ""),
             fix=f'"reduce_bucket_size": "auto" ({right:,} here)',
         )
 
 
-def doubled_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Overlapping reduction keeps a second bucket under stages 1 and 2 (setup_buckets)."""
-    if int(zero.get("stage", 0)) not in (1, 2) or not zero.get("overlap_comm", False):
-        return
-    size = _number(zero, "reduce_bucket_size") or job.auto["reduce_bucket_size"]
-    yield Finding(
-        key="overlap_comm",
-        value="true",
-        bytes=size * job.itemsize,
-        why="overlapping keeps a second reduce bucket",
-        fix='"overlap_comm": false, or half the "reduce_bucket_size"',
-    )
+def second_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """Reducing beside backward fills a second bucket while the first is on its way. No waste: DDP
+    overlaps as well, and without it each reduction is waited for."""
+    size, right, buckets = job.bucket(zero)
+    if buckets == 2 and zero.get("contiguous_gradients", True):
+        yield Finding(
+            key="overlap_comm",
+            value=str(zero["overlap_comm"]).lower(),
+            bytes=(size or right) * job.itemsize,
+            why="gradients are reduced beside backward, through a second bucket",
+            fix='"overlap_comm": false to save it and wait for each reduction',
+        )
 
 
 def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
@@ -193,13 +208,13 @@ def whole_shard_swapped(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 Rule = Callable[[Mapping[str, Any], Job], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     large_bucket,
-    doubled_bucket,
     kept_gathered,
     everything_live,
     wide_prefetch,
     unsharded_weights,
     whole_shard_swapped,
 )
+PRICES: tuple[Rule, ...] = (second_bucket,)
 
 
 def _mib(size: int) -> str:

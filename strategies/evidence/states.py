@@ -43,17 +43,17 @@ def counted(trained: Trained) -> int | None:
 def each_count(trained: Trained) -> list[int]:
     """Optimizer steps by the state of each weight, or piece, that the optimizer updates on this
     rank: 0 where it has none. Empty where no state keeps a count."""
-    state, counts = trained.inner_optimizer.state, []
+    counts = []
     for _, weight in trained.engine.shards(trained):
         if weight.numel():
-            counts.append(int(state.get(weight, {}).get("step", 0)))
+            counts.append(int(trained.engine.state_of(trained, weight).get("step", 0)))
     return counts if any(counts) else []
 
 
 def first_moment(trained: Trained, weight: torch.Tensor) -> torch.Tensor | None:
     """The running mean of the gradients of a weight, or piece, that the optimizer updates; None
     where it keeps none as plain numbers."""
-    state = trained.inner_optimizer.state.get(weight, {})
+    state = trained.engine.state_of(trained, weight)
     named = (state.get(name) for name in ("exp_avg", "momentum_buffer"))
     found = next((moment for moment in named if moment is not None), None)
     plain = found is not None and found.is_floating_point() and not wrapped((type(found),))

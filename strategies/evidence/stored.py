@@ -18,8 +18,10 @@ def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     sparse tensor is its indices and values.
     """
     if wrapped((type(tensor),)):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from stored(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:  # a DTensor names its mesh among them
+            if hasattr(part, "untyped_storage"):
+                yield from stored(part)
     elif tensor.is_sparse:
         yield from (tensor._indices(), tensor._values())
     else:

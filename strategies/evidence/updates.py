@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 
     from strategies.base import Settings
 
-__all__ = ["Update", "adamw_error", "relative_error", "sgd_error", "watch"]
+__all__ = [
+    "Taken",
+    "Update",
+    "adafactor_error",
+    "adamw_error",
+    "adamw_weight_error",
+    "relative_error",
+    "sgd_error",
+    "taken",
+    "watch",
+]
 
 SAMPLE = 4096
 """Elements that are kept of a tensor, where not all of it is asked for."""
@@ -26,13 +36,24 @@ class Update(NamedTuple):
     after: dict[str, Any]
 
 
+def of_its_shape(state: dict[str, Any], p: Any) -> dict[str, Any]:
+    """The tensors of a state that have the parameter's shape, by their names."""
+    import torch
+
+    return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape}
+
+
 @contextlib.contextmanager
 def watch(
-    optimizer: Any, chosen: Callable[[Any], bool] = lambda p: True, *, whole: bool = False
+    optimizer: Any,
+    chosen: Callable[[Any], bool] = lambda p: True,
+    *,
+    whole: bool = False,
+    read: Callable[[dict[str, Any], Any], dict[str, Any]] = of_its_shape,
 ) -> Iterator[list[Update]]:
     """Yield a list that gets the first update, of the first tensor that is ``chosen`` and has a
-    dense gradient: its first elements, or ``whole``. Stays empty where the optimizer has no hooks
-    or takes no step."""
+    dense gradient: its first elements, or ``whole``, and what ``read`` makes of its state. Stays
+    empty where the optimizer has no hooks or takes no step."""
     seen: list[Update] = []
     waiting: list[tuple[Any, dict[str, Any]]] = []
 
@@ -41,16 +62,16 @@ def watch(
             p
             for group in stepped.param_groups
             for p in group["params"]
-            if p.grad is not None and not p.grad.is_sparse and p.numel() and chosen(p)
+            if p.grad is not None and not p.grad.is_sparse and _here(p).numel() and chosen(p)
         )
         p = None if waiting or seen else next(dense, None)
         if p is not None:
-            waiting.append((p, _copied(p, stepped.state.get(p, {}), whole)))
+            waiting.append((p, _copied(p, stepped.state.get(p, {}), whole, read)))
 
     def after(stepped: Any, *_: Any) -> None:
         if waiting:
             p, was = waiting.pop()
-            seen.append(Update(was, _copied(p, stepped.state.get(p, {}), whole)))
+            seen.append(Update(was, _copied(p, stepped.state.get(p, {}), whole, read)))
 
     hooks = getattr(optimizer, "register_step_pre_hook", None)
     handles = [hooks(before), optimizer.register_step_post_hook(after)] if hooks else []
@@ -61,14 +82,21 @@ def watch(
             handle.remove()
 
 
-def _copied(p: Any, state: dict[str, Any], whole: bool) -> dict[str, Any]:
-    import torch
-
-    found = {"weight": p.detach(), "grad": p.grad.detach()}
-    found |= {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape}
+def _copied(p: Any, state: dict[str, Any], whole: bool, read: Any) -> dict[str, Any]:
+    found = {"weight": p.detach(), "grad": p.grad.detach(), **read(state, p)}
     count = {"step": float(state["step"])} if "step" in state else {}
-    kept = (lambda t: t.clone()) if whole else (lambda t: t.flatten()[:SAMPLE].clone())
+    kept = _put_together if whole else (lambda t: _here(t).flatten()[:SAMPLE].clone())
     return {name: kept(tensor) for name, tensor in found.items()} | count
+
+
+def _here(tensor: Any) -> Any:
+    """What this rank has of a tensor: of a DTensor its share."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _put_together(tensor: Any) -> Any:
+    """A copy of the whole tensor; of a DTensor every rank takes part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -79,9 +107,24 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def adamw_error(update: Update, settings: Settings) -> float:
     """How far weight and moments are from AdamW's rule with ``settings``, in float64: the largest
     relative error of the three; a unit in the last place of the weight is no error."""
+    moved, first, second = _adamw(update, settings)
+    moments = (("exp_avg", first), ("exp_avg_sq", second))
+    return max(
+        _weight_error(update, moved), *(relative_error(update.after[n], w) for n, w in moments)
+    )
+
+
+def adamw_weight_error(update: Update, settings: Settings) -> float:
+    """The same of the weight alone, for moments that are written in fewer bits than they had when
+    the weight was moved by them."""
+    return _weight_error(update, _adamw(update, settings)[0])
+
+
+def _adamw(update: Update, settings: Settings) -> tuple[Any, Any, Any]:
+    """What AdamW adds to the weight, and both moments behind the step, in float64."""
     beta1, beta2 = settings.betas
-    was = {name: v if isinstance(v, float) else v.double() for name, v in update.before.items()}
-    gradient, step = was["grad"], update.after["step"]
+    was, step = _doubles(update.before), update.after["step"]
+    gradient = was["grad"]
     zero = 0 * gradient
     first = was.get("exp_avg", zero).lerp(gradient, 1 - beta1)
     second = was.get("exp_avg_sq", zero).lerp(gradient.square(), 1 - beta2)
@@ -89,21 +132,71 @@ def adamw_error(update: Update, settings: Settings) -> float:
     moved = -settings.learning_rate * (
         first / (1 - beta1**step) / scale + settings.weight_decay * was["weight"]
     )
-    moments = (("exp_avg", first), ("exp_avg_sq", second))
-    return max(
-        _weight_error(update, moved), *(relative_error(update.after[n], w) for n, w in moments)
-    )
+    return moved, first, second
+
+
+class Taken(NamedTuple):
+    """The share of AdamW's update that a short weight took in one step, over all elements, and by
+    how much chance may have moved that share (one standard deviation)."""
+
+    share: float
+    chance: float
+
+
+def taken(update: Update, settings: Settings) -> Taken:
+    """1 where rounding lost nothing: what it took was given back on average (rounding by chance),
+    or is in ``carried`` (a compensated sum). Plain rounding takes almost none of small updates."""
+    import torch
+
+    moved, was, now = _adamw(update, settings)[0], _doubles(update.before), _doubles(update.after)
+    carried = [side.get("carried", 0 * moved) for side in (was, now)]
+    went = now["weight"] - was["weight"] + carried[1] - carried[0]
+    size = float(moved.square().sum().clamp_min(1e-30))
+    if "carried" in now:
+        return Taken(float((went * moved).sum()) / size, 0.0)
+    # Rounding up or down by chance is at most half a unit of deviation.
+    half = torch.finfo(update.before["weight"].dtype).eps * was["weight"].abs() / 2
+    chance = float((half * moved).square().sum().sqrt()) / size
+    return Taken(float((went * moved).sum()) / size, chance)
+
+
+def adafactor_error(update: Update, settings: Settings) -> float:
+    """How far a whole matrix is from ``torch.optim.Adafactor``'s rule with its defaults, in
+    float64: Shazeer and Stern 2018 (arXiv:1804.04235), algorithm 4 without a first moment."""
+    import torch
+
+    was, step = _doubles(update.before), update.after["step"]
+    weight, gradient = was["weight"], was["grad"]
+    rate = 1 - step**-0.8
+    squares = gradient.square()
+
+    def follow(name: str, found: Any) -> Any:
+        return rate * was.get(name, 0 * found) + (1 - rate) * found
+
+    row = follow("row_var", squares.mean(-1, keepdim=True))
+    column = follow("col_var", squares.mean(-2, keepdim=True))
+    least = torch.finfo(update.before["weight"].dtype).eps
+    variance = row @ column / row.mean(-2, keepdim=True).clamp_min(least)
+    direction = gradient / variance.clamp_min(least * least).sqrt()
+    root = weight.numel() ** 0.5
+    size = max(1e-3, float(weight.norm()) / root) * min(settings.learning_rate, step**-0.5)
+    moved = -size * direction / max(1.0, float(direction.norm()) / root)
+    return _weight_error(update, moved - settings.learning_rate * settings.weight_decay * weight)
 
 
 def sgd_error(update: Update, settings: Settings, momentum: float) -> float:
     """The same for SGD with ``momentum``."""
-    was = {name: v if isinstance(v, float) else v.double() for name, v in update.before.items()}
+    was = _doubles(update.before)
     wanted = was["grad"] + settings.weight_decay * was["weight"]
     if not momentum:
         return _weight_error(update, -settings.learning_rate * wanted)
     wanted = momentum * was.get("momentum_buffer", 0 * wanted) + wanted
     kept = relative_error(update.after["momentum_buffer"], wanted)
     return max(_weight_error(update, -settings.learning_rate * wanted), kept)
+
+
+def _doubles(side: dict[str, Any]) -> dict[str, Any]:
+    return {name: v if isinstance(v, float) else v.double() for name, v in side.items()}
 
 
 def _weight_error(update: Update, moved: torch.Tensor) -> float:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
+from strategies.evidence import updates
 from strategies.strategy import Strategy
 
 __all__ = ["AdamWBf16"]
+
+DEVIATIONS = 6
+"""Standard deviations that chance may move the share of an update that the weights took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,8 @@ class AdamWBf16(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "pure_bf16" not in launch.traits:
             return "writes bfloat16 weights that have no master; add bf16_pure, or take adamw"
+        if "dtensor_weights" in launch.traits:
+            return "rounds plain tensors by chance, and DTensors mix with none; use adamw, or ddp"
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
@@ -39,6 +46,9 @@ class AdamWBf16(Strategy):
 
         defaults = {**settings.adam, "kahan": self.write == "kahan"}
         return Bf16AdamW(params, defaults)
+
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return updates.watch(trained.inner_optimizer)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
@@ -49,4 +59,10 @@ class AdamWBf16(Strategy):
         demand(bool(carried) == (self.write == "kahan"), f"{len(carried)} sums are compensated")
         kept = sum(int(c.count_nonzero()) for c in carried)
         demand(kept > 0 or self.write != "kahan", "nothing is carried to the next step")
-        return {"rescued_in_first_step": rescued, "carried_elements": kept}
+        facts = {"rescued_in_first_step": rescued, "carried_elements": kept}
+        for update in self.note(trained) or ():
+            share, chance = updates.taken(update, trained.settings)
+            may = 0.01 + DEVIATIONS * chance
+            demand(abs(share - 1) <= may, f"the weights took {share:.2f} of AdamW's update")
+            facts |= {"update_taken": round(share, 3), "update_taken_within": round(may, 3)}
+        return facts

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
 from strategies.evidence.settings import label
-from strategies.optimizers.quantised import low_bit_facts, torchao_adam
+from strategies.optimizers.quantised import (
+    low_bit_facts,
+    torchao_adam,
+    torchao_needs,
+    watch_low_bit,
+)
 from strategies.strategy import Strategy
 
 __all__ = ["Adam4bit", "Adam8bit", "PagedAdam8bit"]
 
+IN_HOST_MEMORY = {"host_optimizer", "host_weights"}
 HOST = "the launch file keeps the optimizer in host memory; take the same sharding without offload"
 
 
@@ -34,13 +41,15 @@ class Adam8bit(Strategy):
             raise ValueError(f"lib is {self.lib!r}; one of bnb, torchao")
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
-        return self.needs if self.lib == "bnb" else ("torchao",)
+        return self.needs if self.lib == "bnb" else torchao_needs(launch)
 
     def traits(self) -> frozenset[str]:
         return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return HOST if "host_optimizer" in launch.traits else None
+        if self.lib == "bnb" and "dtensor_weights" in launch.traits:
+            return "bitsandbytes' kernels take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"
+        return HOST if launch.traits & IN_HOST_MEMORY else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         if self.lib == "torchao":
@@ -49,8 +58,11 @@ class Adam8bit(Strategy):
 
         return AdamW8bit(params, **settings.adam)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return watch_low_bit(trained)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return low_bit_facts(trained, "AdamW8bit", self._home(), bits=8)
+        return low_bit_facts(trained, "AdamW8bit", self._home(), 8, self.note(trained))
 
     def _home(self) -> str:
         return "bitsandbytes" if self.lib == "bnb" else "torchao"
@@ -75,7 +87,7 @@ class PagedAdam8bit(Adam8bit):
         return PagedAdamW8bit(params, **settings.adam)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        facts = low_bit_facts(trained, "PagedAdamW8bit", "bitsandbytes", bits=8)
+        facts = low_bit_facts(trained, "PagedAdamW8bit", "bitsandbytes", 8, self.note(trained))
         moments = [s["state1"] for s in trained.inner_optimizer.state.values()]
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
@@ -95,14 +107,20 @@ class Adam4bit(Strategy):
     source: ClassVar[str] = "Li et al. 2023, 4-bit States (arXiv:2309.01507); torchao.optim"
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
 
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        return torchao_needs(launch)
+
     def traits(self) -> frozenset[str]:
         return frozenset({"own_state", "rounds_state"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return HOST if "host_optimizer" in launch.traits else None
+        return HOST if launch.traits & IN_HOST_MEMORY else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
         return torchao_adam("AdamW4bit", params, settings, launch.device)
 
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        return watch_low_bit(trained)
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return low_bit_facts(trained, "AdamW4bit", "torchao", bits=4)
+        return low_bit_facts(trained, "AdamW4bit", "torchao", 4, self.note(trained))

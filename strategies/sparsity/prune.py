@@ -93,6 +93,8 @@ class Prune(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:
             return "prunes what is trained, and most is frozen here; leave prune out"
+        if "dtensor_weights" in launch.traits:
+            return "masks are of whole matrices, gradients come in rows of them; use zero2 or ddp"
         if launch.traits >= {"flat_weights", "rounds_state"}:
             return "rounded moments move pruned weights, out of reach in ZeRO's master; use adamw"
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot, Watcher, demand
 from strategies.engine import Trained
 from strategies.evidence.settings import label
+from strategies.step.staging import Staging
 from strategies.strategy import Strategy
 
 __all__ = ["PIECE", "Average", "Ema"]
@@ -34,7 +35,10 @@ class Average(Watcher):
         device = trained.accelerator.device if place == "device" else "cpu"
         self.on_host = place != "device"
         self.swapped = "swapped_weights" in trained.launch.traits
-        self.shards = [m.detach().float().clone().to(device) for _, m in self._masters()]
+        self.shards, self.staging = [], None
+        for _, master in self._masters():
+            self.shards.append(master.detach().float().clone().to(device))
+            self._stage(master)
         self.witness = self.followed(self.shards[0])
         self.start = self.witness.clone()
         self.updates = 0
@@ -76,15 +80,27 @@ class Average(Watcher):
                 torch._foreach_lerp_(here, there, weight)
         self.updates += 1
 
+    def _stage(self, master: Any) -> None:
+        """Buffers for masters that the host reads from another device, as large as they need be."""
+        if not self.on_host or master.device.type == "cpu":
+            return
+        wanted = min(PIECE, 1 << max(0, master.numel() - 1).bit_length())
+        if self.staging is None or self.staging.elements < wanted:
+            self.staging = Staging(master.device, master.dtype, wanted)
+
     def _follow(self, shard: Any, master: Any, weight: float) -> None:
         """One step towards a master of another device or type, piece by piece."""
-        pairs = zip(shard.flatten().split(PIECE), master.flatten().split(PIECE), strict=True)
-        for mine, theirs in pairs:
-            mine.lerp_(theirs.to(mine), weight)
+        if not master.numel():
+            return
+        staged = self.staging is not None and master.device.type != "cpu"
+        size = self.staging.elements if staged else PIECE
+        theirs = self.staging.read(master) if staged else master.flatten().split(size)
+        for mine, piece in zip(shard.flatten().split(size), theirs, strict=True):
+            mine.lerp_(piece.to(mine), weight)
 
     def tensors(self) -> Iterable[Any]:
-        """The averaged shards."""
-        return self.shards
+        """The averaged shards, and the buffers through which they follow a GPU's."""
+        return [*self.shards, *(self.staging.buffers if self.staging else ())]
 
     def averages(self) -> list[Any]:
         """The averaged shards."""
@@ -92,7 +108,7 @@ class Average(Watcher):
 
     def hosted(self) -> Iterable[Any]:
         """All of them, where the average was put into host memory."""
-        return self.shards if self.on_host else ()
+        return self.tensors() if self.on_host else ()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shards."""
@@ -104,6 +120,24 @@ class Average(Watcher):
             mine.copy_(saved)
         self.witness.copy_(state["witness"])
         self.updates = state["updates"]
+
+    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
+        """Put this rank's shards together from pieces of another number of ranks."""
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for state, here in zip(states, pieces, strict=True):
+            for piece in here:
+                flat = state["shards"][piece.shard].reshape(-1)[piece.start :][: piece.numel]
+                found.setdefault(piece.name, []).append((piece.offset, flat))
+        for mine in self.trained.engine.fragments(self.trained, copies=True):
+            target = self.shards[mine.shard].view(-1)[mine.start :][: mine.numel]
+            for first, flat in found[mine.name]:
+                low = max(first, mine.offset)
+                high = min(first + len(flat), mine.offset + mine.numel)
+                if low < high:
+                    part = target[low - mine.offset : high - mine.offset]
+                    part.copy_(flat[low - first : high - first])
+        # Others' witnesses followed other elements.
+        self.witness, self.updates = self.followed(self.shards[0]), states[0]["updates"]
 
     def full_state(self) -> dict[str, Any]:
         """The averaged trainable parameters, whole, on rank 0 (empty elsewhere); all ranks call it.
@@ -168,9 +202,9 @@ class Ema(Strategy):
         moved = not weights.equal(average.start)
         demand(average.witness.equal(average.start) != moved, "the average has not moved")
         kept = average.followed(average.shards[0])
-        off = float((kept - average.witness.to(kept.device)).abs().max())
+        off = _largest(kept - average.witness.to(kept.device))
         # A float32 step is off by an ulp at most, and stands still below 1 / (1 - decay) of them.
-        bound = 2**-23 * float(kept.abs().max()) * min(steps, 1 / (1 - decay))
+        bound = 2**-23 * _largest(kept) * min(steps, 1 / (1 - decay))
         demand(off <= bound, f"the average is {off:.2g} away from its float64 witness")
         demand(
             not (moved and weights.to(kept.device).equal(kept)), "the average equals the weights"
@@ -178,7 +212,8 @@ class Ema(Strategy):
         devices = {s.device.type for s in average.shards}
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
         demand(devices == {wanted}, f"the average lives on {devices}, not {wanted}")
-        weights = {_address(p) for p in trained.module.parameters()} - {0}
+        parts = map(trained.engine.part, trained.module.parameters())
+        weights = {_address(p) for p in parts} - {0}
         own = {_address(shard) for shard in average.shards}
         demand(not own & weights, "the average lies in the weights' own storage")
         size = sum(s.numel() * s.element_size() for s in average.shards)
@@ -186,6 +221,11 @@ class Ema(Strategy):
         # Where training is in host memory itself, the place is the same whatever was asked.
         one_memory = trained.accelerator.device.type == "cpu"
         return label(facts, "device") if one_memory else facts
+
+
+def _largest(values: Any) -> float:
+    """The largest absolute value; 0.0 of none, as where others hold all rows of a weight."""
+    return float(values.abs().max()) if len(values) else 0.0
 
 
 def _address(tensor: Any) -> int:

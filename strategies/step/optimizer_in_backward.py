@@ -87,6 +87,11 @@ class OptimizerInBackward(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "own_step" in launch.traits:
             return "the engine steps its own shards after backward; use single, or leave this out"
+        if "grouped_gradients" in launch.traits:
+            return (
+                "a block's gradients come in one tensor, which lives until its last parameter is "
+                "stepped; use single, or leave this out"
+            )
         if "one_process" not in launch.traits:
             return (
                 "DDP averages all gradients in buckets that live as long as the model, so what "

@@ -47,9 +47,10 @@ def crossed(trained: Trained) -> dict[str, str]:
     for name in sharding.sharding_kinds():
         launch = CATALOG[name].launch("cpu", trained.launch.processes, trained.subject)
         found[name] = answer(name, dataclasses.replace(trained, launch=launch))
-    if "replicas" in trained.launch.traits:
+    if trained.launch.layout.replicate > 1:
+        first = trained.engine.part(next(p for p in trained.module.parameters() if p.requires_grad))
         with torch.no_grad():
-            next(trained.module.parameters()).flatten()[0] += trained.accelerator.process_index
+            first.flatten()[0] += trained.accelerator.process_index
         found["drifted"] = answer(trained.launch.sharding, trained)
     return found
 

@@ -34,6 +34,9 @@ STEPS = 2
 
 def engine_of(engine: Engine) -> dict[str, str]:
     """The variables by which accelerate tells its workers which engine to take."""
+    if engine.file.kind == "FSDP":
+        own = {key.upper(): str(value) for key, value in engine.file.content["fsdp_config"].items()}
+        return {"ACCELERATE_USE_DEEPSPEED": "false", **own}
     if engine.file.kind != "DEEPSPEED":
         return {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_USE_CPU": "true"}
     name = f"launch_configs/{engine.file.path.stem}.json"

@@ -114,6 +114,13 @@ def fail_and_hang() -> None:
     time.sleep(600)
 
 
+def hungry() -> None:
+    """Takes memory until a limit ends it, and 4 GiB at most."""
+    status("measure", 5, 9)
+    blocks = [b"x" * (64 << 20) for _ in range(64)]
+    failure("RuntimeError", f"no limit came within {len(blocks)} blocks")
+
+
 def killed_while_recorded() -> None:
     (FOLDER / "snapshot.rank0.pickle").write_bytes(b"x")
     killed()

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from harness import ROOT, cli
-from harness.commands import anatomy, console, one_row, run, train
+from harness.calibration import here, record, store
+from harness.commands import anatomy, calibrate, console, one_row, run, train
 from harness.launch import launch
 from harness.predict import pool
 from harness.predict.prediction import Prediction
@@ -23,6 +24,7 @@ from harness.suite import file as suite_file
 from harness.system import gpus
 from harness.system import machine as machines
 from harness.worker.training import Training
+from tests.made.calibrations import CPU, made
 from tests.made.machines import SUITE, machine
 from tests.made.results import ok
 
@@ -221,6 +223,34 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: ["lint", "--processes", "0"],
         "processes is 0; give --processes at least 1",
     ),
+    "calibrate for no time": (
+        lambda p: ["calibrate", "--minutes", "0"],
+        "0 is not a number of minutes above 0",
+    ),
+    "calibrate a GPU that is not there": (
+        lambda p: ["calibrate", "--device", "cuda", "--out", str(p / "results")],
+        "device is cuda, and no GPU is to be seen here; use --device cpu",
+    ),
+    "calibrate with a negative number": (
+        lambda p: ["calibrate", "--jobs", "-1"],
+        "jobs is -1; give --jobs at least 1",
+    ),
+    "calibrate, shared into a folder": (
+        lambda p: ["calibrate", "--share", str(p)],
+        "it is a folder; give another --share FILE",
+    ),
+    "calibrate against nothing": (
+        lambda p: ["calibrate", "--against", str(p / "none")],
+        "no results in it; give a folder that ./run.sh run made",
+    ),
+    "calibrate's comparison of nothing": (
+        lambda p: ["calibrate", "--json", str(p / "a.json")],
+        "give --against DIR",
+    ),
+    "plan with a calibration that is none": (
+        lambda p: [*plan(), "--calibration", write(p / "c.json", "{}")],
+        "is no calibration of schema 1",
+    ),
     "report of a file": (lambda p: ["report", write(p / "file", "")], "no such folder"),
     "doctor under a file": (
         lambda p: ["doctor", "--out", write(p / "taken", "") + "/results"],
@@ -282,6 +312,55 @@ def test_too_few_gpus(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> No
     assert call(words) == 2
     assert "use --processes 1" in capsys.readouterr().err
     assert nothing_starts == []
+
+
+SEEN = {
+    "run": ["--recipes", "single", "--noise-floor", "1"],
+    "train": ["train", "--recipe", "single"],
+    "max-batch": ["max-batch", "--recipe", "single"],
+    "anatomy": ["anatomy", "single"],
+}
+
+
+@pytest.mark.parametrize("command", SEEN)
+@pytest.mark.parametrize("there", [True, False])
+def test_torch_is_asked_before_a_gpu_is_denied(
+    command, there, tmp_path, capsys, monkeypatch, nothing_starts
+) -> None:
+    """Under WSL2, in a container, or where nvidia-smi is slow, nothing else sees the GPU."""
+    card = gpus.Gpu(index=0, name="H200", total_bytes=2**37)
+
+    def probe(folder: Path, ops: object = (), **more: object) -> machines.Machine:
+        nothing_starts.append("probe")
+        found = machine(folder, gpus=(card,) if there else ())
+        found.probe["no_cuda"] = "" if there else "the driver is asleep"
+        return found
+
+    def started(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt  # the row was on its way
+
+    monkeypatch.setattr(console, "examine", probe)
+    monkeypatch.setattr(machines, "version", lambda name: "2.13.0+cu130")
+    monkeypatch.setattr(run.launch.process, "run_child", started)
+    words = ["--device", "cuda", "--data", "synthetic", "--out", str(tmp_path / "o")]
+    try:
+        code = call([*SEEN[command], *words])
+    except KeyboardInterrupt:
+        code = 130
+    told = capsys.readouterr().err
+    assert "probe" in nothing_starts
+    assert (code == 130) is there, told
+    if not there:
+        assert code == 2 and any(w in told for w in ("no GPU", "0 GPUs", "there is none"))
+    if not there and command == "run":
+        assert "the driver is asleep" in told
+
+
+def test_a_torch_for_cpus_is_not_asked(tmp_path, capsys, monkeypatch, nothing_starts) -> None:
+    monkeypatch.setattr(machines, "version", lambda name: "2.13.0+cpu")
+    words = [*SEEN["run"], "--device", "cuda", "--out", str(tmp_path)]
+    assert call(words) == 2 and nothing_starts == []
+    assert "no GPU is to be seen here" in capsys.readouterr().err
 
 
 def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
@@ -405,7 +484,7 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     assert call([*words, "--dry-run"]) == 0
     line = capsys.readouterr().out
     assert f"--checkpoint {tmp_path}/state --samples {tmp_path}/a.png --guidance 3.0" in line
-    assert "--steps 7" in line
+    assert "--steps 5" in line, "seven steps in all, the two of the warm-up among them"
     assert call(words) == 0
     assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
 
@@ -434,7 +513,7 @@ def test_train_keeps_its_state_and_samples_in_its_folder(
 
 
 COMMANDS = ["run", "plan", "report", "compare", "list", "doctor", "lint", "anatomy", "train",
-            "max-batch", "test"]  # fmt: skip
+            "max-batch", "calibrate", "export", "pack", "test"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -492,3 +571,29 @@ def test_answers_come_without_torch(monkeypatch) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_dry_run_of_calibrate_names_stations_in_order_and_starts_nothing(
+    tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "recall", machines.look)
+    words = ["calibrate", "--dry-run", "--out", str(tmp_path / "s"), "--device", "cpu"]
+    assert call([*words, "--part", "story", "--part", "memory", "--minutes", "12"]) == 0
+    text = capsys.readouterr().out
+    order = [text.index(name) for name in ("memory products", "memory single", "story ladder")]
+    assert order == sorted(order), "parts come in their own order"
+    assert "story default" in text and "of 12 are left" in text and "skipped" in text
+    assert nothing_starts == [] and not (tmp_path / "s").exists()
+
+
+def test_what_is_kept_of_this_machine_is_shared_without_measuring(
+    tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "recall", machines.look)
+    monkeypatch.setattr(store, "OWN", tmp_path / "own")
+    monkeypatch.setattr(here, "processor", lambda: CPU.name)
+    made(CPU).write(store.file_of(made(CPU), store.OWN))
+    assert call(["calibrate", "--share", str(tmp_path / "for-others.json")]) == 0
+    assert "--calibration for-others.json uses it" in " ".join(capsys.readouterr().out.split())
+    assert record.load(tmp_path / "for-others.json").source == "others"
+    assert nothing_starts == []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.data import indices
 from harness.data.feed import Feed, check_data, open_data, sample_order
 from harness.data.latents import Folder
 from harness.subjects.objectives import OBJECTIVES
@@ -119,6 +120,24 @@ def test_labels_are_withheld_at_the_asked_rate(share, low, high):
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="12 does not divide by 5 shares x micro_batch 1"):
         feeds("digits", "epsilon", 5, 1)
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_the_indices_of_a_step_are_copied_to_the_device_at_once(name, monkeypatch):
+    """Not for each micro batch: the host would wait for the device every time."""
+    copies, copy = [], indices.on_device
+    monkeypatch.setattr(
+        indices,
+        "on_device",
+        lambda values, device: copies.append(len(values)) or copy(values, device),
+    )
+    feed = feeds(name, "epsilon", 2, 2)[1]
+    batches = list(feed.micro_batches(0)) + list(feed.micro_batches(1))
+    assert copies == [6, 6] and len(batches) == 6
+    for batch in batches:
+        x, y = feed.dataset.fetch(batch.positions)
+        assert torch.equal(batch.x, x) and torch.equal(batch.conditions["y"], y)
+    assert copies == [6, 6] + [2] * 6, "what was not announced is copied by itself"
 
 
 # ---- data that lives on the device --------------------------------------------------------------

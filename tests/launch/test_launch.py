@@ -161,7 +161,8 @@ def test_the_line_shown_is_a_plain_accelerate_launch():
     plain = words[words.index("launch") :]
     assert plain == [
         *("launch", "--config_file", "launch_configs/zero3.yaml", "--num_processes", "2"),
-        *("--main_process_port", "0", "-m", "harness.train", "--recipe", "zero3+bf16"),
+        *("--main_process_port", "0", "--log_dir", "/dev/null"),
+        *("-m", "harness.train", "--recipe", "zero3+bf16"),
         *("--processes", "2", "--out", "results/runs/x"),
     ]
     assert "CUDA_VISIBLE_DEVICES" not in launch.environment(

@@ -9,6 +9,7 @@ from harness.memory.record import Instant
 from harness.predict.prediction import Prediction
 from harness.predict.roofline import Work
 from harness.resolve import resolve
+from harness.result import Result
 from harness.spec import Spec
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -30,3 +31,16 @@ def prediction(gib: float, **more) -> Prediction:
     return Prediction(
         recipe="ddp", device="cuda", method="trace", host=instant, **{**given, "work": work, **more}
     )
+
+
+def foretold(result: Result, **more) -> Prediction:
+    """A trace that saw in a step exactly what this run's own trace saw."""
+    traced = result.ranks[0].categories
+    sums = {name: getattr(traced, name, 0) for name in CATEGORIES}
+    sums["temporaries"] = traced.workspace
+    instant = Instant(
+        bytes=traced.total, phase="backward", op="", site="", categories=sums, held=[]
+    )
+    spec = result.spec
+    given = {"method": "trace", "peak": instant, "steady": instant}
+    return Prediction(recipe=spec.recipe, device=spec.device, **{**given, **more})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.launch.outcome import Facts
-from harness.nodes.files import End
+from harness.nodes.files import End, Order
+from harness.nodes.launch import _launch_record
+from harness.nodes.launched import Launched
 from harness.nodes.outcome import NodeFacts, StepState, classify_nodes
 from harness.nodes.watch import Progress, Signs, stop_word
 from harness.result import Status
+from harness.system import process
 
 SILENCE = 60.0
 
@@ -206,3 +211,17 @@ def test_a_ranks_own_word_stands_before_the_schedulers():
     state = StepState(word="CANCELLED")
     found = ended(node(0, PEER), node(1, {"exit_code": 1, "failures": [OOM]}), step=state)
     assert found.status is Status.GPU_OOM
+
+
+def test_another_headroom_on_any_node_is_told_of():
+    """Each supervisor sees its own machine alone."""
+    ends = {0: End(token="t", rank=0, host="n1", exit_code=0),
+            1: End(token="t", rank=1, host="n2", exit_code=0, others=[4711]), 2: None}  # fmt: skip
+    left = process.Ended(
+        exit_code=0, signal=None, wall_seconds=9.0, stopped=None, tree_peak_bytes=1,
+        tree_processes=1, left_behind=0, survivors=0,
+    )  # fmt: skip
+    order = Order(token="t", nodes=3, processes=1, head="n1", words=[], environment={}, out="",
+                  timeout=None, silence=SILENCE, code="", versions={}, cpu="")  # fmt: skip
+    seen = Launched(order, Path("/nowhere"), lambda status: None)
+    assert _launch_record(left, ends, seen).others == [4711]

@@ -32,8 +32,8 @@ def own(s: Sizes) -> float:
 
 
 def bucket(s: Sizes) -> float:
-    """Bytes of the bucket."""
-    return s.weight * s.zero["reduce_bucket_size"]
+    """Bytes of the buckets."""
+    return s.weight * s.zero["reduce_bucket_size"] * s.buckets
 
 
 def between(s: Sizes) -> float:
@@ -46,8 +46,10 @@ def between(s: Sizes) -> float:
 
 
 def walk(s: Sizes) -> Iterator[Arrival]:
-    """Every gradient's arrival in the last micro batch."""
-    yield from _whole(s) if s.stage < 2 else _bucketed(s)
+    """Every gradient's arrival in the last micro batch. Where it overlaps, stage 1 puts each into
+    a bucket as it comes, as stage 2 does; but for those that were accumulated before."""
+    whole = s.stage == 0 or (s.stage == 1 and (s.accumulates or not s.overlaps))
+    yield from _whole(s) if whole else _bucketed(s)
 
 
 def _whole(s: Sizes) -> Iterator[Arrival]:
@@ -104,7 +106,7 @@ def _reducing(s: Sizes, filled: Sequence[Layer], cut: Cut) -> float:
 
 def epilogue(s: Sizes) -> float:
     """Bytes at the end of backward: stage 1 now reduces what it has whole, in stored order."""
-    if s.stage != 1:
+    if s.stage != 1 or s.overlaps:
         return 0.0
     first: list[Layer] = []
     for layer in stored(parameters(s.layers)):

@@ -164,7 +164,17 @@ class Sizes:
         block = sum(layer.size for layer in self.layers if layer.block == 0)
         largest = max(layer.weight for layer in self.layers)
         bias = max(layer.bias for layer in self.layers)
-        return buffer_sizes(Sizes_(self.trained, block, largest, bias))
+        return buffer_sizes(Sizes_(self.trained, block, largest, bias), self.buckets)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether ZeRO reduces beside backward: our files say so on GPUs."""
+        return bool(self.stage) and self.resolved.spec.device == "cuda"
+
+    @property
+    def buckets(self) -> int:
+        """Buckets of stages 1 and 2: one is filled while the other is on its way."""
+        return 2 if self.overlaps and self.stage < 3 else 1
 
 
 def sizes(resolved: Resolved) -> Sizes:

@@ -150,6 +150,7 @@ def planned(monkeypatch, capsys, *words: str) -> tuple[str, list[str], list[str]
         return [prediction(5) for _ in rows]
 
     monkeypatch.setattr(pool, "predict_all", predict_all)
+    monkeypatch.delenv("COLUMNS", raising=False)  # of whatever runs the tests: words would break
     assert cli.main(["plan", *words]) == 0
     return " ".join(capsys.readouterr().out.split()), tried, kinds
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import pytest
 
-from harness.commands.plan_asked import PlanError, on_nodes
+from harness.commands import plan
+from harness.commands.plan_asked import PlanError, asked_for, on_nodes
 from harness.predict import network
 from harness.predict.cards import find
-from harness.predict.roofline import Work, seconds
+from harness.predict.roofline import Work, seconds, sent
 from harness.result import Wire
 from strategies.base import BadInput
 from tests.made.results import ok
@@ -47,3 +49,17 @@ def test_a_network_that_was_measured_counts(tmp_path):
         row.write(tmp_path / "runs" / name / "result.json")
     found = network.of_results(CARD, tmp_path)
     assert found.network_bandwidth == 7e9 and found.network_told == str(tmp_path)
+
+
+def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
+    bytes_sent = [sent(SENT, 16, on_nodes(CARD, 16, nodes).node) for nodes in (1, 2)]
+    assert bytes_sent[0].across == bytes_sent[1].within == 0
+    assert bytes_sent[0].within == bytes_sent[1].across > 0
+
+
+@pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "results"]])
+def test_a_plan_for_this_cpu_is_of_one_machine(words):
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    with pytest.raises(PlanError, match="--cpu is one machine; leave out both"):
+        asked_for(parser.parse_args(["--cpu", "--recipes", "ddp", *words]))

@@ -12,11 +12,13 @@ from harness import cli
 from harness.commands.plan_table import answer
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
-from harness.predict import cards, limits, pool, roofline, verdict, workspace
+from harness.predict import cards, limits, pool, rates, roofline, verdict, workspace
 from harness.predict.allocator import Allocator, replay
 from harness.predict.prediction import Prediction, load
 from harness.predict.roofline import Work
 from strategies import CATALOG, parse
+from strategies.engine import Maker
+from strategies.sizes import pinned_block
 from tests.made.predictions import GIB, MIB, asked, prediction
 
 # ---- the allocator ----
@@ -49,6 +51,49 @@ def test_freed_neighbours_merge_and_are_found_again():
     a.release(second)
     a.allocate(19 * MIB)  # the whole segment again; the rest of 1 MiB stays with it
     assert a.reserved == 20 * MIB and a.allocated == 20 * MIB
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"),
+    [(0, 0), (1, 1), (3, 4), (4096, 4096), (4097, 8192), (9 * MIB, 16 * MIB), (GIB, GIB)],
+)
+def test_pinned_blocks_are_powers_of_two(size, taken):
+    assert pinned_block(size) == taken
+
+
+class Copier:
+    """A library that copies to host memory."""
+
+    def out(self):
+        import torch
+
+        return torch.empty(9 * MIB // 4)
+
+
+@pytest.mark.parametrize(("pools", "taken"), [
+    ({"meta": "device", "cpu": "host"}, 16 * MIB), ({"cpu": "device"}, 9 * MIB),
+])  # fmt: skip
+def test_what_is_offloaded_takes_whole_pinned_blocks_on_a_gpu_s_host(pools, taken):
+    from harness.predict.trace import StoragelessTracer
+
+    tracer = StoragelessTracer(pools)
+    with tracer.watching([Maker(Copier, "out", "", place="host", pinned=True)]), tracer:
+        kept = Copier().out()
+    assert [(s.pool, s.size) for s in tracer.record.storages] == [("host", taken)] and kept.numel()
+
+
+def test_an_engine_s_books_pin_a_tensor_and_let_go_of_it():
+    import torch
+
+    from harness.predict.trace import StoragelessTracer
+
+    tracer = StoragelessTracer({"meta": "device", "cpu": "host"})
+    with tracer:
+        kept = torch.empty(5000)
+        tracer.pin(kept[:10])
+        assert [s.size for s in tracer.record.storages] == [32768]
+        tracer.pin(kept, False)
+    assert [s.size for s in tracer.record.storages] == [20000]
 
 
 def test_the_best_fit_is_the_smallest_that_holds_it():
@@ -144,13 +189,36 @@ def test_time_is_the_slower_of_flops_and_bytes():
     tiny = dataclasses.replace(wide, bytes=8)
     assert roofline.seconds([busy], card, 1).compute == pytest.approx(3e12 / (0.75 * 312e12))
     assert roofline.seconds([wide], card, 1).compute == pytest.approx(2e9 / (0.8 * 2039e9))
-    assert roofline.seconds([tiny], card, 1).compute == pytest.approx(roofline.LAUNCH)
+    assert roofline.seconds([tiny], card, 1).compute == pytest.approx(rates.LAUNCH)
     sent = dataclasses.replace(wide, kind="collective")
     alone = roofline.seconds([sent], card, 1).communication
     assert alone < 1e-4 < roofline.seconds([sent], card, 8).communication
     both = roofline.seconds([busy, sent], card, 8)
     assert both.total == pytest.approx(both.compute + both.communication)
     assert 0.3 * both.total <= both.spread <= 0.6 * both.total
+
+
+def test_what_is_sent_beside_a_phase_hides_behind_that_phase_alone():
+    card = cards.find("A100-80GB")
+    busy = Work(phase="backward", kind="product", dtype="bfloat16", flops=10**12, bytes=1, count=1)
+    wire = Work(phase="backward", kind="overlapped", dtype="", flops=0, bytes=10**8, count=1)
+    assert roofline.seconds([busy, wire], card, 8).communication == 0
+    other = dataclasses.replace(wire, phase="forward")
+    whole = dataclasses.replace(wire, kind="collective")
+    shown = [roofline.seconds([busy, one], card, 8).communication for one in (other, whole)]
+    assert shown[0] == shown[1] > 0, "nothing computes in forward"
+
+
+def test_a_collective_is_as_fast_as_the_links_between_its_ranks():
+    card = cards.find("A100-80GB")
+    everyone = Work(phase="forward", kind="collective", dtype="", flops=0, bytes=8 * 10**9, count=2)
+    within = dataclasses.replace(everyone, group=8)
+    across = dataclasses.replace(everyone, group=8, stride=8, bytes=10**9)
+    assert roofline.sent([everyone], 64) == (0, 2 * 8 * 10**9 * 63 // 64)
+    assert roofline.sent([within, across], 64) == (14 * 10**9, 2 * 10**9 * 7 // 8)
+    slow, fast = (roofline.seconds([one], card, 64).communication for one in (everyone, within))
+    assert slow > 1.4 * fast, "a network is slower than NVLink"
+    assert roofline.seconds([within], card, 64) == roofline.seconds([everyone], card, 8)
 
 
 def test_cards_are_found_however_they_are_spelled():
@@ -262,7 +330,7 @@ BAD = {
     "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
     "gpu unknown": (["--gpu", "A1000"], "did you mean 'A10'? Or give --gpu-memory"),
     "memory": (["--gpu-memory", "lots"], "gpu-memory is 'lots'; write a size as in 24GiB"),
-    "no card": ([], "one of the arguments --gpu --gpu-memory is required"),
+    "no card": ([], "one of the arguments --gpu --gpu-memory --cpu is required"),
     "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
     "size": (["--gpu", "L4", "--model", "depth=0"], "depth is '0'; a whole number from 1"),
     "size key": (["--gpu", "L4", "--model", "dept=2"], "no size 'dept'; did you mean 'depth'"),
@@ -337,3 +405,43 @@ def test_a_suite_s_impossible_rows_are_lines_of_the_plan(capsys, monkeypatch):
     assert cli.main(["plan", "--gpu", "L4", "--gpus", "8", "--global-batch", "8"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "refused ddp+accumulate:steps=4: global_batch 8 does not divide" in text
+
+
+# ---- collectives beside the computation ----
+
+
+def phase(name: str, kind: str, size: int) -> Work:
+    return Work(phase=name, kind=kind, dtype="", flops=0, bytes=size, count=1)
+
+
+def test_an_overlapped_collective_hides_behind_its_own_phase_alone():
+    card = cards.find("A100-80GB")
+    computed = [phase("forward", "memory", 80 * GIB), phase("backward", "memory", 160 * GIB)]
+
+    def communication(*more: Work) -> float:
+        return roofline.seconds([*computed, *more], card, 8).communication
+
+    ahead, behind = phase("forward", "overlapped", GIB), phase("backward", "overlapped", GIB)
+    assert communication(ahead) == communication(ahead, behind) == 0
+    assert communication(phase("forward", "collective", GIB)) > 0, "waited for"
+    late = phase("optimizer", "collective", GIB)
+    assert communication(ahead, late) == communication(late) > 0
+    much = phase("forward", "overlapped", 400 * GIB)
+    assert communication(much) == communication(much, behind) > communication(late)
+
+
+def test_collectives_of_a_phase_that_overlaps_are_counted_so():
+    import torch
+
+    from harness.predict.work import Counter
+
+    class AllReduce:
+        namespace = "c10d"
+        _schema = type("Schema", (), {"name": "c10d::allreduce_"})
+
+    counter = Counter("meta", "cpu", frozenset({"backward"}))
+    for name in ("forward", "backward"):
+        counter.see(name, AllReduce, [torch.empty(8, device="meta")], None)
+    assert {(w.phase, w.kind, w.bytes) for w in counter.work()} == {
+        ("forward", "collective", 64), ("backward", "overlapped", 64),
+    }  # fmt: skip

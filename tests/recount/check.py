@@ -37,7 +37,7 @@ def report_faults(page: Path, results: ResultSet) -> Iterator[str]:
         if told is not answers.needs_predictions(group):
             yield f"the errors of predictions are {'' if told else 'not '}told"
     titles = [item.title for item in items(page) if isinstance(item, Table)]
-    for due in stories.DUE.get(results.suite.get("story"), ()):
+    for due in stories.due(results):
         if not any(title.startswith(due) for title in titles):
             yield f"the table {due!r} is missing"
     texts = [item.text for item in items(page) if isinstance(item, Text)]
@@ -120,7 +120,9 @@ def _text_faults(text: str, group: Group | None, results: ResultSet) -> Iterator
         yield from answers.prediction_faults(text, group)
     elif group and text.startswith("Reference row: "):
         said = text.removeprefix("Reference row: ").rstrip(".")
-        yield from [f"{text} It is {group.reference.label}"] * (said != group.reference.label)
+        instead = f", in place of {group.wanted}" if group.stands_in is not None else ""
+        wanted = group.reference.label + instead
+        yield from [f"{text} It is {wanted}"] * (said != wanted)
     elif group is None and text.startswith(sentences.FLOOR):  # a story's page
         wrong = fault(text, sentences.floor_words(results.ordered[0]))
         yield from [f"the noise floor: {wrong}"] if wrong else []

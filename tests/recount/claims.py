@@ -12,6 +12,7 @@ from typing import Any
 from tests.recount import measures as m
 from tests.recount.cells import MIB, Number, fault, gib, percent
 from tests.recount.cells import change as signed
+from tests.recount.forecast import ForecastRows, at_size, place, ruled
 from tests.recount.growths import GROWTHS, linear_in_tokens, power, root_of_depth, sizes
 from tests.recount.lookup import Missing, Rows, state_share
 from tests.recount.pages import Table
@@ -34,10 +35,9 @@ from tests.recount.sweeps import (
     with_pace,
 )
 
-__all__ = ["faults", "growth_faults", "sweep_faults"]
+__all__ = ["faults", "foretold_faults", "growth_faults", "sweep_faults"]
 
 MUCH, HALF, FRACTION, ANY, COST = 0.25, 0.45, 0.5, 0.05, 0.02
-LARGE = BATCHES[-1]
 
 
 # ---- the rules ----
@@ -58,7 +58,7 @@ def size(found: int | None) -> str:
 def pure_bf16(rows: Rows) -> Judged:
     kept = saves("single+bf16_pure", HALF)(rows)
     bare = saves("single+bf16_pure+ema:place=none", HALF, "single+ema:place=none")(rows)
-    average = m.category("ema")(rows.get("single+bf16_pure", global_batch=LARGE))
+    average = m.category("ema")(rows.get("single+bf16_pure", global_batch=BATCHES[rows.device][-1]))
     numbers = (
         f"{kept[2]}; {size(average)} of either peak are the float32 average of the weights: "
         f"without one {bare[2]}"
@@ -81,10 +81,10 @@ def smaller_batch(rows: Rows) -> Judged:
         raise Missing("single was not measured at a batch and at half of it")
     (first, last), band = half.ends, Band(ANY)
     ends = [size(found) for found in reversed(half.peaks[last])]
-    pace = [m.samples_per_second(rows.get("single", global_batch=b)) for b in (first / 2, last)]
+    pace = rows.rates(*(rows.get("single", global_batch=b) for b in (first / 2, last)))
     numbers = (
         f"half of a batch: {said(half, band)}, from {ends[0]} to {ends[1]}; "
-        f"samples/s x{pace[0] / pace[1]:.2f} at batch {first / 2:g}"
+        f"samples/s {pace} at batch {first / 2:g}"
     )
     return judged(half, band, numbers)
 
@@ -138,10 +138,10 @@ def compression(rows: Rows) -> Judged:
 
 def paged(rows: Rows) -> Judged:
     """Judged only where the same optimizer without pages ran out of memory."""
-    ends, used = {}, {}
+    ends, used, large = {}, {}, BATCHES[rows.device][-1]
     for name in ("single+adam8bit", "single+paged_adam8bit"):
         try:
-            used[name] = m.highest("process")(rows.get(name, global_batch=LARGE))
+            used[name] = m.highest("process")(rows.get(name, global_batch=large))
             ends[name] = "ok"
         except Missing as why:
             ends[name] = str(why)
@@ -152,14 +152,14 @@ def paged(rows: Rows) -> Judged:
         words["single+paged_adam8bit is gpu_oom"] = (NOT, "ran out of memory too")
         verdict, outcome = words.get(pages.partition(":")[0], (OPEN, ""))
         if outcome:
-            text = f"at batch {LARGE} single+adam8bit ran out of memory, single+paged_adam8bit "
+            text = f"at batch {large} single+adam8bit ran out of memory, single+paged_adam8bit "
             return verdict, "", text + outcome
     missing = [text for text in (pages, plain) if text != "ok"]
     if missing:
         raise Missing(missing[0])
     with_, without = map(size, reversed(used.values()))
     return OPEN, "", (
-        f"both fit at batch {LARGE}, so that no page had to leave the device; it had {with_} in "
+        f"both fit at batch {large}, so that no page had to leave the device; it had {with_} in "
         f"use with pages, {without} without. ./run.sh max-batch of each tells whether pages let "
         "more fit"
     )  # fmt: skip
@@ -191,9 +191,10 @@ RULES: dict[str, Callable[[Rows], Judged]] = {
 
 def faults(table: Table, results: ResultSet) -> Iterator[str]:
     """Mismatches of the table of claims."""
-    rows = Rows(results)
-    if not table.title.endswith(f" on {rows.model}"):
-        yield f"{table.title!r} is not on {rows.model}"
+    rows, told = Rows(results), results.forecast
+    title = f"Claims, measured on {rows.model}" + (f"; predicted for {place(told)}" if told else "")
+    if table.title != title:
+        yield f"{table.title!r} is not {title!r}"
     for number, line in enumerate(table.lines, 1):
         claim = dict(zip(table.heads, line, strict=True))
         if claim["#"] != str(number):
@@ -202,11 +203,16 @@ def faults(table: Table, results: ResultSet) -> Iterator[str]:
         if rule is None:
             yield f"no rule here for the claim {claim['Claim']!r}"
             continue
-        try:
-            verdict, where, numbers = rule(rows)
-        except Missing as why:
-            verdict, where, numbers = OPEN, "", str(why)
-        for head, cell in (("Verdict", f"{verdict} {where}".strip()), ("Measured", numbers)):
+        verdict, where, numbers = ruled(rule, rows)
+        cells = {"Verdict": f"{verdict} {where}".strip(), "Measured": numbers}
+        if told:
+            said, figures = at_size(rule, told)
+            cells |= {f"At {told['model']}": said, "Predicted there": figures}
+        heads = ["#", "Claim", "Who says so", *cells]
+        if table.heads != heads:
+            yield f"the heads are {table.heads}, {heads} recounted"
+            return
+        for head, cell in cells.items():
             wrong = fault(claim[head], cell)
             if wrong:
                 yield f"claim {claim['#']}, {head}: {wrong}"
@@ -226,7 +232,7 @@ Lines = list[dict[str, Any]]
 
 
 def sweep_lines(rows: Rows) -> Lines:
-    lines: Lines = []
+    lines, at = [], BATCHES[rows.device]
     for recipe, base in [("single", "single"), *PAIRS]:
         try:
             sweep = swept(rows, recipe, base)
@@ -236,18 +242,20 @@ def sweep_lines(rows: Rows) -> Lines:
             peaks = {b: (gib(found[1]), " GiB") for b, found in sweep.peaks.items()}
             parts = {b: (percent(1 - state_share(rows.get("single", global_batch=b))), " %")
                      for b in sweep.peaks}  # fmt: skip
-            lines += [batch_line("single", "its peak", peaks, None)]
-            lines += [batch_line("single", "activations in it", parts, None)]
+            lines += [batch_line(at, "single", "its peak", peaks, None)]
+            lines += [batch_line(at, "single", "activations in it", parts, None)]
             continue
         cells = {b: (signed(-sweep.saved(b)), " %") for b in sweep.peaks}
         found = limit(sweep)
         last = found and (signed(-found[0]), f" % ({points(found[1])})")
-        lines.append(batch_line(recipe, base, cells, last))
+        lines.append(batch_line(at, recipe, base, cells, last))
     return lines
 
 
-def batch_line(recipe: str, to: str, cells: dict[float, Any], last: Any) -> dict[str, Any]:
-    by_batch = {f"batch {batch}": cells.get(batch) for batch in BATCHES}
+def batch_line(
+    at: tuple[int, ...], recipe: str, to: str, cells: dict[float, Any], last: Any
+) -> dict[str, Any]:
+    by_batch = {f"batch {batch}": cells.get(batch) for batch in at}
     return {"Recipe": recipe, "to": to, **by_batch, "Limit": last}
 
 
@@ -255,12 +263,13 @@ def growth_lines(rows: Rows) -> Lines:
     lines: Lines = []
     for (recipe, of), specs in GROWTHS.items():
         try:
-            found = sizes(rows, recipe, specs)
+            found = sizes(rows, recipe, specs(rows))
         except Missing:
             continue
         mib: list[Any] = []
+        least = int(max(found.values()) < 1000 * MIB)  # decimals that three digits ask for
         for x, held in found.items():
-            mib += [", " * bool(mib), Number(held / MIB, 1), f" at {x}"]
+            mib += [", " * bool(mib), Number(held / MIB, least), f" at {x}"]
         line = power(found)
         ends = {"first": Number(line.first, 2), "last": Number(line.last, 2)}
         texts = {"Recipe": recipe, "Against": of, "MiB": tuple(mib), "Power": line.words()}
@@ -279,6 +288,21 @@ def line_faults(table: Table, lines: Lines) -> Iterator[str]:
             wrong = fault(text, line[head])
             if wrong:
                 yield f"{printed[0]} {printed[1]}, {head}: {wrong}"
+
+
+def foretold_faults(table: Table, results: ResultSet) -> Iterator[str]:
+    """Mismatches of either table that the predicted verdicts were taken from."""
+    if not results.forecast:
+        yield "nothing was predicted"
+        return
+    rows, name = ForecastRows(results.forecast), f"Predicted for {results.forecast['model']}: "
+    lines = {"the peak over batches": sweep_lines,
+             "what memory beyond the state grows with": growth_lines}  # fmt: skip
+    take = lines.get(table.title.removeprefix(name))
+    if take is None:
+        yield f"no rule here for {table.title!r}"
+        return
+    yield from line_faults(table, take(rows))
 
 
 def sweep_faults(table: Table, results: ResultSet) -> Iterator[str]:

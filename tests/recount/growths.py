@@ -12,19 +12,32 @@ from tests.recount.sweeps import HOLDS, NOT, Judged, change, share, sided
 __all__ = ["GROWTHS", "Power", "linear_in_tokens", "power", "root_of_depth", "sizes"]
 
 Spec = dict[str, str]
-DEPTHS: dict[int, Spec] = {depth: {"model": f"DiT-T/4:depth={depth}"} for depth in
-                           (4, 9, 16, 25, 36)}  # fmt: skip
-TOKENS: dict[int, Spec] = {
-    (side // patch) ** 2: {"model": f"DiT-T/{patch}", "data": f"synthetic:{side}"}
-    for patch, side in ((8, 64), (8, 96), (4, 64), (4, 96), (2, 64))
-}
-"""Patches of a sample -> what it is of."""
 ROOT = "single+checkpoint:every=sqrt"
+DEEPEST, MOST = 36, 1024
+MODELS = {"cpu": ("DiT-T", 4), "cuda": ("DiT-XL", 2)}
+"""Device -> the model of its growths, and the side of a patch where its depth grows."""
+
+
+def depths(rows: Rows) -> dict[int, Spec]:
+    """Blocks -> what it is of."""
+    name, patch = MODELS[rows.device]
+    return {n: {"model": f"{name}/{patch}:depth={n}"} for n in (4, 9, 16, 25, DEEPEST)}
+
+
+def tokens(rows: Rows) -> dict[int, Spec]:
+    """Patches of a sample -> what it is of."""
+    name, _ = MODELS[rows.device]
+    return {
+        (side // patch) ** 2: {"model": f"{name}/{patch}", "data": f"synthetic:{side}"}
+        for patch, side in ((8, 64), (8, 96), (4, 64), (4, 96), (2, 64))
+    }
+
+
 GROWTHS = {
-    ("single", "blocks"): DEPTHS,
-    (ROOT, "blocks"): DEPTHS,
-    ("single+attend", "tokens"): TOKENS,
-    ("single", "tokens"): TOKENS,
+    ("single", "blocks"): depths,
+    (ROOT, "blocks"): depths,
+    ("single+attend", "tokens"): tokens,
+    ("single", "tokens"): tokens,
 }
 NEAR = "cannot be told here:"
 MUCH, MOST_ROOT, MOST_FORWARDS, LINEAR = 0.25, 0.7, 2.0, 1.1
@@ -77,17 +90,17 @@ def power(found: dict[int, int]) -> Power:
 def powers(rows: Rows, of: str) -> Iterator[Power]:
     for (recipe, name), specs in GROWTHS.items():
         if name == of:
-            yield power(sizes(rows, recipe, specs))
+            yield power(sizes(rows, recipe, specs(rows)))
 
 
 def root_of_depth(rows: Rows) -> Judged:
     plain, root = powers(rows, "blocks")
-    facts = rows.get(ROOT, **DEPTHS[36]).evidence["checkpoint"]
+    facts = rows.get(ROOT, **depths(rows)[DEEPEST]).evidence["checkpoint"]
     forwards = facts["block_forwards"]
     numbers = (
         "from 4 to 36 blocks memory beyond the state grows with depth to the power "
         f"{plain.words()} plain, {root.words(MOST_ROOT)} with sqrt; "
-        f"{much_from(rows, DEPTHS, ROOT, 'single', 'blocks')}; "
+        f"{much_from(rows, depths(rows), ROOT, 'single', 'blocks')}; "
         f"{sided(forwards, [MOST_FORWARDS], 2)} forwards a block"
     )
     return (NOT, "", numbers) if forwards > MOST_FORWARDS else at_most(root, MOST_ROOT, numbers)
@@ -95,15 +108,15 @@ def root_of_depth(rows: Rows) -> Judged:
 
 def linear_in_tokens(rows: Rows) -> Judged:
     naive, fused = powers(rows, "tokens")
-    most = max(TOKENS)
-    ends = [step_bytes(rows.get(name, **TOKENS[most])) for name in ("single", "single+attend")]
-    grown = ends[0] / ends[1] - 1
-    batch = rows.get("single", **TOKENS[most]).spec["global_batch"]
+    specs = tokens(rows)
+    both = [rows.get(name, **specs[MOST]) for name in ("single", "single+attend")]
+    ends = list(map(step_bytes, both))
+    grown, batch = ends[0] / ends[1] - 1, both[0].spec["global_batch"]
     numbers = (
         "memory beyond the state grows with tokens to the power "
         f"{naive.words()} with the full score matrix, {fused.words(LINEAR)} with torch's fused "
-        f"kernel; {change(grown)} at {most} tokens, "
-        f"{much_from(rows, TOKENS, 'single', 'single+attend', 'tokens')}, "
+        f"kernel; {change(grown)} at {MOST} tokens, "
+        f"{much_from(rows, specs, 'single', 'single+attend', 'tokens')}, "
         f"all at batch {batch}"
     )
     return at_most(fused, LINEAR, numbers)

@@ -58,7 +58,8 @@ class Rows:
     def __init__(self, results: ResultSet) -> None:
         self.results = results
         self.rows = [row for group in results.ordered for row in v.ranked(group)]
-        self.model = results.ordered[0].reference.spec["model"]
+        first = results.ordered[0].reference.spec
+        self.model, self.device = first["model"], first["device"]
 
     def get(self, recipe: str, **spec: Any) -> Row:
         """The row of ``recipe`` whose spec has these values."""
@@ -71,6 +72,14 @@ class Rows:
             reason = self.reason(ended)
             raise Missing(f"{name} is {ended.status}: {reason}")
         raise Missing(f"{name} is not among the results")
+
+    def pace(self, row: Row, base: Row) -> str:
+        """A ratio of speeds of two rows that did the same work."""
+        return times(row, base)
+
+    def rates(self, row: Row, base: Row) -> str:
+        """The same of rows that did unlike work."""
+        return f"x{m.samples_per_second(row) / m.samples_per_second(base):.2f}"
 
     @staticmethod
     def reason(run: Run) -> str:

@@ -61,8 +61,14 @@ def warnings(group: Group) -> list[str]:
     wrong = [f"{r.label} ({': '.join(filter(None, v.judged(r)))})" for r in rows if v.wrong(r)]
     noisy = [row.label for row in rows if m.noisy(row)]
     marked = [f"{row.label} {w.disturbed(row)}" for row in rows if m.disturbed_steps(row)]
+    launches = {row.label: [run.data["launch"] or {} for run in row.runs] for row in rows}
+    beside = [n for n, seen in launches.items() if any(one.get("others") for one in seen)]
     again = v.differs_in(group.reference)
+    ended = group.stands_in
+    how = f"ended as {ended}" if ended else "is not among the results"
     texts = {
+        f"NOT the reference that was asked for: {group.wanted} {how}, so rows are compared with "
+        f"{group.reference.label}; every ratio and distance is to that.": ended is not None,
         f"Computed something else than promised: {'; '.join(wrong)}. Left out of the answers and "
         "of the front.": wrong,
         f"{group.reference.label} did not compute the same when it was measured again ({again}): "
@@ -70,6 +76,8 @@ def warnings(group: Group) -> list[str]:
         f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.": noisy,
         f"Disturbed steps, in which the machine was elsewhere: {', '.join(marked)}. Their times "
         "are too long: measure again on a quieter machine.": marked,
+        f"Another Headroom was at work on the machine during {', '.join(beside)}: their times say "
+        "little. Measure again with one at a time.": beside,
         **{f"{row.label}: {', '.join(held_back(row))}.": held_back(row) for row in rows},
         "Rows differ in their number of processes; samples/s is of the whole job.": len(
             {row.spec["processes"] for row in rows}
@@ -192,7 +200,7 @@ def group_faults(texts: list[str], group: Group) -> Iterator[str]:
 
 
 WARNS = ("Computed something", "Noisy step", "Disturbed steps", "Rows differ", "Rows were not")
-WARNS += ("Places of", "No MFU", "No FLOP/s", "Meter: ")
+WARNS += ("NOT the reference", "Another Headroom", "Places of", "No MFU", "No FLOP/s", "Meter: ")
 
 
 def holds(text: str, expected: str) -> bool:

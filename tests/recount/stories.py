@@ -12,7 +12,7 @@ from tests.recount.lookup import Missing, Rows, step_bytes
 from tests.recount.pages import Table
 from tests.recount.raw import ResultSet, Row
 
-__all__ = ["DUE", "STORIES", "told"]
+__all__ = ["DUE", "STORIES", "due", "told"]
 
 
 # ---- the ladder ----
@@ -80,10 +80,20 @@ STORIES = {
     "Claims, measured": claims.faults,
     "The peak over batches": claims.sweep_faults,
     "What memory beyond the state grows with": claims.growth_faults,
+    "Predicted for": claims.foretold_faults,
 }
 """How a story's table begins -> its mismatches."""
-DUE = {"ladder": tuple(STORIES)[:1], "claims": tuple(STORIES)[1:]}
+DUE = {"ladder": tuple(STORIES)[:1], "claims": tuple(STORIES)[1:4]}
 """Story -> how the tables begin that it must have."""
+
+
+def due(results: ResultSet) -> list[str]:
+    """How the tables begin that a set's story must have."""
+    named = list(DUE.get(results.suite.get("story"), ()))
+    if results.forecast:
+        word = f"Predicted for {results.forecast['model']}: "
+        named += [word + name[0].lower() + name[1:] for name in named[1:]]
+    return named
 
 
 def told(title: str) -> Callable[[Table, ResultSet], Iterator[str]] | None:

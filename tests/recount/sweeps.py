@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.recount.lookup import Missing, Rows, beyond_state, state_share, step_bytes, times
+from tests.recount.lookup import Missing, Rows, beyond_state, state_share, step_bytes
 
 __all__ = ["BATCHES", "HOLDS", "NOT", "ONLY", "OPEN", "Band", "Judged", "Sweep", "at_all", "change"]
 __all__ += ["judged", "limit", "points", "said", "share", "sided", "swept"]
 
-BATCHES = (1, 2, 4, 8, 16, 32)
+BATCHES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (1, 2, 4, 8, 16, 32, 64, 96)}
+"""Device -> the batches of a sweep."""
 HOLDS, ONLY, NOT, OPEN = "holds here", "holds here only", "does not hold here", "not measured"
 SAME = 1e-9
 Judged = tuple[str, str, str]
@@ -58,7 +59,7 @@ class Sweep:
 def swept(rows: Rows, recipe: str, base: str = "single") -> Sweep:
     """Over all batches at which both were measured and traced."""
     sweep = Sweep()
-    for batch in BATCHES:
+    for batch in BATCHES[rows.device]:
         try:
             both = [rows.get(name, global_batch=batch) for name in (recipe, base)]
             peaks, beyond = (tuple(map(take, both)) for take in (step_bytes, beyond_state))
@@ -68,7 +69,7 @@ def swept(rows: Rows, recipe: str, base: str = "single") -> Sweep:
         sweep.peaks[batch], sweep.beyond[batch] = peaks, beyond
         sweep.shares[batch] = 1 - state_share(both[1])
     if not sweep.peaks:
-        raise Missing(sweep.missing[BATCHES[-1]])
+        raise Missing(sweep.missing[BATCHES[rows.device][-1]])
     return sweep
 
 
@@ -225,5 +226,5 @@ def with_pace(rows: Rows, recipe: str, base: str, band: Band) -> Judged:
     """Over which batches ``recipe`` saves of ``base``'s peak what the band says."""
     sweep = swept(rows, recipe, base)
     last = sweep.ends[1]
-    pace = times(*(rows.get(name, global_batch=last) for name in (recipe, base)))
+    pace = rows.pace(*(rows.get(name, global_batch=last) for name in (recipe, base)))
     return judged(sweep, band, f"{said(sweep, band)}; speed {pace} at batch {last}")

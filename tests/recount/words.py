@@ -59,6 +59,8 @@ def notes(row: Row) -> str | None:
         and m.peak_bytes(row) is not None,
     }
     lost = [f"a repetition ended as {status}" for status in row.lost]
+    stands = row.is_reference and row.group.stands_in is not None
+    lost += [f"in place of {row.group.wanted}"] * stands
     return ", ".join([*(word for word, it_does in holds.items() if it_does and word), *lost])
 
 

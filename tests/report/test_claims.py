@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from harness.report import build
-from harness.report.data import units
 from harness.report.data.rows import SuiteHead
+from harness.report.figures import units
 from harness.report.rendering import markdown, story_charts
 from harness.report.stories import claims
 from harness.report.stories.claim_rules import DEEP, DEPTHS, TOKENS

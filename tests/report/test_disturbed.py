@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from harness.report.data import disturbed
-from harness.report.data.disturbed import Step
-from harness.report.data.numbers import numbers
+from harness.report.figures import disturbed
+from harness.report.figures.disturbed import Step
+from harness.report.figures.numbers import numbers
 from harness.result import StepUsage
 from tests.made.results import cpu_set
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from harness.report import build, print_report, stories
 from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.floor import floor_of, margin, student
 from harness.report.data.rows import Group, SuiteHead
+from harness.report.figures.floor import floor_of, margin, student
 from harness.report.rendering import charts, export, html, markdown
 from harness.report.rendering.tables import ranking
 from harness.result import Result

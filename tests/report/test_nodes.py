@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from harness.report import build
-from harness.report.data import disturbed, nodes
+from harness.report.data import nodes
+from harness.report.figures import disturbed
 from harness.report.rendering import markdown
 from harness.result import Wire
 from tests.made.results import cpu_set

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from harness.report import build
-from harness.report.data import parity
 from harness.report.data.answers import believable
+from harness.report.figures import parity
 from harness.result import Projections, Result, Status
 from harness.spec import Spec
 from strategies import CATALOG

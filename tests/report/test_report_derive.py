@@ -9,11 +9,11 @@ import pytest
 
 from harness.predict.prediction import Prediction
 from harness.report import build
-from harness.report.data import derive, units
-from harness.report.data.categories import CATEGORIES, STATE, in_sentence, title
-from harness.report.data.numbers import numbers
-from harness.report.data.peak_flops import peak_flops
-from harness.report.data.predicted import predicted_and_measured
+from harness.report.figures import derive, units
+from harness.report.figures.categories import CATEGORIES, STATE, in_sentence, title
+from harness.report.figures.numbers import numbers
+from harness.report.figures.peak_flops import peak_flops
+from harness.report.figures.predicted import predicted_and_measured
 from harness.result import Categories, Check, Peak, Rank, Result, Status
 from harness.spec import Spec
 

@@ -9,32 +9,19 @@ import math
 
 import pytest
 
-from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant
 from harness.predict import pool
 from harness.predict.prediction import Prediction
 from harness.report import build
-from harness.report.data.predicted import PredictedAndMeasured, predicted_and_measured
+from harness.report.figures.predicted import PredictedAndMeasured, predicted_and_measured
 from harness.report.rendering import export, html, markdown, sentences, tables
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
+from tests.made.predictions import foretold
 from tests.made.results import GPU, MACHINE, MIB, cpu_set, gone, gpu_set
 
 GIB = 2**30
-
-
-def foretold(result: Result, **more) -> Prediction:
-    """A trace that saw in a step exactly what this run's own trace saw."""
-    traced = result.ranks[0].categories
-    sums = {name: getattr(traced, name, 0) for name in CATEGORIES}
-    sums["temporaries"] = traced.workspace
-    instant = Instant(
-        bytes=traced.total, phase="backward", op="", site="", categories=sums, held=[]
-    )
-    spec = result.spec
-    given = {"method": "trace", "peak": instant, "steady": instant}
-    return Prediction(recipe=spec.recipe, device=spec.device, **{**given, **more})
 
 
 def moved(prediction: Prediction, size: int, source: str, to: str) -> Prediction:

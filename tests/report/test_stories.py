@@ -9,8 +9,8 @@ import pytest
 from conftest import SUBJECT
 
 from harness.report import build, stories
-from harness.report.data import units
 from harness.report.data.rows import SuiteHead
+from harness.report.figures import units
 from harness.report.rendering import story_charts
 from harness.report.stories.claim_rules import DEEP
 from harness.result import Status
@@ -110,7 +110,41 @@ def test_the_published_table_stands_beside_the_measured_one():
         ["out of memory", "out of memory"], ["0.43", "44045"], ["0.56", "40461"], ["0.84", "27485"],
     ]  # fmt: skip
     assert [line[2] for line in grid.lines] == ["no", "no", "no", "yes"]
-    assert len({line[6] for line in grid.lines[:3]}) == 1 and grid.lines[3][6] != grid.lines[2][6]
+    assert len({line[7] for line in grid.lines[:3]}) == 1 and grid.lines[3][7] != grid.lines[2][7]
+
+
+def at(result, seconds: float):
+    """The same run with steps of just so long."""
+    for rank in result.ranks:
+        rank.step_seconds = [seconds] * 4
+    return result
+
+
+@pytest.mark.parametrize(("others", "said"), [((1.0, 1.01), "1.50"), ((1.3, 1.7), "none seen")])
+def test_the_table_of_fast_dit_tells_speeds_beyond_the_noise_alone(others, said):
+    """The first row three times: close together, or as far apart as the next row is from it."""
+    order = tuple(r.recipe for r in suite_file.load_suite("fast_dit_table", "cpu").rows)
+    rows = [at(row(order[0], 100.0, data="vae_small:256"), 1.0)]
+    rows += [at(row(order[0], 100.0, data="vae_small:256", repeat=i), seconds)
+             for i, seconds in enumerate(others, 1)]  # fmt: skip
+    rows.append(at(row(order[1], 100.0, data="vae_small:256"), 1.0 / 1.5))
+    suite = SuiteHead(reference=order[0], story="fast_dit", order=order)
+    (grid,) = stories.tables(build(rows, [], suite))
+    place = grid.heads.index("Speed x")
+    assert [line[place] for line in grid.lines[:2]] == [units.NONE, said]
+
+
+@pytest.mark.parametrize(("others", "spread"), [((4.04, 3.96), "0.07"), ((6.0, 2.7), "2.86")])
+def test_the_power_of_time_says_how_far_the_noise_lets_it_be_told(others, spread):
+    """Twice the blocks, twice the seconds; the deeper one three times, more or less alike."""
+    rows = [at(row("single", 10.0, model=DEEP.format(8)), 2.0)]
+    rows += [at(row("single", 10.0, model=DEEP.format(16), repeat=i), seconds)
+             for i, seconds in enumerate((4.0, *others))]  # fmt: skip
+    suite = SuiteHead(reference="single", story="depth", order=("single",))
+    (grid,) = stories.tables(build(rows, [], suite))
+    (cell,) = [line[grid.heads.index("Step time ~ L^")] for line in grid.lines]
+    once = stories.tables(build(rows[:2], [], suite))[0].lines[0][-1]
+    assert cell == f"1.00 +- {spread}" and once == "1.00"
 
 
 @pytest.mark.parametrize("name", sorted(suite_file.known_suites()))

@@ -99,6 +99,7 @@ def test_strategy_files_stay_small():
         "subject",
         "initial",
         *(p.stem for p in FILES.glob("engines/zero*")),
+        *(p.stem for p in FILES.glob("engines/fsdp*")),
     }
     lengths = {p.stem: len(p.read_text().splitlines()) for p in FILES.rglob("*.py")}
     assert {"checkpoint", "accumulate", "mixed"} <= set(lengths)
@@ -121,6 +122,8 @@ def test_strategy_files_stay_small():
         ("ddp+checkpoint:every", RecipeError, ["needs a value", "checkpoint:every=1"]),
         ("ddp+checkpoint:every=0", RecipeError, ["every is 0", "sqrt"]),
         ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
+        ("ddp+checkpoint:share=0", RecipeError, ["share is 0", "above 0"]),
+        ("ddp+checkpoint:share=0.5,keep=nested", RecipeError, ["keep=nested", "leave share=0.5"]),
         ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
         ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
         ("ddp+offload_activations:what=some", RecipeError, ["'some'", "all, checkpoints"]),

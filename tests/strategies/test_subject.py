@@ -38,6 +38,7 @@ NEEDS = {
 }
 """Part of a recipe -> the part of a subject without which it refuses."""
 MORE = [
+    "single+checkpoint:share=0.5",
     "single+checkpoint:keep=products",
     "single+attend:kernel=flash+bf16+checkpoint",
     "single+attend:kernel=math+compile:backend=aot_eager",

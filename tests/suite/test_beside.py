@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.report import build
 from harness.report.rendering import html, markdown, terminal
 from harness.resolve import resolve
-from harness.result import Status, load
+from harness.result import LaunchRecord, Status, load
 from harness.spec import Spec
 from harness.suite import matrix
 from harness.suite.beside import BesideError, able, places, without_times
@@ -133,6 +133,12 @@ def test_memory_alone_is_kept_for_memory_and_not_for_time(tmp_path):
     assert timed.given == {"single": [None]} and row.beside == 0
     (found,) = tmp_path.glob("runs/*/result.json")
     assert load(found).ranks[0].step_seconds
+
+
+def test_neighbours_are_not_told_of_as_another_headroom():
+    company = gpu_set()["ddp"]
+    company.launch = LaunchRecord(exit_code=0, wall_seconds=9.0, tree_peak_bytes=1, others=[4711])
+    assert without_times(company, 2).launch.others == []
 
 
 def test_the_report_shows_their_memory_and_no_time():

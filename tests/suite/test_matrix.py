@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 from unittest import mock
 
@@ -69,7 +71,8 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
     suite = load_suite(name, device)
-    found = specs(suite, {}, gpus=2, gpu_bytes=80 * 2**30)
+    gpus = 4 if name == "sharding" else 2  # hybrid sharding takes two groups of two
+    found = specs(suite, {}, gpus=gpus, gpu_bytes=80 * 2**30)
     planned = suite_run.plan([resolve(spec) for spec in found], tmp_path, machine(tmp_path))
     assert not [row for row in planned if row.status is Status.REFUSED]
     assert found[0].recipe == suite.reference
@@ -324,3 +327,95 @@ def test_a_world_of_many_stays_replicated_on_its_one_process():
 def test_replicas_of_one_are_refused_where_no_suite_renames_them():
     refusal = resolve(Spec(recipe="ddp", data="synthetic", processes=1)).refusal
     assert "nobody to average with" in refusal and "use single" in refusal
+
+
+# -- a row of one process beside rows of several GPUs ----------------------------------------------
+
+CROWD = """
+gpu: {model: DiT-XL/2, data: synthetic, per_process_batch: fit, processes: all}
+reference: ddp
+recipes:
+  [ddp, single, "single+accumulate:steps=2", single+optimizer_in_backward, zero2,
+   {recipe: single+checkpoint, global_batch: 8}]
+"""
+
+
+@pytest.fixture
+def crowd(tmp_path: Path):
+    file = tmp_path / "crowd.yaml"
+    file.write_text(CROWD)
+    return load_suite(str(file), "cuda")
+
+
+def test_beside_rows_of_several_gpus_single_takes_micro_batches_of_their_size(crowd) -> None:
+    suite, changes = on_processes(crowd, {}, gpus=4)
+    rows = {s.recipe: resolve(s) for s in specs(suite, {}, gpus=4, gpu_bytes=80 * 2**30)}
+    micro, batch = rows["ddp"].micro_batch, rows["ddp"].spec.global_batch
+    assert batch == 4 * micro and "single" not in rows
+    for recipe, share in (("single+accumulate:steps=4", micro),
+                          ("single+accumulate:steps=8", micro // 2)):  # fmt: skip
+        row = rows[recipe]
+        assert (row.micro_batch, row.spec.global_batch, row.spec.processes) == (share, batch, 1)
+        assert not row.refusal
+    said = "4 GPUs: single is single+accumulate:steps=4, so that its micro batch is that of the"
+    assert any(change.startswith(said) for change in changes)
+
+
+def test_one_that_cannot_accumulate_takes_its_own_batch_and_is_said_to_stand_apart(crowd) -> None:
+    suite, changes = on_processes(crowd, {}, gpus=4)
+    rows = {s.recipe: resolve(s) for s in specs(suite, {}, gpus=4, gpu_bytes=80 * 2**30)}
+    apart, ddp = rows["single+optimizer_in_backward"], rows["ddp"]
+    assert apart.micro_batch == apart.spec.global_batch == ddp.micro_batch
+    assert any("single+optimizer_in_backward cannot accumulate" in change for change in changes)
+    assert rows["single+checkpoint"].spec.global_batch == 8, "a batch that was chosen stays"
+
+
+def test_a_chosen_batch_one_gpu_a_world_and_a_cpu_change_nothing(crowd, suite_file) -> None:
+    for given, gpus in (({"global_batch": 16}, 4), ({}, 1), ({"world": 8}, 4)):
+        suite, _ = on_processes(crowd, given, gpus=gpus)
+        assert "single" in {row.recipe for row in suite.rows} and {
+            r.shares for r in suite.rows
+        } == {1}
+    on_cpu = load_suite(str(suite_file), "cpu")
+    assert on_processes(on_cpu, {}) == (on_cpu, [])
+
+
+def test_where_all_rows_train_alone_the_batch_is_that_of_one_gpu(crowd) -> None:
+    alone = dataclasses.replace(crowd, rows=crowd.rows[1:2], reference="single")
+    suite, changes = on_processes(alone, {}, gpus=8)
+    (one,) = specs(suite, {}, gpus=8, gpu_bytes=80 * 2**30)
+    (same,) = specs(alone, {}, gpus=1, gpu_bytes=80 * 2**30)
+    assert (one.recipe, changes) == ("single", []) and one == same
+
+
+@pytest.mark.parametrize("name", sorted(known_suites()))
+def test_on_several_gpus_no_row_has_a_larger_micro_batch_than_the_reference_s(name) -> None:
+    asked = load_suite(name, "cuda")
+    if "per_process_batch" not in asked.settings:
+        return
+    suite, _ = on_processes(asked, {}, gpus=8)
+    rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"}, gpus=8, gpu_bytes=2**37)]
+    most = rows[0].micro_batch
+    assert {str(r.recipe): r.micro_batch for r in rows if r.micro_batch > most} == {}
+
+
+# -- the lock on a results folder ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "held"),
+    [(errno.EWOULDBLOCK, True), (errno.EACCES, True), (errno.ENOLCK, False), (errno.ENOSYS, False),
+     (errno.EOPNOTSUPP, False)],
+)  # fmt: skip
+def test_a_file_system_without_locks_is_not_another_run(code, held, tmp_path, monkeypatch, capsys):
+    def flock(stream, how) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(suite_run.fcntl, "flock", flock)
+    if held:
+        with pytest.raises(suite_run.OutputError, match="another run"), suite_run._alone(tmp_path):
+            pass
+        return
+    with suite_run._alone(tmp_path):
+        told = capsys.readouterr().err
+    assert os.strerror(code) in told and "goes unnoticed" in told

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from harness.report.data.gpu_state import hindered
+from harness.report.figures.gpu_state import hindered
 from harness.result import GpuSample
 from harness.system import gpu_state, gpus
 from harness.worker.gpu_watch import GpuWatch

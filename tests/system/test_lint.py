@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -16,6 +17,7 @@ from harness.subjects.dit.presets import PRESETS
 from harness.system.machine import recall
 from harness.system.requirements import notes
 from strategies.engines import zero_waste as lint
+from strategies.engines.zero_sizes import buffer_sizes, overlaps, reduce_buckets
 from strategies.launch_file import FOLDER
 
 SPEC = Spec(
@@ -36,8 +38,6 @@ BLOCKS = 2 * 23_905_152
 BAD = [
     (lint.large_bucket, 2, {"reduce_bucket_size": 10**9}, "reduce_bucket_size",
      2 * (10**9 - XL // 16)),
-    (lint.doubled_bucket, 2, {"overlap_comm": True, "reduce_bucket_size": 5 * 10**7},
-     "overlap_comm", 10**8),
     (lint.kept_gathered, 3, {"stage3_max_reuse_distance": 2 * 10**9},
      "stage3_max_reuse_distance", 2 * (XL - BLOCKS) * 7 // 8),
     (lint.everything_live, 3,
@@ -73,7 +73,7 @@ def test_each_rule_names_a_bad_setting_its_bytes_and_the_way_out(
     if cost is not None:
         assert found[key].bytes == cost
     # The value that the finding names removes it.
-    healed = {**zero, key: "auto" if key != "overlap_comm" else False}
+    healed = {**zero, key: "auto"}
     assert key not in findings(healed)
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
@@ -95,20 +95,68 @@ def test_what_deepspeed_does_in_silence_is_found():
     assert findings({"stage": 2})["reduce_bucket_size"].bytes > 2**29
 
 
-def test_the_bytes_are_those_of_a_real_engine(tmp_path):
-    """Rank 0 of four under a bad file: the bucket that is named lies in the traced memory."""
-    spec = Spec(recipe="zero3", model="DiT-T/8", global_batch=4, world=4, warmup=1, steps=1)
-    config = json.loads((FOLDER / "zero3.json").read_text())
-    config["zero_optimization"]["reduce_bucket_size"] = 10**7
-    (tmp_path / "bad.json").write_text(json.dumps(config))
-    yaml = (FOLDER / "zero3.yaml").read_text()
-    yaml = yaml.replace("launch_configs/zero3.json", str(tmp_path / "bad.json"))
-    (tmp_path / "bad.yaml").write_text(yaml)
-    row = launched(spec, tmp_path / "run", file=tmp_path / "bad.yaml")
+def test_the_bytes_are_those_of_a_real_engine(tmp_path, monkeypatch):
+    """Rank 0 of four under a bad file that overlaps: both buckets lie in the traced memory."""
+    spec = Spec(recipe="zero2", model="DiT-T/8", global_batch=4, world=4, warmup=1, steps=1)
+    config = json.loads((FOLDER / "zero2.json").read_text())
+    config["zero_optimization"] |= {"reduce_bucket_size": 10**7, "overlap_comm": True}
+    file, own = tmp_path / "zero2.yaml", tmp_path / "bad.json"
+    own.write_text(json.dumps(config))
+    text = (FOLDER / "zero2.yaml").read_text()
+    file.write_text(text.replace("launch_configs/zero2.json", str(own)))
+    monkeypatch.setenv("HEADROOM_TEST_LAUNCH_FILES", str(tmp_path))
+    row = launched(spec, tmp_path / "run", module="tests.children.filed", file=file)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    cost = findings(config["zero_optimization"], spec)["reduce_bucket_size"].bytes
+    (found,) = lint.waste(config["zero_optimization"], job_of(spec))
+    (price,) = lint.prices(config["zero_optimization"], job_of(spec))
     held = row.ranks[0].categories.gradients
-    assert 0.95 * cost < held < 1.25 * cost
+    assert price.bytes == 4 * 10**7 and found.bytes < 2 * price.bytes < held < 1.2 * found.bytes
+    assert row.evidence["zero2"]["overlap_comm"] is True
+    assert "overlap_comm" in row.evidence["zero2"]["settings_not_effects"]
+
+
+def test_overlapping_costs_a_second_bucket_which_is_told_and_is_no_waste(tmp_path, capsys):
+    for stage, value, known in ((1, "auto", True), (2, True, True), (2, False, False),
+                                (2, None, False), (3, "auto", False)):  # fmt: skip
+        zero = {"stage": stage, **RIGHT, "overlap_comm": value}
+        found = lint.prices(zero, job_of(SPEC))
+        assert bool(found) is known and lint.waste(zero, job_of(SPEC)) == []
+        on_a_cpu = lint.prices(zero, dataclasses.replace(job_of(SPEC), device="cpu"))
+        assert bool(on_a_cpu) is (value is True), "auto does not overlap on a CPU"
+    auto = lint.prices({"stage": 2, **RIGHT, "overlap_comm": "auto"}, job_of(SPEC))
+    assert auto[0].bytes == 2 * (XL // 16 // 2 + XL // 16 // 2 % 2)
+    assert cli.main(["lint"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("through a second bucket, 40.2 MiB a device") == 3, told
+    large = lint.waste(
+        {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 10**9}, job_of(SPEC)
+    )
+    assert large[0].bytes == 2 * 2 * (10**9 - (XL // 32 + XL // 32 % 2)) and "twice" in large[0].why
+
+
+def test_two_buckets_together_are_as_large_as_one():
+    sizes = job_of(SPEC).sizes
+    one, two = buffer_sizes(sizes), buffer_sizes(sizes, 2)
+    assert abs(2 * two["reduce_bucket_size"] - one["reduce_bucket_size"]) <= 2
+    assert {k: v for k, v in two.items() if k != "reduce_bucket_size"} == {
+        k: v for k, v in one.items() if k != "reduce_bucket_size"
+    }
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_overlaps_on_gpus_as_ddp_does_and_not_on_a_cpu(stage):
+    zero = resolve(Spec(recipe=f"zero{stage}", global_batch=16)).launch.engine.zero
+    assert overlaps(zero, "cuda") and not overlaps(zero, "cpu")
+    assert reduce_buckets(zero, "cuda") == (2 if stage < 3 else 1)
+    assert reduce_buckets(zero, "cpu") == 1
+    assert overlaps({"stage": stage}, "cuda") is (stage == 3), "DeepSpeed's own default"
+
+
+def test_a_row_on_gpus_tells_what_overlapping_costs(tmp_path):
+    rows = [Spec(recipe="zero2", global_batch=16, device=d, processes=2) for d in ("cuda", "cpu")]
+    on_gpu, on_cpu = (notes(resolve(spec), recall(tmp_path)) for spec in rows)
+    assert any("zero2.yaml: overlap_comm is auto" in note and "MiB" in note for note in on_gpu)
+    assert not any("overlap_comm" in note for note in on_cpu)
 
 
 @pytest.mark.parametrize("model", ["DiT-T/8", "DiT-S/4", "DiT-XL/2"])
@@ -136,6 +184,7 @@ def test_a_run_tells_what_its_launch_file_wastes(monkeypatch, tmp_path):
       "reduce_bucket_size is 'big'"),
      ('{"zero_optimization": {"reduce_bucket_size": 1e400}}', "give a number of elements"),
      ('{"zero_optimization": {"stage": "two"}}', "stage is 'two'; give 0, 1, 2 or 3"),
+     ('{"zero_optimization": {"overlap_comm": "yes"}}', "overlap_comm is 'yes'; give true or"),
      ('{"zero_optimization": {"stage": 3, "offload_optimizer": "cpu"}}',
       "offload_optimizer is 'cpu'; write it as"),
      (None, "No such file or directory; name a DeepSpeed JSON file")],

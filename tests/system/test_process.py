@@ -160,7 +160,7 @@ def test_a_killed_harness_leaves_no_shared_memory(tmp_path):
 
 
 def start_harness(mode: str, folder: Path) -> subprocess.Popen:
-    argv = [sys.executable, "-m", "tests.children.harness", mode, str(folder)]
+    argv = [sys.executable, "-m", "tests.children.killed", mode, str(folder)]
     harness = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     until((folder / "ready").exists)
     return harness

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import doctor
+from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.system import gpus, probe
+from harness.system import gpu_state, gpus, probe
 from harness.system import machine as machines
 from harness.system.requirements import lacks, needed_ops, notes, obstacle
 from tests.made.machines import machine
@@ -320,3 +321,61 @@ def test_sparse_cores_are_of_newer_gpus(tmp_path: Path) -> None:
     for capability, there in (([7, 5], False), ([9, 0], True)):
         here.probe["gpus"] = [{"name": "a card", "capability": capability}]
         assert (lacks("sparse24", here, spec) is None) == there
+
+
+# -- what nvidia-smi and torch each say of the cards ----------------------------------------------
+
+SMALL = gpus.Gpu(index=0, name="NVIDIA T4", total_bytes=15 * GIB, uuid="GPU-aa")
+LARGE = gpus.Gpu(index=1, name="NVIDIA H200", total_bytes=139 * GIB, uuid="GPU-bb", used_bytes=7)
+
+
+def known(card: gpus.Gpu, **more: object) -> dict[str, object]:
+    """A card as torch tells it."""
+    uuid = card.uuid.removeprefix("GPU-")
+    return {"name": card.name, "total_bytes": card.total_bytes, "uuid": uuid, **more}
+
+
+def test_a_slice_of_a_card_is_not_taken_for_the_card() -> None:
+    """nvidia-smi tells memory and use of the whole card, and torch has a seventh of it."""
+    slice_ = known(LARGE, name="NVIDIA H200 MIG 1g.18gb", total_bytes=16 * GIB, uuid="f00d")
+    (found,) = machines._merged((LARGE,), [slice_])
+    assert (found.total_bytes, found.name) == (16 * GIB, "NVIDIA H200 MIG 1g.18gb")
+    assert found.used_bytes == 0 and not found.busy
+    (whole,) = machines._merged((LARGE,), [known(LARGE, total_bytes=138 * GIB)])
+    assert whole is LARGE
+
+
+def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places() -> None:
+    """CUDA's own order has the fastest first, nvidia-smi's that of the bus."""
+    assert machines._merged((SMALL, LARGE), [known(LARGE), known(SMALL)]) == (LARGE, SMALL)
+    assert machines._merged((SMALL, LARGE), [known(LARGE)]) == (LARGE,)
+    unnamed = [known(SMALL, uuid=""), known(LARGE, uuid="")]
+    assert machines._merged((SMALL, LARGE), unnamed) == (SMALL, LARGE)
+    assert machines._merged((SMALL, LARGE), []) == (SMALL, LARGE)
+
+
+def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypatch) -> None:
+    monkeypatch.delenv(gpus.ORDER, raising=False)
+    row = resolve(on_gpu(processes=1, recipe="single"))
+    assert command.environment(row)[gpus.ORDER] == "PCI_BUS_ID"
+    monkeypatch.setenv(gpus.ORDER, "FASTEST_FIRST")
+    assert command.environment(row)[gpus.ORDER] == "FASTEST_FIRST", "asked for, it stays"
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
+    monkeypatch.setattr(gpus, "smi", None)  # no card could be told from another by its number
+    assert gpu_state.sample("before", 1) == []
+    paths = set()
+    for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
+        monkeypatch.setenv(gpus.ORDER, order)
+        paths.add(machines._cache_path(machine(Path())))
+    assert len(paths) == 2
+
+
+def test_torchao_s_optimizers_want_what_compiles_their_step_on_a_gpu(tmp_path: Path) -> None:
+    for recipe in ("single+adam4bit", "single+adam8bit:lib=torchao"):
+        here = machine(tmp_path, gpus=(CARD,))
+        row = resolve(on_gpu(processes=1, recipe=recipe))
+        here.probe["abilities"] = {"inductor": {"cuda": "main.c:5: fatal error: Python.h: none"}}
+        assert "python3-dev" in obstacle(row, here).way_out
+        on_cpu = resolve(Spec(recipe=recipe, data="synthetic"))
+        assert "inductor" not in on_cpu.needs
+    assert "inductor" not in resolve(on_gpu(processes=1, recipe="single+adam8bit")).needs

@@ -232,7 +232,10 @@ def test_a_checksum_is_taken_in_pieces_and_sees_every_bit():
 
 # -- two processes ----------------------------------------------------------------------------
 
-SHARDED = ["ddp", "zero2+bf16", "zero3", "zero3+bf16", "zero3+lora", "zero3_offload", "zero3 whole"]
+SHARDED = [
+    *("ddp", "zero2+bf16", "zero3", "zero3+bf16", "zero3+lora", "zero3_offload", "fsdp2+bf16"),
+    "zero3 whole",
+]
 
 
 @pytest.fixture(scope="module")
@@ -261,3 +264,10 @@ def test_under_zero3_no_rank_ever_holds_the_whole_model(recipe, ranks):
         assert 0.9 * share * WHOLE < peak < share * WHOLE + SLACK < WHOLE
         assert rank["zero3 whole"]["peak"] >= WHOLE
         assert rank["ddp"]["peak"] >= WHOLE
+
+
+def test_under_fsdp2_a_block_is_cut_before_the_next_has_its_weights(ranks):
+    block = sum(p.nbytes for p in BUILT.blocks[0].parameters())
+    for rank in ranks:  # masters are float32, whatever is gathered
+        peak = rank["fsdp2+bf16"]["peak"]
+        assert 0.5 * WHOLE < peak < 0.5 * WHOLE + 1.5 * block + SLACK < WHOLE

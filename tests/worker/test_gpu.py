@@ -1,4 +1,5 @@
-"""Where there is a GPU: real runs on one, and its meter against known tensors."""
+"""Where there is a GPU: its meter against known tensors, its kernels, and a limit. Whether every
+recipe runs there is for ``tests/calibrate/test_check_on_gpu.py``."""
 
 from __future__ import annotations
 
@@ -14,32 +15,18 @@ from harness.system.machine import examine
 from harness.system.requirements import obstacle
 from harness.worker.environment import attention
 from harness.worker.meter import CudaMeter
+from strategies.sizes import pinned_block
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-# DiT-S: the moments of a smaller model are not large enough to be paged.
-RECIPES = [
-    "single", "single+bf16", "single+tf32", "single+checkpoint", "ddp", "zero2", "zero3",
-    "zero2_offload", "single+adam8bit", "single+adam8bit:lib=torchao", "single+adam4bit",
-    "single+paged_adam8bit", "single+offload_adamw", "single+adafactor", "single+muon+bf16",
-    "single+optimizer_in_backward+adam8bit", "single+lora+adam8bit+checkpoint", "single+dora",
-    "single+qlora+bf16", "single+difffit", "single+controlnet", "single+prune+bf16",
-    "single+prune_structured+bf16", "single+bf16+sparse24", "zero3+lora", "zero2+adam8bit+bf16",
-    "ddp+compress:kind=fp16", "ddp+compress:kind=powersgd", "ddp+topk", "ddp+onebit_adam",
-    "single+sgd:momentum=0.0+sparse_embedding",
-    "zero3_offload", "single+fp16", "zero2+fp16", "single+bf16_pure+adamw_bf16", "zero2+bf16_pure",
-    "single+fp8", "single+attend", "single+attend:kernel=efficient",
-    "single+bf16+attend:kernel=flash", "single+bf16+attend:kernel=cudnn",
-    "single+bf16+attend:kernel=flex", "single+attend:kernel=math",
-    "single+checkpoint:keep=products",
-    "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
-    "single+bf16_pure+adamw_bf16:write=kahan", "ddp+compress:kind=bf16",
-    "single+offload_activations", "single+checkpoint+offload_activations:what=checkpoints",
-    "single+compile", "single+compile:scope=model", "single+compile:budget=0.5",
-    "single+compile+checkpoint+bf16", "zero2+compile+bf16",
-]  # fmt: skip
+SEVERAL = {
+    2: ["fsdp2", "fsdp2:reshard=off", "fsdp2+bf16+checkpoint+accumulate", "fsdp2+fp16",
+        "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+adam8bit:lib=torchao+checkpoint"],
+    4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2"],
+}  # fmt: skip
+"""Recipes of engines that need several GPUs, by how many."""
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +34,92 @@ def here(tmp_path_factory):
     return examine(tmp_path_factory.mktemp("results"))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs_on_one_gpu_with_evidence(recipe, here, tmp_path):
-    spec = Spec(
-        recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda"
-    )
+@pytest.mark.parametrize("recipe", ["ddp", "zero1", "zero2+bf16", "zero3+bf16", "zero3_offload"])
+def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
+    spec = Spec(recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=16, steps=2,
+                world=8, device="cuda")  # fmt: skip
     if lack := obstacle(resolve(spec), here):
         pytest.skip(lack.reason)
     row = launched(spec, tmp_path)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    assert row.meter == "cuda" and row.ranks[0].phases["steady"].reserved > 0
+    checks = {check.name: check for check in row.audit}
+    assert checks["processes"].found == 8 and checks["process group"].found == "fake"
+    if "zero" in recipe:
+        assert row.evidence[recipe.split("+")[0]]["overlap_comm"] is True
+
+
+def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
+    """Its ``prepare`` holds weights, master and a clone: more than what stands when it is over."""
+    spec = Spec(recipe="zero2", model="DiT-B/4", data="synthetic", global_batch=2, steps=1,
+                device="cuda")  # fmt: skip
+    if lack := obstacle(resolve(spec), here):
+        pytest.skip(lack.reason)
+    row = launched(spec, tmp_path)
+    weights = 4 * row.parameters
+    assert row.ranks[0].phases["prepare"].allocated > 2 * weights
+
+
+def test_the_history_of_a_rank_names_python_s_lines(tmp_path):
+    import pickle
+
+    from harness.worker import record
+
+    with record.allocator_history(tmp_path, 0):
+        kept = torch.ones(2**20, device="cuda")
+    found = pickle.loads((tmp_path / "snapshot.rank0.pickle").read_bytes())
+    frames = [f for trace in found["device_traces"][0] for f in trace.get("frames", ())]
+    assert kept.numel() and any("test_gpu.py" in frame["filename"] for frame in frames)
+    assert not any(frame["filename"].endswith((".cpp", ".so")) for frame in frames)
+
+
+def test_an_average_in_host_memory_is_staged_through_pinned_buffers(tmp_path):
+    from strategies.step.staging import Staging
+
+    source = torch.arange(2.0**20, device="cuda")
+    staging = Staging(source.device, source.dtype, 2**16)
+    assert all(buffer.is_pinned() for buffer in staging.buffers)
+    assert torch.cat([p.clone() for p in staging.read(source)]).equal(source.cpu())
+
+
+def test_pinned_blocks_are_what_predictions_take_them_for():
+    from harness.worker.meter import pinned_bytes
+
+    before = pinned_bytes()
+    kept = torch.empty(9 * 2**20, dtype=torch.uint8, pin_memory=True)
+    assert kept.is_pinned() and pinned_bytes() - before in (0, pinned_block(kept.nbytes))
+
+
+def test_a_saved_tensor_of_the_host_stays_there(tmp_path):
+    from strategies.activations.host import Host
+
+    def run(blocks, x, c):
+        return x * c  # c lies in host memory, a number that CUDA takes as an argument
+
+    weight = torch.nn.Linear(1, 1, device="cuda")
+    x = torch.ones(2**20, device="cuda", requires_grad=True)
+    Host(run)([weight], x, torch.tensor(2.0)).sum().backward()
+    assert x.grad.eq(2).all()
+
+
+def test_torch_and_nvidia_smi_name_the_same_cards(here):
+    """By identifiers, whatever the order and whichever are visible."""
+    told = [card["uuid"] for card in here.probe["gpus"]]
+    if any(gpu.uuid for gpu in here.gpus):
+        assert all(uuid in gpu.uuid for uuid, gpu in zip(told, here.gpus, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("processes", "recipe"), [(n, recipe) for n, recipes in SEVERAL.items() for recipe in recipes]
+)
+def test_a_recipe_runs_on_several_gpus_with_evidence(processes, recipe, here, tmp_path):
+    spec = Spec(
+        recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=8, steps=3, device="cuda",
+        processes=processes,
+    )  # fmt: skip
+    if lack := obstacle(resolve(spec), here):
+        pytest.skip(lack.reason)
+    row = launched(spec, tmp_path)
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
 
 
 def test_the_meter_counts_tensors():

@@ -156,6 +156,27 @@ def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(monkeypatch)
         assert found.phases[phase].process == seen and not found.sampler.running
 
 
+def test_a_peak_survives_a_library_that_resets_the_counts(monkeypatch):
+    """DeepSpeed's ZeRO-1 and 2 do so as they are made, in the middle of the phase."""
+    counts = {"allocated_bytes.all.peak": 0}
+    gpu = Device(used=90)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", gpu.mem_get_info)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(counts))
+    reset = [counts.update, {"allocated_bytes.all.peak": 10}]
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *given: reset[0](reset[1]))
+    found = meter.CudaMeter(torch.device("cuda", 0))
+    found.enter("prepare")
+    counts["allocated_bytes.all.peak"] = 800
+    torch.cuda.reset_peak_memory_stats(None)
+    assert counts["allocated_bytes.all.peak"] == 10, "the library's own wish is done"
+    assert found.peak_bytes() == 800
+    counts["allocated_bytes.all.peak"] = 300
+    found.enter("first_step")
+    found.close()
+    assert found.phases["prepare"].allocated == 800
+    assert found.phases["first_step"].allocated == 10, "and no later phase has it"
+
+
 def test_a_process_that_keeps_freed_memory_says_so():
     _, notes = measured({})
     assert len(notes) == 1 and "MALLOC_TRIM_THRESHOLD_=131072" in notes[0]

@@ -13,7 +13,7 @@ import torch
 from harness import ROOT
 from harness.launch import outcome
 from harness.phases import PEAK_PHASES, RUN_PHASES
-from harness.report.data import derive
+from harness.report.figures import derive
 from harness.worker import passes
 from strategies.engine import STEP_PHASES
 

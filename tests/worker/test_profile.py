@@ -108,12 +108,26 @@ def test_a_history_that_cannot_be_written_hides_no_error_and_is_one(tmp_path, mo
     def full(path: str) -> None:
         raise OSError(28, "No space left on device", path)
 
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *given, **more: None)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
     with pytest.raises(MemoryError), record.allocator_history(tmp_path, 0):
         raise MemoryError
     with pytest.raises(OSError, match="No space left"), record.allocator_history(tmp_path, 0):
         pass
+
+
+def test_a_history_is_of_the_rank_s_own_gpu_and_of_python_s_stacks(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(("device", index)))
+    recording = torch.cuda.memory
+    monkeypatch.setattr(recording, "_record_memory_history", lambda **how: done.append(how))
+    monkeypatch.setattr(recording, "_dump_snapshot", lambda path: done.append(path))
+    with record.allocator_history(tmp_path, 3):
+        pass
+    assert done[0] == ("device", 3), "before the history, which makes a context where it is"
+    assert done[1]["stacks"] == "python" and done[1]["max_entries"] == record.ENTRIES
 
 
 @pytest.mark.gpu

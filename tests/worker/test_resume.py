@@ -20,7 +20,7 @@ SPEC = Spec(
     learning_rate=1e-3,
 )  # fmt: skip
 HALF, WHOLE = "step-00000003", "step-00000006"
-RECIPES = ["ddp", "zero2", "zero3"]
+RECIPES = ["ddp", "zero2", "zero3", "fsdp2"]
 
 
 OTHER = "ddp+checkpoint"
@@ -89,8 +89,45 @@ def test_another_number_of_processes_is_refused(runs, tmp_path):
     spec = dataclasses.replace(SPEC, recipe="zero2", processes=1)
     row = launched(spec, tmp_path / "run", *words(state, "--resume"))
     assert row.status is Status.FAILED
-    said = "was saved with processes 2, not 1; resume with the same"
-    assert said in f"{row.reason}{row.log_tail}"
+    assert "was saved with processes 2, not 1" in row.reason
+    assert row.way_out.startswith("resume with the same")
+
+
+@pytest.fixture(scope="module")
+def on_four(runs, tmp_path_factory) -> tuple[Result, Path]:
+    """What two processes of fsdp2 saved half-way, gone on with on four; and its checkpoints."""
+    base = tmp_path_factory.mktemp("anew")
+    state = base / "state"
+    state.mkdir()
+    shutil.copytree(runs[1] / "straight-fsdp2" / HALF, state / HALF)
+    spec = dataclasses.replace(SPEC, recipe="fsdp2", processes=4)
+    return launched(spec, base / "run", *words(state, "--resume")), state
+
+
+def test_shards_of_two_processes_are_cut_anew_for_four(runs, on_four):
+    row, (again, state) = runs[0]["straight-fsdp2"], on_four
+    assert again.status is Status.OK, f"{again.reason}\n{again.log_tail}"
+    assert again.losses == pytest.approx(row.losses, rel=1e-5)
+    assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-4)
+    found, wanted = (
+        whole_average(folder / WHOLE, ranks)
+        for folder, ranks in ((state, 4), (runs[1] / "straight-fsdp2", 2))
+    )
+    assert found.keys() == wanted.keys() and len(found) > 20
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def whole_average(folder: Path, ranks: int) -> dict[str, torch.Tensor]:
+    """The averaged weights by name, flat, put together from the files of all ranks."""
+    pieces: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for rank in range(ranks):
+        state = torch.load(folder / f"attached-{rank}.pt", weights_only=True)
+        for name, shard, start, numel, offset in state[checkpoint.PIECES]:
+            flat = state["ema"]["shards"][shard].flatten()[start : start + numel]
+            pieces.setdefault(name, []).append((offset, flat))
+    ordered = {name: sorted(some, key=lambda piece: piece[0]) for name, some in pieces.items()}
+    return {name: torch.cat([flat for _, flat in some]) for name, some in ordered.items()}
 
 
 def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path):
@@ -106,6 +143,10 @@ def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path)
     assert checkpoint.restore(again.trained, path, facts)["step"] == 1
     assert weights_digest(again.trained.module) == before
     assert again.trained.attached["ema"].updates == again.trained.optimizer_steps == 1
+    assert checkpoint.latest(tmp_path) == path
+    largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-9])
+    assert checkpoint.latest(tmp_path) is None, "cut, as by a disk that filled up"
 
 
 def test_only_whole_checkpoints_count(tmp_path):

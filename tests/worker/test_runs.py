@@ -23,8 +23,8 @@ from harness.memory.places import BY_ENGINE
 from harness.memory.record import as_measured
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
-from harness.report.data import parity
-from harness.report.data.predicted import predicted_categories
+from harness.report.figures import parity
+from harness.report.figures.predicted import predicted_categories
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion
@@ -45,6 +45,8 @@ SPEC = Spec(
 STEPS = SPEC.warmup + SPEC.steps
 EVERYTHING = "zero3_offload+bf16+checkpoint+accumulate:steps=2"
 LAUNCHES = [*sharding_kinds()]
+PROCESSES = {"single": 1, "hsdp": 4}
+"""Of launches that do not take two."""
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme"]
 EXACT = [n for n in LAUNCHES if n != "ddp"] + ["ddp+checkpoint:every=2", "ddp+accumulate:steps=2"]
 ALL = ["ddp", *EXACT, EVERYTHING]
@@ -65,8 +67,7 @@ def runs(tmp_path_factory):
         if recipe not in done:
             if "nvme" in recipe and (fault := nvme_fault()):
                 pytest.skip(f"async_io cannot be loaded: {fault}")
-            processes = 1 if recipe == "single" else 2
-            spec = dataclasses.replace(SPEC, recipe=recipe, processes=processes)
+            spec = dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
             folder = base / recipe.replace(":", "_")
             done[recipe] = launched(spec, folder, module="tests.children.observed"), folder
         return done[recipe]
@@ -314,7 +315,7 @@ def test_a_run_shows_its_own_launch_and_no_other(run):
         assert set(found) == set(sharding_kinds())
         assert found.pop(row.spec.recipe) == "shown"
         assert {k: v for k, v in found.items() if not v.startswith("NotInForce")} == {}
-        if row.spec.recipe == "ddp":
+        if row.spec.recipe in ("ddp", "hsdp"):
             assert "drifted apart" in drifted
 
 
@@ -399,7 +400,11 @@ PREDICTED = [name for name in LAUNCHES if name != "single"]
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory) -> dict[str, Prediction]:
     """Recipe -> its prediction."""
-    specs = [dataclasses.asdict(dataclasses.replace(SPEC, recipe=r)) for r in PREDICTED]
+    processes = [PROCESSES.get(recipe, 2) for recipe in PREDICTED]
+    specs = [
+        dataclasses.asdict(dataclasses.replace(SPEC, recipe=recipe, processes=number))
+        for recipe, number in zip(PREDICTED, processes, strict=True)
+    ]
     folder, made = tmp_path_factory.mktemp("predicted"), {}
     for recipe, fields in zip(PREDICTED, predictions(specs, folder), strict=True):
         file = folder / f"{recipe}.json"

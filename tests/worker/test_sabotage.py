@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 from conftest import TINY, launched
 
-from harness.report.data import parity
+from harness.report.figures import parity
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker.audit import gather

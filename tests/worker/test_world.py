@@ -15,7 +15,7 @@ from harness.predict import pool
 from harness.report import write_report
 from harness.report.data import grouping
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.predicted import predicted_categories
+from harness.report.figures.predicted import predicted_categories
 from harness.report.rendering import tables
 from harness.resolve import resolve
 from harness.result import Status
@@ -26,7 +26,7 @@ from tests.made.results import cpu_set
 
 RECIPES = (
     *("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"),
-    *("ddp+ema:place=cpu", "ddp+offload_activations"),
+    *("fsdp2", "fsdp2_offload", "ddp+ema:place=cpu", "ddp+offload_activations"),
 )
 PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
 SLACK = 0.005
@@ -83,6 +83,7 @@ def test_zero_1_and_2_read_apart_by_what_their_tensors_differ_in(pairs):
     [
         ("zero2_offload", "zero2", ("optimizer_state",)),
         ("zero3_offload", "zero3", ("optimizer_state",)),
+        ("fsdp2_offload", "fsdp2", ("optimizer_state",)),
         ("ddp+ema:place=cpu", "ddp", ("ema",)),
     ],
 )

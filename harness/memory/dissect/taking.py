@@ -16,6 +16,7 @@ from harness.memory.tracer import following, register_living, trace_step
 from harness.resolve import Resolved
 from strategies.engine import Trained
 from strategies.evidence import forward
+from strategies.evidence.stored import stored
 
 __all__ = ["Look", "take"]
 
@@ -78,7 +79,8 @@ def _traced(trained: Trained, look: Look) -> tuple[TimelineTracer, list[Kept], i
     """One step with every storage followed and every saved tensor counted."""
     stack = Stack(trained.module)
     tracer = _begun(trained, stack, look)
-    known = {p.untyped_storage()._cdata for p in trained.module.parameters()}
+    weights = [t for p in trained.module.parameters() for t in stored(p.data)]
+    known = {t.untyped_storage()._cdata for t in weights}
     first: dict[int, tuple[str, int]] = {}
     with stack.watching(), saving(stack, known) as saved:
         tracer.on_backward = lambda: first.update(saved if not first else {})

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.memory.portrait import OpCost, Point, Portrait, Timeline
 from harness.report.anatomy import laws
-from harness.report.data import units
-from harness.report.data.categories import CATEGORIES, title
+from harness.report.figures import units
+from harness.report.figures.categories import CATEGORIES, title
 from harness.report.rendering.charts import COLOUR_OF
 from harness.report.rendering.svg import (
     COLOURS,

@@ -6,11 +6,11 @@ from html import escape
 
 from harness.memory.portrait import Kept, Lump, OpCost, Portrait
 from harness.report.anatomy import charts, laws
-from harness.report.data import categories, units
 from harness.report.data.grid import Column, tabulate
+from harness.report.figures import categories, units
 from harness.report.rendering.html_parts import HEAD, STYLE, colour_keys, section, table, tag
 
-__all__ = ["MORE_STYLE", "render", "sentences"]
+__all__ = ["MORE_STYLE", "agrees", "render", "sentences"]
 
 AGREE = 0.03
 """Share by which the two ways of counting activations may differ: what Python itself still holds
@@ -127,11 +127,19 @@ def sentences(p: Portrait) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def _agreement(p: Portrait) -> str:
+def agrees(p: Portrait) -> bool:
     """Whether the trace and autograd count the same activations."""
-    off = abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
-    word = "agree" if off <= AGREE else "DISAGREE"
-    return f"{word} within {100 * off:.1f} %"
+    return _apart(p) <= AGREE
+
+
+def _apart(p: Portrait) -> float:
+    return abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
+
+
+def _agreement(p: Portrait) -> str:
+    if agrees(p):
+        return f"agree within {100 * _apart(p):.1f} %"
+    return f"DISAGREE by {100 * _apart(p):.1f} %"
 
 
 def _difference(p: Portrait) -> str:
@@ -247,10 +255,12 @@ def _six_nd_here(p: Portrait) -> str:
 
 def _ops(p: Portrait) -> str:
     note = (
-        f"Ceilings measured here: {p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
+        f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
+        f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
         f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
         f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
-        "Bytes are operands and results once each, so what stays in cache can lie above the roof."
+        "Bytes are operands and results once each, so what stays in cache can lie above the roof. "
+        f"{p.ceilings}"
     )
     small = f"the {charts.SHOWN_OPS} operations of a step that take longest and have FLOPs"
     keys = colour_keys(charts.phase_keys())

@@ -1,1 +1,1 @@
-"""What a report knows: rows, groups, every derived number, and what a table of text is."""
+"""What a report knows: rows, groups, what stands against what, and what a table of text is."""

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.data import derive, units
 from harness.report.data.rows import Group, Row
 from harness.report.data.speed import differ
+from harness.report.figures import derive, units
 
 __all__ = ["Answer", "FastestThatFits", "answers", "fastest_that_fits"]
 

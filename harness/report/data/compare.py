@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import result
-from harness.report.data import derive, environment_facts, floor, parity, speed, units
+from harness.report.data import environment_facts, speed
 from harness.report.data.grouping import build
-from harness.report.data.numbers import Numbers
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
+from harness.report.figures import derive, floor, parity, units
+from harness.report.figures.numbers import Numbers
 from harness.result import Result
 from harness.spec import Spec
 

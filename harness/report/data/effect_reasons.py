@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.report.data import derive
-from harness.report.data.categories import CATEGORIES, in_sentence
 from harness.report.data.effects import Effect
 from harness.report.data.rows import Row
-from harness.report.data.units import column, one
+from harness.report.figures import derive
+from harness.report.figures.categories import CATEGORIES, in_sentence
+from harness.report.figures.units import column, one
 
 __all__ = ["MOVED", "SHOWN", "held_at_peak", "why"]
 

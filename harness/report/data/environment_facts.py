@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from harness.report.data import units
 from harness.report.data.rows import Row
+from harness.report.figures import units
 
 __all__ = ["IGNORED", "differing", "merged"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report.data import units
+from harness.report.figures import units
 
 __all__ = ["Column", "Grid", "tabulate", "text_grid"]
 

@@ -11,12 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from harness.calibration.record import Calibration
 from harness.predict.prediction import Prediction
-from harness.report.data import derive, parity
-from harness.report.data.floor import Floor
-from harness.report.data.numbers import numbers
-from harness.report.data.predicted import predicted_and_measured
-from harness.report.data.predicted_fit import OUT_OF_MEMORY, predicted_fit
+from harness.report.data.calibrated import calibrated_row
 from harness.report.data.ranking import lent_floor, own_floor, ranked
 from harness.report.data.rows import (
     Group,
@@ -31,6 +28,12 @@ from harness.report.data.rows import (
 )
 from harness.report.data.siblings import beside, siblings_of
 from harness.report.data.speed import differ, margin_fraction
+from harness.report.data.stand_in import same_recipe, with_asked
+from harness.report.figures import derive, parity
+from harness.report.figures.floor import Floor
+from harness.report.figures.numbers import numbers
+from harness.report.figures.predicted import predicted_and_measured
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY, predicted_fit
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -53,7 +56,7 @@ def build(
     ends = [(result, *derive.effective_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]
     unfinished = [
-        _unfinished(result, status, reason, results, predictions)
+        _unfinished(result, status, reason, results, predictions, suite.calibration)
         for result, status, reason in ends
         if status is not Status.OK
     ]
@@ -65,7 +68,11 @@ def build(
     ]
     return Report(
         suite=suite,
-        groups=_groups(_rows(ranked, unfinished, predictions), suite.reference),
+        groups=with_asked(
+            _groups(_rows(ranked, unfinished, predictions, suite.calibration), suite.reference),
+            suite.reference,
+            unfinished,
+        ),
         unfinished=unfinished,
         recorded=recorded,
         memory_only=[result for result in finished if result.beside],
@@ -79,10 +86,11 @@ def _unfinished(
     reason: str | None,
     others: list[Result],
     predictions: Predictions,
+    found: Calibration | None,
 ) -> Unfinished:
     fit = None
     if status in OUT_OF_MEMORY:
-        fit = predicted_fit(result, status, predictions.get(result.spec.key), others)
+        fit = predicted_fit(result, status, predictions.get(result.spec.key), others, found)
     return Unfinished(
         label=label(result.spec),
         status=status,
@@ -97,7 +105,10 @@ def _unfinished(
 
 
 def _rows(
-    ranked: list[Result], unfinished: list[Unfinished], predictions: Predictions
+    ranked: list[Result],
+    unfinished: list[Unfinished],
+    predictions: Predictions,
+    found: Calibration | None,
 ) -> list[Row]:
     """One row for the repetitions of a spec."""
     repetitions: dict[Any, list[Result]] = {}
@@ -109,22 +120,28 @@ def _rows(
         spec = dataclasses.replace(ended.result.spec, repeat=0)
         lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
     return [
-        _row(results, ranked, predictions, tuple(lost.get(spec, ())))
+        dataclasses.replace(
+            _row(results, ranked, predictions, found), notes=tuple(lost.get(spec, ()))
+        )
         for (spec, _), results in repetitions.items()
     ]
 
 
 def _row(
-    results: list[Result], others: list[Result], predictions: Predictions, notes: tuple[str, ...]
+    results: list[Result],
+    others: list[Result],
+    predictions: Predictions,
+    found: Calibration | None,
 ) -> Row:
     first = results[0]
+    prediction = predictions.get(first.spec.key)
     return Row(
         label=first.spec.recipe,
         results=tuple(results),
         numbers=numbers(results),
-        predicted=predicted_and_measured(results, predictions),
-        predicted_fit=predicted_fit(first, Status.OK, predictions.get(first.spec.key), others),
-        notes=notes,
+        predicted=predicted_and_measured(results, predictions, found),
+        predicted_fit=predicted_fit(first, Status.OK, prediction, others, found),
+        calibrated=calibrated_row(results, prediction, found),
     )
 
 
@@ -166,8 +183,7 @@ def _place(rows: list[Row], wanted: str) -> int:
 
 def _named(rows: list[Row], recipe: str) -> Row | None:
     """The row of ``recipe``, however its parts are ordered."""
-    parts = sorted(recipe.split("+"))
-    return next((row for row in rows if sorted(row.spec.recipe.split("+")) == parts), None)
+    return next((row for row in rows if same_recipe(row.spec.recipe, recipe)), None)
 
 
 def _reference(rows: list[Row], wanted: str) -> Row:

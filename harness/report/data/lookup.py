@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.report.data import speed
-from harness.report.data.categories import STATE
-from harness.report.data.rows import Report, Row
+from harness.report.data.rows import Report, Row, Unfinished
+from harness.report.figures.categories import STATE
 from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
@@ -33,7 +33,9 @@ class Rows:
     def __init__(self, report: Report) -> None:
         self.rows = [row for group in report.groups for row in group.rows]
         self.unfinished = report.unfinished
-        self.model = report.groups[0].reference.spec.model if report.groups else None
+        first = report.groups[0].reference.spec if report.groups else None
+        self.model = first.model if first else None
+        self.device = first.device if first else None
 
     def get(self, recipe: str, **fields: Any) -> Row:
         """The row of ``recipe`` whose spec has these fields, each a value or a test of one; of the
@@ -51,7 +53,11 @@ class Rows:
         unfinished = next(ended, None)
         if unfinished is None:
             raise Missing(f"{recipe} is not among the results")
-        raise Missing(f"{recipe} is {unfinished.status.value}: {unfinished.reason}")
+        raise Missing(f"{recipe} is {self._ending(unfinished)}")
+
+    def _ending(self, unfinished: Unfinished) -> str:
+        """How a row ended, and why, in a sentence."""
+        return f"{unfinished.status.value}: {unfinished.reason}"
 
     def status(self, recipe: str, **fields: Any) -> Status | None:
         """How the row that ``get`` would take ended; None if it is not among the results."""
@@ -87,6 +93,10 @@ class Rows:
         """Samples a second as a multiple of ``base``'s, for a sentence: "x1.25", or that none is
         seen beyond the noise."""
         return speed.times(*(self.get(r, **fields) for r in (recipe, base)))
+
+    def rate_ratio(self, row: Row, base: Row) -> str:
+        """The samples a second of two rows of unlike work, as a multiple for a sentence."""
+        return f"x{row.numbers.samples_per_second / base.numbers.samples_per_second:.2f}"
 
 
 def _holds(value: Any, wanted: Any) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.data import derive
 from harness.report.data.rows import Group, Row
+from harness.report.figures import derive
 from harness.result import Result, Wire
 
 __all__ = ["between", "paused_rows", "paused_steps"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from harness.report.data.floor import Floor, Runs, borrowed, floor_of
 from harness.report.data.rows import Group, Row
 from harness.report.data.speed import differ
+from harness.report.figures.floor import Floor, Runs, borrowed, floor_of
 
 __all__ = ["lent_floor", "own_floor", "ranked"]
 

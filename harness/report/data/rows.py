@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.report.data import derive
-from harness.report.data.floor import Floor
-from harness.report.data.numbers import Numbers
-from harness.report.data.parity import WRONG
-from harness.report.data.predicted import PredictedAndMeasured
-from harness.report.data.predicted_fit import PredictedFit
+from harness.calibration.record import Calibration
+from harness.predict import forecast
+from harness.predict.forecast import Forecast
+from harness.report.data.calibrated import Calibrated, read_calibration
+from harness.report.figures import derive
+from harness.report.figures.floor import Floor
+from harness.report.figures.numbers import Numbers
+from harness.report.figures.parity import WRONG
+from harness.report.figures.predicted import PredictedAndMeasured
+from harness.report.figures.predicted_fit import PredictedFit
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -41,13 +45,16 @@ FREE = ("recipe", "processes", "nodes", "repeat")
 class SuiteHead:
     """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
     reference row, when it began, the story that its rows tell (``harness.report.stories``) and
-    their recipes in the suite's order."""
+    their recipes in the suite's order. ``calibration``: of the machine, which lies beside it;
+    ``forecast``: what was predicted of the suite for another one, likewise."""
 
     name: str = ""
     reference: str = ""
     started: str = ""
     story: str = ""
     order: tuple[str, ...] = ()
+    calibration: Calibration | None = None
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +62,9 @@ class Versus:
     """A row against its reference row. ``front``: on the Pareto front of what a device must have
     free and speed. ``need_change_fraction``: of the former.
 
-    ``parity`` is a word of ``harness.report.data.parity.Verdict``, and ``differs_in`` what stands
-    behind a bad one. ``sibling``: for a row that alters the computation by design, the plainest
-    other row that alters the same, and how far it is from that.
+    ``parity`` is a word of ``harness.report.figures.parity.Verdict``, and ``differs_in`` what
+    stands behind a bad one. ``sibling``: for a row that alters the computation by design, the
+    plainest other row that alters the same, and how far it is from that.
 
     ``place`` counts the rows as they are listed. ``rank`` is the best place that the noise leaves
     a row: one behind all that are faster beyond it. Rows that cannot be told from the fastest
@@ -101,6 +108,7 @@ class Row:
     versus: Versus | None = None
     predicted: PredictedAndMeasured | None = None
     predicted_fit: PredictedFit | None = None
+    calibrated: Calibrated | None = None
     notes: tuple[str, ...] = ()
     floor: Floor | None = None
 
@@ -142,6 +150,9 @@ class Group:
 
     Rows of a simulated world are ordered by what a device must have free: memory is all that they
     tell, and the noise of their times (``floor``) is not asked for.
+
+    ``asked``: the recipe that was to be the reference, where ``reference`` stands in for it, and
+    ``asked_ended``: how that row ended; empty where no such row is among the results.
     """
 
     rows: list[Row]
@@ -150,6 +161,8 @@ class Group:
     device: str
     unlike: str = ""
     floor: Floor | None = None
+    asked: str = ""
+    asked_ended: str = ""
 
     @property
     def world(self) -> int:
@@ -171,15 +184,18 @@ class Report:
 
 
 def read_suite(folder: Path) -> SuiteHead:
-    """``suite.json`` of a result folder; an empty head where there is none to read."""
+    """``suite.json`` of a result folder, and the calibration and forecast beside it; empty where
+    there is none to read."""
+    beside = {"calibration": read_calibration(folder), "forecast": forecast.read(folder)}
     try:
         data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return SuiteHead()
+    except (OSError, ValueError, RecursionError):
+        return SuiteHead(**beside)
     known = data if isinstance(data, dict) else {}
     texts = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
     order = known.get("order")
-    return SuiteHead(**texts, order=tuple(map(str, order)) if isinstance(order, list) else ())
+    recipes = tuple(map(str, order)) if isinstance(order, list) else ()
+    return SuiteHead(**texts, order=recipes, **beside)
 
 
 def label(spec: Spec) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from harness.report.data import parity
 from harness.report.data.rows import Row, Versus
+from harness.report.figures import parity
 
 __all__ = ["beside", "siblings_of"]
 

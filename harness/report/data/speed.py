@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from harness.report.data import units
-from harness.report.data.floor import Floor, margin
 from harness.report.data.rows import Group, Row
+from harness.report.figures import units
+from harness.report.figures.floor import Floor, margin
 
 __all__ = [
     "ALIKE",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from html import escape
 
-from harness.report.data import derive, parity, units
-from harness.report.data.categories import CATEGORIES, title
 from harness.report.data.rows import Group, Row
+from harness.report.figures import derive, parity, units
+from harness.report.figures.categories import CATEGORIES, title
 from harness.report.rendering.svg import (
     COLOURS,
     DASHES,
@@ -35,6 +36,8 @@ __all__ = [
     "steps",
 ]
 
+LABEL = 12.0
+"""Height of a tick's label."""
 STACK = (*CATEGORIES, "untraced")
 COLOUR_OF = dict(
     zip(
@@ -142,12 +145,19 @@ def distances(group: Group) -> str:
         allowed = derive.PARITY_LIMIT
     high = 10 ** math.ceil(math.log10(max(*shown, allowed) * 1.01))
     low = 10 ** math.floor(math.log10(min(shown)) + 1e-9)
-    y = Scale(min(low, 1e-5), high, 220.0, 26.0, log=True)
+    y = _apart(Scale(min(low, 1e-5), high, 220.0, 26.0, log=True), allowed)
     parts = _lines(group, raised, y, "loss: |a - b| / |b| to the reference")
     edge = y(allowed)
     parts.append(element("line", x1=48.0, x2=WIDTH - 10, y1=edge, y2=edge, class_="limit"))
     parts.append(text(42.0, edge + 4, f"1e-{-round(math.log10(allowed))}", class_="tick end alarm"))
     return drawing(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
+
+
+def _apart(scale: Scale, value: float) -> Scale:
+    """``scale`` without the ticks whose labels would lie over the one of ``value``."""
+    ticks = scale.ticks()
+    kept = tuple(tick for tick in ticks if abs(scale(tick) - scale(value)) >= LABEL)
+    return dataclasses.replace(scale, marks=kept or tuple(ticks[:1]))
 
 
 def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[str]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, effect_reasons, nodes, parity, speed, units
-from harness.report.data.categories import CATEGORIES, title
+from harness.report.data import effect_reasons, nodes, speed
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
+from harness.report.figures import derive, parity, units
+from harness.report.figures.categories import CATEGORIES, title
 from harness.result import Categories
 
 __all__ = [
     "BUCKETS",
+    "CALIBRATED",
     "CATEGORY_ERRORS",
     "EFFECTS",
     "HOST_SPLIT",
     "MEMORY",
-    "NARROW",
     "PARITY",
     "PHASES",
     "PREDICTED",
@@ -201,7 +202,6 @@ SHORT = (
     LOSS,
     FLAGS,
 )
-NARROW = tuple(column for column in SHORT if column is not STEP)
 PHASES = (
     RECIPE,
     *(
@@ -278,6 +278,10 @@ def _worst(name: str) -> Callable[[Row], Any]:
     return lambda row: getattr(row.predicted.worst, name, None)
 
 
+def _seconds(row: Row, name: str) -> float | None:
+    return getattr(row.calibrated.predicted, name, None)
+
+
 PREDICTED = (
     RECIPE,
     Column("By", _predicted("method")),
@@ -296,6 +300,15 @@ PREDICTED = (
     Column("Reserved, measured GiB", _predicted("reserved_measured"), "gib"),
     Column("Reserved error %", _predicted("reserved_error"), "error"),
     Column("Why no trace", _predicted("reason")),
+)
+CALIBRATED = (
+    RECIPE,
+    Column("Step, predicted ms", lambda row: _seconds(row, "total"), "ms"),
+    Column("Plus or minus ms", lambda row: _seconds(row, "spread"), "ms"),
+    Column("Step, measured ms", lambda row: row.calibrated.measured_seconds, "ms"),
+    Column("Time error %", lambda row: row.calibrated.error, "error"),
+    Column("By typical figures %", lambda row: row.calibrated.typical_error, "error"),
+    Column("Measured peak reached %", lambda row: row.calibrated.peak_fraction, "percent"),
 )
 CATEGORY_ERRORS = (
     Column("Recipe", lambda pair: pair[0].label),

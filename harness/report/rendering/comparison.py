@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
-from harness.report.rendering.markdown_parts import table_lines
+from harness.report.rendering.markdown_parts import plain, table_lines
 
 __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "summary"]
 
@@ -37,10 +37,6 @@ COLUMNS = (
 )
 
 
-LEFT_OUT = ("Old GiB", "Loss", "Grad norm")
-"""Heads of columns that a terminal of 80 columns has no room for."""
-
-
 def markdown(comparison: Comparison) -> str:
     """The comparison as Markdown text."""
     lines = ["# Headroom: old against new", "", summary(comparison), "", comparison.basis, ""]
@@ -48,7 +44,7 @@ def markdown(comparison: Comparison) -> str:
         lines += [*table_lines(environment_grid(comparison)), ""]
     if comparison.changes:
         lines += [*table_lines(changes_grid(comparison)), "", NOTE, ""]
-    lines += [f"- {line}" for line in leftovers(comparison)]
+    lines += [f"- {plain(line)}" for line in leftovers(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -60,11 +56,10 @@ def summary(comparison: Comparison) -> str:
     return f"{counts} beyond noise. Same environment."
 
 
-def changes_grid(comparison: Comparison, *, narrow: bool = False) -> Grid:
+def changes_grid(comparison: Comparison) -> Grid:
     """The rows that both sets have; those that changed are marked."""
-    columns = [column for column in COLUMNS if not (narrow and column.head in LEFT_OUT)]
     marks = [("alarm",) if change.words else () for change in comparison.changes]
-    return tabulate("compare", "Rows", columns, comparison.changes, marks=marks)
+    return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
 
 
 def environment_grid(comparison: Comparison) -> Grid:

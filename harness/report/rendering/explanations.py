@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.data import parity
+from harness.report.figures import parity
 
 __all__ = ["GLOSSARY", "NOTES"]
 
@@ -73,6 +73,10 @@ NOTES = {
     "cuBLAS's workspaces; without one tensors of both places against Resident, which has "
     "libraries' scratch in it. Reserved, on a GPU: in the allocator's mode that ran (expandable "
     "segments or not).",
+    "calibrated": "The same trace, timed by what this device was measured to do before (./run.sh "
+    "calibrate), and by typical figures; plus or minus follows from the rows that it was fitted "
+    "to. Measured peak reached: the model's FLOPs a second over that of large matrix products of "
+    "random data, in the type the row computes in; recomputation does not count as work.",
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did, to speed "

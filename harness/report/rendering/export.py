@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import derive, speed
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.numbers import Numbers
-from harness.report.data.predicted import PredictedAndMeasured
-from harness.report.data.predicted_fit import PredictedFit
-from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.data.calibrated import Calibrated
+from harness.report.data.rows import Group, Report, Row, SuiteHead, Unfinished, Versus
+from harness.report.figures import derive
+from harness.report.figures.numbers import Numbers
+from harness.report.figures.predicted import PredictedAndMeasured
+from harness.report.figures.predicted_fit import PredictedFit
 from harness.report.rendering import sentences
 
 __all__ = ["csv_text", "json_text"]
@@ -52,6 +54,13 @@ FIT: dict[str, Callable[[PredictedFit], Any]] = {
     "predicted_least_bytes": lambda fit: fit.need_bytes,
     "available_bytes": lambda fit: fit.have_bytes,
 }
+CALIBRATED: dict[str, Callable[[Calibrated], Any]] = {
+    "calibrated_step_seconds": lambda c: c.predicted and c.predicted.total,
+    "calibrated_step_seconds_spread": lambda c: c.predicted and c.predicted.spread,
+    "calibrated_step_error_fraction": lambda c: c.error,
+    "typical_step_error_fraction": lambda c: c.typical_error,
+    "measured_peak_fraction": lambda c: c.peak_fraction,
+}
 AFTER = ("phase", "so_far_bytes", "reason", "way_out", "command")
 
 
@@ -60,6 +69,7 @@ def csv_text(report: Report) -> str:
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
     more = [*PREDICTED] if any(row.predicted for row in rows) else []
+    more += CALIBRATED if any(row.calibrated for row in rows) else ()
     more += FIT if any(entry.predicted_fit for entry in (*rows, *report.unfinished)) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
     names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
@@ -92,7 +102,13 @@ def _predicted(row: Row) -> dict[str, Any]:
     """What was predicted and how far off it was, with unit or kind in each name."""
     predicted = row.predicted
     values = {name: take(predicted) for name, take in PREDICTED.items()} if predicted else {}
-    return {**values, **_fit(row)}
+    return {**values, **_calibrated(row), **_fit(row)}
+
+
+def _calibrated(row: Row) -> dict[str, Any]:
+    """Its time by the calibration of its device."""
+    found = row.calibrated
+    return {name: take(found) for name, take in CALIBRATED.items()} if found else {}
 
 
 def _fit(entry: Row | Unfinished) -> dict[str, Any]:
@@ -129,7 +145,7 @@ def json_text(report: Report) -> str:
     """Everything derived, with the raw samples it was derived from."""
     data = {
         "schema": "headroom-report-1",
-        "suite": dataclasses.asdict(report.suite),
+        "suite": _suite(report.suite),
         "groups": [_group(group) for group in report.groups],
         "unfinished": [
             {**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)}
@@ -148,6 +164,7 @@ def _group(group: Group) -> dict[str, Any]:
         "warnings": sentences.warnings(group),
         "unlike_first_group": group.unlike or None,
         "reference": group.reference.label,
+        "reference_asked_for": group.asked or None,
         "noise_floor": {
             **(dataclasses.asdict(group.floor) if group.floor else {}),
             "text": speed.noise_floor(group),
@@ -212,3 +229,10 @@ def _finite(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
+
+
+def _suite(head: SuiteHead) -> dict[str, Any]:
+    """The head of the set; what was forecast lies beside this file as it is."""
+    known = dataclasses.asdict(dataclasses.replace(head, forecast=None))
+    del known["forecast"]
+    return known

@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from harness.report import stories
-from harness.report.data import parity, speed, units
+from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
+from harness.report.figures import units
 from harness.report.rendering import (
     charts,
     html_parts,
@@ -23,6 +24,11 @@ from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
 
 __all__ = ["render"]
 
+SHOWN = (
+    *("types", "parity", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
+    "buckets",
+)
+"""Keys of the tables behind the charts of a group, in this order."""
 CROWD = 8
 """With more rows than this, some marks of the scatter may only have room for their rank."""
 # A button that copies a command; the page is whole without it.
@@ -93,15 +99,19 @@ def _story(report: Report) -> str:
 def _group(group: Group, index: int, several: bool) -> str:
     grids = tables.group_grids(group)
     parts = [_head(group, index, several), _answers(group)]
-    reference = f"{grids['ranking'].title}<small> against {escape(group.reference.label)}</small>"
+    reference = f"{grids['ranking'].title}<small> against {escape(_reference(group))}</small>"
     floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
     parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(grids['ranking'])}")
     parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
-    for key in ("types", "parity", "siblings", "memory", "host", "predicted", "parts", "buckets"):
+    for key in SHOWN:
         if grids[key].lines:
-            errors = sentences.prediction_errors(group) if key == "predicted" else ""
-            parts.append(_table(grids[key], errors))
+            parts.append(_table(grids[key], sentences.introduction(key, group)))
     return "\n".join([*parts, html_parts.evidence(group)])
+
+
+def _reference(group: Group) -> str:
+    """The row that others are compared with, and for which it stands."""
+    return group.reference.label + (f", in place of {group.asked}" if group.asked else "")
 
 
 def _table(grid: Grid, intro: str) -> str:
@@ -128,7 +138,7 @@ def _head(group: Group, index: int, several: bool) -> str:
 
 def _warnings(texts: list[str]) -> str:
     """What is wrong in red; what is good to know, together, in grey."""
-    red = [text for text in texts if parity.alarming(text)]
+    red = [text for text in texts if sentences.alarming(text)]
     grey = "".join(tag("p", text) for text in texts if text not in red)
     blocks = [tag("p", text, "warn") for text in red]
     return "\n".join(blocks + ([f'<div class="warn mild">{grey}</div>'] if grey else []))
@@ -184,9 +194,10 @@ def _phases(grid: Grid) -> str:
 
 
 def _curves(group: Group) -> str:
-    loss = _figure("Loss", "the reference is the broad line", charts.curves(group))
+    instead = f" ({_reference(group)})" if group.asked else ""
+    loss = _figure("Loss", f"the reference{instead} is the broad line", charts.curves(group))
     away = _figure(
-        "Distance of the loss to the reference",
+        f"Distance of the loss to the reference{instead}",
         "dashed: limit of exact rows; at the foot: identical",
         charts.distances(group),
     )

@@ -9,9 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.report.data import environment_facts, parity, units
+from harness.report.data import environment_facts
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
+from harness.report.figures import parity, units
 from harness.report.rendering.explanations import GLOSSARY
 from harness.report.rendering.svg import element
 from strategies.evidence.settings import worded
@@ -62,7 +63,7 @@ def table(grid: Grid, *, heat: bool = False, note: bool = True) -> str:
     head = "".join(_head_cell(h, _classes(k)) for h, k in columns)
     body = []
     for line, marks in zip(grid.lines, grid.marks, strict=True):
-        cells = [_body_cell(c, h, k, top) for c, (h, k) in zip(line, columns, strict=True)]
+        cells = [_cell(c, h, k, top) for c, (h, k) in zip(line, columns, strict=True)]
         look = f' class="{" ".join(marks)}"' if marks else ""
         body.append(f"<tr{look}>{''.join(cells)}</tr>")
     below = tag("p", grid.note, "note") if note and grid.note else ""
@@ -71,6 +72,15 @@ def table(grid: Grid, *, heat: bool = False, note: bool = True) -> str:
         f'<div class="wide"><table data-key="{grid.key}"><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{rows}</tbody></table></div>{below}"
     )
+
+
+def _cell(text: str, head: str, kind: str, top: float) -> str:
+    """A cell that knows its column's head, which a narrow page shows beside it: rows are stacked
+    there, and what has no value is left out."""
+    cell = _body_cell(text, head, kind, top)
+    if head in NAMES[:3] or text in ("", units.NONE):
+        return cell
+    return cell.replace("<td", f'<td data-head="{escape(head)}"', 1)
 
 
 def breakable(recipe: str, name: str, classes: str = "") -> str:

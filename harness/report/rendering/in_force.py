@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.report.data.rows import Report
+from harness.report.rendering.markdown_parts import code, plain
 from strategies.evidence.settings import settings
 
 __all__ = ["HEAD", "markdown", "sentences"]
@@ -27,5 +28,5 @@ def sentences(report: Report) -> list[tuple[str, str]]:
 
 def markdown(report: Report) -> list[str]:
     """Lines of the Markdown report; none where every fact is an effect."""
-    lines = [f"- `{name}`: {facts}" for name, facts in sentences(report)]
+    lines = [f"- {code(name)}: {plain(facts)}" for name, facts in sentences(report)]
     return [f"## {HEAD}", "", NOTE, "", *lines, ""] if lines else []

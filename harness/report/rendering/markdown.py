@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from harness.report import stories
-from harness.report.data import environment_facts, speed, units
+from harness.report.data import environment_facts, speed
 from harness.report.data.answers import Answer, answers, fastest_that_fits
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
+from harness.report.figures import units
 from harness.report.rendering import in_force, memory_only, recorded, sentences, tables
-from harness.report.rendering.markdown_parts import table_lines
+from harness.report.rendering.markdown_parts import code, fence, plain, table_lines
 from harness.report.rendering.story_stamp import story_stamp
 
 __all__ = ["render", "render_story"]
 
 SHOWN = (
-    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "time"),
-    *("parity", "siblings", "buckets"),
+    *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
+    *("time", "parity", "siblings", "buckets"),
 )
 """Keys of the tables below the ranking, in this order."""
 
 
 def render(report: Report) -> str:
     """The whole report."""
-    title = f"# Headroom: {report.suite.name or 'report'}"
-    lines = [title, "", sentences.summary(report), ""]
+    title = f"# Headroom: {plain(report.suite.name or 'report')}"
+    lines = [title, "", plain(sentences.summary(report)), ""]
     fits = sentences.predicted_fits(report)
-    lines += [fits, ""] if fits else []
+    lines += [plain(fits), ""] if fits else []
     for grid in stories.tables(report):
         lines += _table(grid)
     for group in report.groups:
@@ -35,14 +36,14 @@ def render(report: Report) -> str:
     if report.unfinished:
         lines += _table(tables.unfinished_grid(report.unfinished))
     if report.skipped:
-        lines += ["## Files skipped", "", *(f"- `{line}`" for line in report.skipped), ""]
+        lines += ["## Files skipped", "", *(f"- {code(line)}" for line in report.skipped), ""]
     lines += [*_environment(report), *_commands(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def render_story(report: Report) -> str:
     """What the suite's rows tell together, as a page of its own."""
-    lines = [f"# {report.suite.story}: {sentences.summary(report)}", ""]
+    lines = [f"# {plain(f'{report.suite.story}: {sentences.summary(report)}')}", ""]
     for grid in stories.tables(report):
         lines += _table(grid)
     if report.groups:
@@ -52,15 +53,16 @@ def render_story(report: Report) -> str:
 
 
 def _group(group: Group) -> list[str]:
-    lines = [f"## {sentences.setting(group)}", ""]
+    lines = [f"## {plain(sentences.setting(group))}", ""]
     if group.unlike:
-        lines += [f"Not ranked with the rows above: {group.unlike}.", ""]
-    lines += [f"> **{sentences.stamp(group)}**", ""]
-    lines += [text for warning in sentences.warnings(group) for text in (f"> {warning}", "")]
+        lines += [f"Not ranked with the rows above: {plain(group.unlike)}.", ""]
+    lines += [f"> **{plain(sentences.stamp(group))}**", ""]
+    for warning in sentences.warnings(group):
+        lines += [f"> {plain(warning)}", ""]
     lines += [_answer(answer) for answer in answers(group)]
-    errors = sentences.prediction_errors(group)
-    lines += [f"- {errors}"] if errors else []
-    lines += ["", *_fits(group), f"Reference row: `{group.reference.label}`.", ""]
+    told = (sentences.prediction_errors(group), sentences.calibration(group))
+    lines += [f"- {plain(text)}" for text in told if text]
+    lines += ["", *_fits(group), _reference(group), ""]
     lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
     grids = tables.group_grids(group)
     lines += [*table_lines(grids["ranking"]), "", grids["ranking"].note, ""]
@@ -70,9 +72,14 @@ def _group(group: Group) -> list[str]:
     return lines
 
 
+def _reference(group: Group) -> str:
+    instead = f", in place of `{group.asked}`" if group.asked else ""
+    return f"Reference row: `{group.reference.label}`{instead}."
+
+
 def _answer(answer: Answer) -> str:
-    name = f"`{answer.row.label}`: " if answer.row else ""
-    return f"- **{answer.question}**: {name}{answer.text}"
+    name = f"{code(answer.row.label)}: " if answer.row else ""
+    return f"- **{answer.question}**: {name}{plain(answer.text)}"
 
 
 def _fits(group: Group) -> list[str]:
@@ -83,8 +90,8 @@ def _fits(group: Group) -> list[str]:
     rates = units.column("rate", [f.row and f.row.numbers.samples_per_second for f in fits])
     needs = units.column("gib", [f.row and f.row.numbers.need_bytes for f in fits])
     for fit, rate, need in zip(fits, rates, needs, strict=True):
-        name = f"`{fit.row.label}`" if fit.row else "nothing measured fits"
-        lines.append(f"| {fit.sizes} | {name}{fit.others} | {rate} | {need} |")
+        name = code(fit.row.label) if fit.row else "nothing measured fits"
+        lines.append(f"| {fit.sizes} | {name}{plain(fit.others)} | {rate} | {need} |")
     return [*lines, ""]
 
 
@@ -102,7 +109,7 @@ def _environment(report: Report) -> list[str]:
     for group in report.groups:
         facts = environment_facts.merged(group.rows)
         texts = [f"{name} {' / '.join(values)}" for name, values in facts.items()]
-        lines += [f"- {', '.join(texts)}"] if texts else []
+        lines += [f"- {plain(', '.join(texts))}"] if texts else []
     return ["## Environment", "", *dict.fromkeys(lines), ""] if lines else []
 
 
@@ -110,4 +117,4 @@ def _commands(report: Report) -> list[str]:
     every = [(row.label, row.first.command) for group in report.groups for row in group.rows]
     every += [(unfinished.label, unfinished.result.command) for unfinished in report.unfinished]
     commands = [f"# {label}\n{command}" for label, command in every if command]
-    return ["## Commands", "", "```sh", *commands, "```", ""] if commands else []
+    return ["## Commands", "", *fence("sh", commands), ""] if commands else []

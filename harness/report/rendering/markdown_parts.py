@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from harness.report.data import parity, units
-from harness.report.data.grid import Grid
+import re
+from collections.abc import Sequence
 
-__all__ = ["table_lines"]
+from harness.report.data.grid import Grid
+from harness.report.figures import parity, units
+
+__all__ = ["code", "fence", "plain", "table_lines"]
+
+
+def plain(text: str) -> str:
+    """Text that results brought along (a reason, a name), as text: no HTML, no link, no picture
+    comes out of it."""
+    return text.replace("<", "&lt;").replace("](", "]\\(")
+
+
+def code(text: str) -> str:
+    """The same as code on a line, which it cannot leave."""
+    return f"`{text.replace('`', chr(39))}`"
+
+
+def fence(language: str, lines: Sequence[str]) -> list[str]:
+    """A block of code whose lines cannot end it."""
+    longest = max((len(run) for run in re.findall("`+", "\n".join(lines))), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return [f"{ticks}{language}", *lines, ticks]
 
 
 def table_lines(grid: Grid) -> list[str]:
@@ -25,5 +46,6 @@ def _line(cells: list[str]) -> str:
 def _cell(text: str, head: str, alarm: bool) -> str:
     text = " ".join(text.split()).replace("|", "\\|")
     if head == "Recipe":
-        return f"`{text}`"
+        return code(text)
+    text = plain(text)
     return f"**{text}**" if alarm and parity.alarming(text) else text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.report.data import derive
 from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Report, label
+from harness.report.figures import derive
 from harness.report.rendering import html_parts
 from harness.report.rendering.markdown_parts import table_lines
 

@@ -7,7 +7,7 @@ from html import escape
 from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Report, label
 from harness.report.rendering import html_parts
-from harness.report.rendering.markdown_parts import table_lines
+from harness.report.rendering.markdown_parts import code, table_lines
 from harness.result import Result
 
 __all__ = ["html", "markdown", "sentence"]
@@ -53,8 +53,8 @@ def markdown(report: Report) -> list[str]:
         return []
     lines = ["## Recorded runs, not ranked", "", NOTE, ""]
     for result in report.recorded:
-        files = [f"- `{name}`" for name in result.recordings]
-        lines += [f"### `{label(result.spec)}`", "", *files, ""]
+        files = [f"- {code(name)}" for name in result.recordings]
+        lines += [f"### {code(label(result.spec))}", "", *files, ""]
         if result.key_averages:
             lines += [*table_lines(_averages(result)), ""]
     return lines

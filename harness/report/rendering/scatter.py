@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.report.data import units
 from harness.report.data.rows import Group, Row
+from harness.report.figures import units
 from harness.report.rendering.svg import (
     LINE,
     WIDTH,

@@ -5,20 +5,27 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import derive, environment_facts, nodes
-from harness.report.data.gpu_state import hindered
-from harness.report.data.predicted_fit import OUT_OF_MEMORY
+from harness.report.data import environment_facts, nodes
 from harness.report.data.rows import Group, Report, Row, label
+from harness.report.figures import derive, parity
+from harness.report.figures.gpu_state import hindered
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.result import Status
 
 __all__ = [
+    "alarming",
+    "calibration",
+    "introduction",
     "predicted_fits",
     "prediction_errors",
     "setting",
     "stamp",
+    "stand_in",
     "summary",
     "warnings",
 ]
+
+NOT_ASKED = "NOT the reference that was asked for"
 
 
 def summary(report: Report) -> str:
@@ -36,7 +43,8 @@ def summary(report: Report) -> str:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in labels.items()]
     if measured:
-        return f"{', '.join([f'{measured} measured', *counts])}."
+        text = f"{', '.join([f'{measured} measured', *counts])}."
+        return " ".join([text, *dict.fromkeys(filter(None, map(stand_in, report.groups)))])
     start = "Nothing to rank" if recorded or report.memory_only else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
@@ -104,7 +112,7 @@ def warnings(group: Group) -> list[str]:
     wrong = [f"{row.label} ({_what(row)})" for row in group.rows if row.versus.wrong]
     noisy = [row.label for row in group.rows if row.numbers.noisy]
     counts = {row.spec.processes for row in group.rows}
-    texts = []
+    texts = [stand_in(group)] if group.asked else []
     if wrong:
         texts.append(
             f"Computed something else than promised: {'; '.join(wrong)}. Left out of the answers "
@@ -117,7 +125,7 @@ def warnings(group: Group) -> list[str]:
         )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
-    texts += _disturbed(group) + _paused(group) + _hindered(group)
+    texts += _disturbed(group) + _paused(group) + _not_alone(group) + _hindered(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
@@ -126,6 +134,22 @@ def warnings(group: Group) -> list[str]:
     texts += _missing_flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
     return [*texts, *(f"Meter: {note}." for note in notes)]
+
+
+def stand_in(group: Group) -> str:
+    """That rows are compared with another row than was asked for; empty where they are not."""
+    if not group.asked:
+        return ""
+    ended = f"ended as {group.asked_ended}" if group.asked_ended else "is not among the results"
+    return (
+        f"{NOT_ASKED}: {group.asked} {ended}, so rows are compared with {group.reference.label}; "
+        "every ratio and distance is to that."
+    )
+
+
+def alarming(text: str) -> bool:
+    """Whether a sentence of a group must not be overlooked."""
+    return text.startswith(NOT_ASKED) or parity.alarming(text)
 
 
 def _what(row: Row) -> str:
@@ -155,6 +179,19 @@ def _paused(group: Group) -> list[str]:
     return [
         f"Network paused? Steps of over {nodes.PAUSE} medians: {', '.join(marked)}. Look at the "
         "link between the nodes, and measure again."
+    ]
+
+
+def _not_alone(group: Group) -> list[str]:
+    """Which rows another Headroom worked beside."""
+    names = [
+        row.label for row in group.rows if any(r.launch and r.launch.others for r in row.results)
+    ]
+    if not names:
+        return []
+    return [
+        f"Another Headroom was at work on the machine during {', '.join(names)}: their times say "
+        "little. Measure again with one at a time."
     ]
 
 
@@ -189,6 +226,24 @@ def _missing_flops(group: Group) -> list[str]:
 
 
 # ---- how good the predictions were ----
+
+
+def introduction(key: str, group: Group) -> str:
+    """What is said above a table, by its key; empty where nothing is."""
+    if key == "predicted":
+        return prediction_errors(group)
+    return calibration(group) if key == "calibrated" else ""
+
+
+def calibration(group: Group) -> str:
+    """Which calibration the predicted times rest on, and how far they are off; empty without."""
+    rows = [row.calibrated for row in group.rows if row.calibrated]
+    if not rows:
+        return ""
+    errors = _spread("times", [row.error for row in rows])
+    typical = _spread("by typical figures", [row.typical_error for row in rows])
+    found = "; ".join(filter(None, (errors, typical)))
+    return f"{rows[0].words}{f' {found[0].upper()}{found[1:]}.' if found else ''}"
 
 
 def prediction_errors(group: Group) -> str:

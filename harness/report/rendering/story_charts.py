@@ -3,9 +3,9 @@ batch."""
 
 from __future__ import annotations
 
-from harness.report.data import units
 from harness.report.data.lookup import Rows
 from harness.report.data.rows import Report
+from harness.report.figures import units
 from harness.report.rendering.charts import line_style
 from harness.report.rendering.svg import WIDTH, Scale, axes, drawing, element, polyline
 from harness.report.stories import claim_tables, depth

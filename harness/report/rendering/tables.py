@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from harness.report.data import derive
 from harness.report.data.effects import effects
 from harness.report.data.grid import Column, Grid, tabulate
-from harness.report.data.predicted import PredictedCategory
 from harness.report.data.rows import Group, Row, Unfinished
+from harness.report.figures import derive
+from harness.report.figures.predicted import PredictedCategory
 from harness.report.rendering.columns import (
     BUCKETS,
+    CALIBRATED,
     CATEGORY_ERRORS,
     EFFECTS,
     HOST_SPLIT,
     MEMORY,
-    NARROW,
     PARITY,
     PHASES,
     PREDICTED,
@@ -61,11 +61,11 @@ def ranking(group: Group) -> Grid:
     return _table("ranking", "Ranking", _with_processes(RANKING, group), group.rows)
 
 
-def short_ranking(group: Group, *, narrow: bool = False) -> Grid:
-    """The ranking for a terminal of 100 columns, or a narrow one of 80."""
+def short_ranking(group: Group) -> Grid:
+    """The ranking for a terminal: of 100 columns; in a narrower one some give way."""
     if group.world:
         return ranking(group)
-    return _table("ranking", "Ranking", NARROW if narrow else SHORT, group.rows)
+    return _table("ranking", "Ranking", SHORT, group.rows)
 
 
 def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:
@@ -91,6 +91,12 @@ def group_grids(group: Group) -> dict[str, Grid]:
         _table("parity", "Same computation?", PARITY, compared),
         _table("siblings", "Rows that alter the same", SIBLINGS, _with_siblings(compared)),
         _table("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
+        _table(
+            "calibrated",
+            "Time, predicted by this device's calibration",
+            CALIBRATED,
+            [r for r in rows if r.calibrated],
+        ),
         _table("parts", "Predicted and traced, by category", CATEGORY_ERRORS, _categories(rows)),
         _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]

@@ -6,12 +6,13 @@ points; a verdict stands only where the whole spread of a power lies on one side
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.report.data import fits
 from harness.report.data.lookup import Missing, Rows
-from harness.report.data.units import gib
-from harness.report.stories.claim_sweeps import LARGE
+from harness.report.figures import fits
+from harness.report.figures.units import gib
+from harness.report.stories.claim_sweeps import batches
 from harness.report.stories.claim_verdicts import (
     MUCH,
     Judgement,
@@ -23,12 +24,12 @@ from harness.report.stories.claim_verdicts import (
 )
 from harness.result import Status
 
-__all__ = ["DEEP", "DEPTHS", "GROWTHS", "TOKENS", "Growth", "linear_in_tokens", "paged",
-           "root_of_depth"]  # fmt: skip
+__all__ = ["DEEP", "DEPTHS", "TOKENS", "TRAINED_DEEP", "TRAINED_TOKENS", "Growth", "growths",
+           "linear_in_tokens", "paged", "root_of_depth"]  # fmt: skip
 
 DEPTHS = (4, 9, 16, 25, 36)
 """Squares: sqrt(L) blocks between two checkpoints are then a whole number."""
-DEEP = "DiT-T/4:depth={}"
+DEEP, TRAINED_DEEP = "DiT-T/4:depth={}", "DiT-XL/2:depth={}"
 TOKENS = {
     ("DiT-T/8", "synthetic:64"): 64,
     ("DiT-T/8", "synthetic:96"): 144,
@@ -37,6 +38,8 @@ TOKENS = {
     ("DiT-T/2", "synthetic:64"): 1024,
 }
 """Model and data -> tokens of a sample."""
+TRAINED_TOKENS = {(m.replace("DiT-T", "DiT-XL"), data): n for (m, data), n in TOKENS.items()}
+"""The same at the width that people train, of which the suite's rows on a GPU are."""
 MOST_ROOT, MOST_FORWARDS, LINEAR = 0.7, 2.0, 1.1
 ROOT = "single+checkpoint:every=sqrt"
 
@@ -72,27 +75,36 @@ class Growth:
         return fits.power(list(sizes), list(sizes.values()))
 
 
-def _depths(recipe: str) -> Growth:
-    return Growth(recipe=recipe, of="blocks", fields={d: {"model": DEEP.format(d)} for d in DEPTHS})
+def _growths(deep: str, tokens: Mapping[tuple[str, str], int]) -> tuple[Growth, ...]:
+    """Plain and sqrt(L) checkpoints over depth; the full score matrix and plain over tokens."""
+    blocks = {d: {"model": deep.format(d)} for d in DEPTHS}
+    patches = {n: {"model": model, "data": data} for (model, data), n in tokens.items()}
+    of_depth = [Growth(recipe=r, of="blocks", fields=blocks) for r in ("single", ROOT)]
+    pair = ("single+attend", "single")
+    return (*of_depth, *(Growth(recipe=r, of="tokens", fields=patches) for r in pair))
 
 
-def _tokens(recipe: str) -> Growth:
-    fields = {n: {"model": model, "data": data} for (model, data), n in TOKENS.items()}
-    return Growth(recipe=recipe, of="tokens", fields=fields)
+GROWTHS = {"cpu": _growths(DEEP, TOKENS), "cuda": _growths(TRAINED_DEEP, TRAINED_TOKENS)}
+"""Device -> what the suite's rows on it grow with."""
 
 
-GROWTHS = (_depths("single"), _depths(ROOT), _tokens("single+attend"), _tokens("single"))
+def growths(rows: Rows) -> tuple[Growth, ...]:
+    """The growths of the models that these rows are of."""
+    return GROWTHS[rows.device or "cpu"]
 
 
 def root_of_depth(rows: Rows) -> Judgement:
-    plain, root = (growth.power(rows) for growth in GROWTHS[:2])
+    depths = growths(rows)[:2]
+    plain, root = (growth.power(rows) for growth in depths)
     deepest = DEPTHS[-1]
-    facts = rows.get(ROOT, model=DEEP.format(deepest)).first.evidence
-    forwards = facts["checkpoint"]["block_forwards"]
+    facts = rows.get(ROOT, **depths[1].fields[deepest]).first.evidence.get("checkpoint", {})
+    forwards = facts.get("block_forwards")
+    if forwards is None:
+        raise Missing(f"how often {ROOT} ran a block is not known")
     numbers = (
         f"from {DEPTHS[0]} to {deepest} blocks memory beyond the state grows with depth to the "
         f"power {power_words(plain)} plain, {power_words(root, MOST_ROOT)} with sqrt; "
-        f"{much_from(rows, GROWTHS[1], GROWTHS[0])}; "
+        f"{much_from(rows, *reversed(depths))}; "
         f"{number(forwards, MOST_FORWARDS)} forwards a block"
     )
     if forwards > MOST_FORWARDS:
@@ -101,14 +113,14 @@ def root_of_depth(rows: Rows) -> Judgement:
 
 
 def linear_in_tokens(rows: Rows) -> Judgement:
-    naive, fused = (growth.power(rows) for growth in GROWTHS[2:])
-    (model, data), most = max(TOKENS.items(), key=lambda item: item[1])
-    largest = {"model": model, "data": data}
+    tokens = growths(rows)[2:]
+    naive, fused = (growth.power(rows) for growth in tokens)
+    most, largest = max(tokens[1].fields.items())
     saved = rows.saved("single", "single+attend", **largest)
     numbers = (
         f"memory beyond the state grows with tokens to the power {power_words(naive)} with the "
         f"full score matrix, {power_words(fused, LINEAR)} with torch's fused kernel; "
-        f"{change(-saved)} at {most} tokens, {much_from(rows, GROWTHS[3], GROWTHS[2])}, all at "
+        f"{change(-saved)} at {most} tokens, {much_from(rows, *reversed(tokens))}, all at "
         f"batch "
         f"{rows.get('single', **largest).spec.global_batch}"
     )
@@ -164,16 +176,17 @@ def paged(rows: Rows) -> Judgement:
     (cudaMallocManaged), so torch never counts them, wherever their pages are.
     """
     names = plain, pages = "single+adam8bit", "single+paged_adam8bit"
-    ends = {name: rows.status(name, global_batch=LARGE) for name in names}
+    large = batches(rows)[-1]
+    ends = {name: rows.status(name, global_batch=large) for name in names}
     if ends[plain] is Status.GPU_OOM and ends[pages] in (Status.OK, Status.GPU_OOM):
         fits = ends[pages] is Status.OK
         outcome = "trained" if fits else "ran out of memory too"
-        numbers = f"at batch {LARGE} {plain} ran out of memory, {pages} {outcome}"
+        numbers = f"at batch {large} {plain} ran out of memory, {pages} {outcome}"
         return Judgement(Verdict.HOLDS if fits else Verdict.NOT, numbers)
     used = [_device_bytes(rows, name) for name in reversed(names)]
     return Judgement(
         Verdict.OPEN,
-        f"both fit at batch {LARGE}, so that no page had to leave the device; it had "
+        f"both fit at batch {large}, so that no page had to leave the device; it had "
         f"{gib(used[0])} in use with pages, {gib(used[1])} without. ./run.sh max-batch of "
         "each tells whether pages let more fit",
     )
@@ -181,4 +194,4 @@ def paged(rows: Rows) -> Judgement:
 
 def _device_bytes(rows: Rows, recipe: str) -> int | None:
     """What the device itself counted as used: pages of managed memory that are on it too."""
-    return rows.get(recipe, global_batch=LARGE).numbers.process_peak_bytes
+    return rows.get(recipe, global_batch=batches(rows)[-1]).numbers.process_peak_bytes

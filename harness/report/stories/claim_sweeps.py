@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.report.data import fits
-from harness.report.data.fits import Band, Pair, Span
 from harness.report.data.lookup import Missing, Rows, beyond_state, state_share, step_bytes
-from harness.report.data.units import gib
+from harness.report.figures import fits
+from harness.report.figures.fits import Band, Pair, Span
+from harness.report.figures.units import gib
 from harness.report.stories.claim_verdicts import (
     HALF,
     NOTHING,
@@ -26,10 +26,12 @@ __all__ = [
     "LARGE",
     "PLAIN",
     "SMALL",
+    "TRAINED_BATCHES",
     "Sweep",
     "accumulation",
     "activations_fill",
     "activations_share",
+    "batches",
     "by_batch",
     "compression",
     "graph_kept",
@@ -44,6 +46,9 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 """Global batches of a sweep: with the first, weights, gradients and optimizer state should be most
 of plain training's peak, with the last its activations; the rows say whether they are."""
 SMALL, LARGE = BATCHES[0], BATCHES[-1]
+TRAINED_BATCHES = (*BATCHES, 64, 96)
+"""The same on a GPU, of DiT-XL/2: up to the largest multiple of 32 that plain float32 training fits
+on a card of 80 GiB."""
 PLAIN = "single"
 KINDS_OF_GRADIENTS = ("compress:kind=fp16", "compress:kind=powersgd", "topk")
 
@@ -64,6 +69,11 @@ class Sweep:
     missing: Mapping[int, str] = field(default_factory=dict)
 
 
+def batches(rows: Rows) -> tuple[int, ...]:
+    """The batches of the sweep that these rows are of."""
+    return TRAINED_BATCHES if rows.device == "cuda" else BATCHES
+
+
 def swept(rows: Rows, recipe: str, base: str = PLAIN) -> Sweep:
     """``recipe`` against ``base`` over all batches at which both were measured and traced.
 
@@ -71,7 +81,7 @@ def swept(rows: Rows, recipe: str, base: str = PLAIN) -> Sweep:
         Missing: there is no such batch; why, at the largest.
     """
     peaks, beyond, shares, missing = [], [], {}, {}
-    for batch in BATCHES:
+    for batch in batches(rows):
         try:
             ours, theirs = (rows.get(r, global_batch=batch) for r in (recipe, base))
             sizes = step_bytes(ours), step_bytes(theirs)
@@ -83,7 +93,7 @@ def swept(rows: Rows, recipe: str, base: str = PLAIN) -> Sweep:
         beyond.append(Pair(at=batch, ours=mores[0], base=mores[1]))
         shares[batch] = 1 - state_share(theirs)
     if not peaks:
-        raise Missing(missing[LARGE])
+        raise Missing(missing[batches(rows)[-1]])
     return Sweep(peaks=peaks, beyond=beyond, shares=shares, missing=missing)
 
 
@@ -179,7 +189,8 @@ def pure_bf16(rows: Rows) -> Judgement:
     band = Band(least=HALF)
     kept = by_batch(rows, "single+bf16_pure", band)
     bare = by_batch(rows, "single+bf16_pure+ema:place=none", band, "single+ema:place=none")
-    average = rows.get("single+bf16_pure", global_batch=LARGE).numbers.ema_bytes
+    last = batches(rows)[-1]
+    average = rows.get("single+bf16_pure", global_batch=last).numbers.ema_bytes
     numbers = (
         f"{kept.numbers}; {gib(average)} of either peak are the float32 average of the weights: "
         f"without one {bare.numbers}"
@@ -204,11 +215,8 @@ def smaller_batch(rows: Rows) -> Judgement:
         raise Missing(f"{PLAIN} was not measured at a batch and at half of it")
     first, last = sweep.peaks[0], sweep.peaks[-1]
     numbers = f"half of a batch: {told(sweep, band)}, from {gib(last.base)} to {gib(last.ours)}"
-    pace = [rows.get(PLAIN, global_batch=at).numbers.samples_per_second for at in
-            (first.at / 2, last.at)]  # fmt: skip
-    return judged(
-        sweep, band, f"{numbers}; samples/s x{pace[0] / pace[1]:.2f} at batch {first.at / 2:g}"
-    )
+    pace = rows.rate_ratio(*(rows.get(PLAIN, global_batch=at) for at in (first.at / 2, last.at)))
+    return judged(sweep, band, f"{numbers}; samples/s {pace} at batch {first.at / 2:g}")
 
 
 def activations_fill(rows: Rows) -> Judgement:

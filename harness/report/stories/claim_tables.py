@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from harness.report.data import fits, units
+from collections.abc import Sequence
+
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
-from harness.report.stories.claim_rules import GROWTHS, Growth
+from harness.report.figures import fits, units
+from harness.report.stories.claim_rules import Growth, growths
 from harness.report.stories.claim_sweeps import (
-    BATCHES,
     KINDS_OF_GRADIENTS,
     PLAIN,
     Sweep,
+    batches,
     swept,
 )
 from harness.report.stories.claim_verdicts import points, spread_words
@@ -49,11 +51,11 @@ def sweeps(rows: Rows) -> dict[tuple[str, str], Sweep]:
 
 
 def _sweeps(rows: Rows) -> Grid:
-    plain = _or_none(rows, PLAIN, PLAIN)
-    lines = _plain_lines(plain) if plain else []
-    lines += [_line(recipe, base, sweep) for (recipe, base), sweep in sweeps(rows).items()]
-    batches = {f"batch {batch}": "percent" for batch in BATCHES}
-    kinds = {"Recipe": "text", "to": "text", **batches, "Limit": "percent"}
+    plain, at = _or_none(rows, PLAIN, PLAIN), batches(rows)
+    lines = _plain_lines(plain, at) if plain else []
+    lines += [_line(recipe, base, sweep, at) for (recipe, base), sweep in sweeps(rows).items()]
+    columns = {f"batch {batch}": "percent" for batch in at}
+    kinds = {"Recipe": "text", "to": "text", **columns, "Limit": "percent"}
     return text_grid("sweeps", "The peak over batches", kinds, lines, SWEEPS_NOTE)
 
 
@@ -64,28 +66,28 @@ def _or_none(rows: Rows, recipe: str, base: str) -> Sweep | None:
         return None
 
 
-def _plain_lines(plain: Sweep) -> list[list[str]]:
+def _plain_lines(plain: Sweep, at: Sequence[int]) -> list[list[str]]:
     """Plain training's own peak, and what of it activations are."""
     peaks = {pair.at: units.gib(pair.base) for pair in plain.peaks}
-    shares = {at: f"{units.one('percent', part)} %" for at, part in plain.shares.items()}
+    shares = {b: f"{units.one('percent', part)} %" for b, part in plain.shares.items()}
     return [
-        [PLAIN, "its peak", *(peaks.get(b, units.NONE) for b in BATCHES), units.NONE],
-        [PLAIN, "activations in it", *(shares.get(b, units.NONE) for b in BATCHES), units.NONE],
+        [PLAIN, "its peak", *(peaks.get(b, units.NONE) for b in at), units.NONE],
+        [PLAIN, "activations in it", *(shares.get(b, units.NONE) for b in at), units.NONE],
     ]
 
 
-def _line(recipe: str, base: str, sweep: Sweep) -> list[str]:
+def _line(recipe: str, base: str, sweep: Sweep, at: Sequence[int]) -> list[str]:
     changes = {p.at: f"{units.one('change', -p.saved)} %" for p in sweep.peaks}
     limit = fits.limit(sweep.beyond)
     last = units.NONE
     if limit is not None:
         last = f"{units.one('change', -limit.value)} % ({points(limit.spread)})"
-    return [recipe, base, *(changes.get(b, units.NONE) for b in BATCHES), last]
+    return [recipe, base, *(changes.get(b, units.NONE) for b in at), last]
 
 
 def _growths(rows: Rows) -> Grid:
     lines = []
-    for growth in GROWTHS:
+    for growth in growths(rows):
         try:
             lines.append(_growth_line(growth, rows))
         except Missing:

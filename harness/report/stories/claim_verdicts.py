@@ -6,9 +6,11 @@ a saving of 0.497 that misses a half is never shown as 50 %.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from harness.report.data.lookup import Missing, Rows
 
 __all__ = [
     "FRACTION",
@@ -17,7 +19,9 @@ __all__ = [
     "NOTHING",
     "SOME",
     "Judgement",
+    "Rule",
     "Verdict",
+    "applied",
     "change",
     "number",
     "points",
@@ -48,6 +52,18 @@ class Judgement:
     verdict: Verdict
     numbers: str
     condition: str = ""
+
+
+Rule = Callable[[Rows], Judgement]
+"""How a claim is judged by rows, measured or predicted."""
+
+
+def applied(rule: Rule, rows: Rows) -> Judgement:
+    """What a rule says of these rows; open, with the reason, where one that it needs is missing."""
+    try:
+        return rule(rows)
+    except Missing as missing:
+        return Judgement(Verdict.OPEN, str(missing))
 
 
 def places(value: float, limits: Sequence[float], least: int = 0) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass
 
-from harness.report.data import derive, units
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, beyond_state
 from harness.report.data.rows import Report, Row
+from harness.report.figures import derive, units
+from harness.report.figures.floor import Floor, Runs, swing
 from harness.subjects.dit.presets import shape_of
 
 __all__ = ["DepthPoint", "series", "tables", "work"]
@@ -18,19 +21,23 @@ NOTE = (
     "least squares through the logarithms; one block's own activations, which every regime "
     "computes, and what does not depend on depth flatten them. Forwards a block: counted in one "
     "step, in the least and in the deepest model; times the blocks it is the work of the forward "
-    "passes."
+    "passes. Behind +-: how far the noise floor lets the power of time lie from it, where a row "
+    "was measured more than once."
 )
 
 
 @dataclass(frozen=True)
 class DepthPoint:
     """One row of a recipe: blocks of its model, bytes beyond the state, seconds a step, forward
-    passes of a block in one step (None: not known)."""
+    passes of a block in one step (None: not known); its timed steps, and the noise floor of its
+    group."""
 
     depth: int
     beyond: float
     seconds: float
     forwards: float | None
+    runs: Runs = ()
+    floor: Floor | None = None
 
 
 def tables(report: Report) -> list[Grid]:
@@ -45,7 +52,7 @@ def tables(report: Report) -> list[Grid]:
     ]
     kinds = {"Recipe": "text", **{f"L={d} MiB": "mib" for d in depths}}
     kinds |= {"Added by a block MiB": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
-    kinds |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "ratio"}
+    kinds |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "text"}
     return [text_grid("depth", "Memory and work against depth", kinds, lines, NOTE)]
 
 
@@ -60,7 +67,7 @@ def _growth(points: list[DepthPoint]) -> list[str]:
         _power([(p.depth, p.beyond) for p in points]),
         _span([p.forwards for p in points]),
         _power(work(points)),
-        _power([(p.depth, p.seconds) for p in points]),
+        _time_power(points),
     ]
 
 
@@ -90,6 +97,21 @@ def _power(points: list[tuple[int, float]]) -> str:
     return units.one("ratio", derive.power(*zip(*points, strict=True)))
 
 
+def _time_power(points: list[DepthPoint]) -> str:
+    """The power that a step's seconds grow with, and how far the noise lets it lie from there."""
+    found = _power([(p.depth, p.seconds) for p in points])
+    floors = [p.floor for p in points]
+    if len(points) < 2 or None in floors:
+        return found
+    logs = [math.log(p.depth) for p in points]
+    middle = statistics.fmean(logs)
+    square = sum((x - middle) ** 2 for x in logs)
+    # The slope is a sum of the logarithms of the seconds, by these weights.
+    weighted = [((x - middle) / square, p.runs) for x, p in zip(logs, points, strict=True)]
+    spread = max(swing(floor, weighted) for floor in floors)
+    return f"{found} +- {units.one('ratio', spread)}"
+
+
 def series(report: Report) -> dict[str, list[DepthPoint]]:
     """Recipe, in the suite's order -> its points, by depth; without rows that were not traced."""
     rows = [row for group in report.groups for row in group.rows]
@@ -101,7 +123,7 @@ def series(report: Report) -> dict[str, list[DepthPoint]]:
         except Missing:
             continue
         median = row.numbers.step_seconds_median
-        point = DepthPoint(_depth(row), beyond, median, _forwards(row))
+        point = DepthPoint(_depth(row), beyond, median, _forwards(row), row.runs, row.floor)
         points_of.setdefault(row.spec.recipe, []).append(point)
     return points_of
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.report.data import speed, units
+from harness.report.data import speed
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows, beyond_state, state_bytes, step_bytes
 from harness.report.data.rows import Report, Row
+from harness.report.figures import units
 
 __all__ = ["tables"]
 

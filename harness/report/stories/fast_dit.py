@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from harness.report.data import units
+from harness.report.data import speed
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
-from harness.report.data.rows import Report
+from harness.report.data.rows import Report, Row
+from harness.report.figures import units
 
 __all__ = ["tables"]
 
@@ -24,30 +25,39 @@ KINDS = {
     "Published steps/s": "rate",
     "Published MB": "count",
     "Steps/s here": "rate",
+    "Speed x": "ratio",
     "Needs here": "gib",
 }
 NOTE = (
     "Published: fast-DiT's README, DiT-XL/2 at a global batch of 128 on one A100. Without "
     "pre-extraction a VAE encodes images in every step; its weights are random, which changes "
-    "neither memory nor speed. Model, batch and device of these rows are named below."
+    "neither memory nor speed. Speed: against the row above that was measured, where the noise "
+    "does not explain it. Model, batch and device of these rows are named below."
 )
 
 
 def tables(report: Report) -> list[Grid]:
     """One line for each published row, beside the suite's row in the same place."""
-    rows, lines = Rows(report), []
+    rows, lines, above = Rows(report), [], None
     for published, recipe in zip(PUBLISHED, report.suite.order, strict=False):
         marks = ["yes" if on else "no" for on in published[:3]]
         theirs = ["out of memory"] * 2 if published[3] is None else [str(v) for v in published[3:]]
-        lines.append([*marks, *theirs, *_here(rows, recipe, extracted=published[2])])
+        try:
+            row = _here(rows, recipe, extracted=published[2])
+            lines.append([*marks, *theirs, *_cells(row, above)])
+            above = row
+        except Missing as missing:
+            lines.append([*marks, *theirs, str(missing), units.NONE, units.NONE])
     return [text_grid("fast_dit", "The fast-DiT table", KINDS, lines, NOTE)]
 
 
-def _here(rows: Rows, recipe: str, *, extracted: bool) -> list[str]:
-    """Steps/s and need of our row; a recipe is there with a VAE in its step, or without."""
-    try:
-        row = rows.get(recipe, data=lambda data: data.startswith("vae") is not extracted)
-    except Missing as missing:
-        return [str(missing), units.NONE]
+def _here(rows: Rows, recipe: str, *, extracted: bool) -> Row:
+    """Our row of a recipe, which is there with a VAE in its step, or without."""
+    return rows.get(recipe, data=lambda data: data.startswith("vae") is not extracted)
+
+
+def _cells(row: Row, above: Row | None) -> list[str]:
+    """Steps/s, what became of them since the row above, and need."""
     seconds = row.numbers.step_seconds_median
-    return [units.one("rate", 1 / seconds), units.gib(row.numbers.need_bytes)]
+    ratio = units.NONE if above is None else units.one("ratio", speed.ratio(row, above))
+    return [units.one("rate", 1 / seconds), ratio, units.gib(row.numbers.need_bytes)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from harness.report.data import speed, units
+from harness.report.data import speed
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows, step_bytes
 from harness.report.data.rows import Report, Row
+from harness.report.figures import units
 
 __all__ = ["tables"]
 

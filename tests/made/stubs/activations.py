@@ -120,6 +120,12 @@ LOST: Table = {
     "one segment, not prefixes": (
         "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
     ),
+    "all blocks, not half of them": (
+        "single+checkpoint:share=0.5", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "no block, not half of them": (
+        "single+checkpoint:share=0.5", Checkpoint, "edit_model", nothing,
+    ),
     "products recomputed as well": (
         "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
     ),

@@ -104,6 +104,18 @@ def sgd_behind(**other):
     return make
 
 
+def lying(kind, **other):
+    """The strategy's own optimizer, whose step goes by ``other`` than its groups say."""
+    made = kind.make_optimizer
+
+    def make(self, params, settings, launch):
+        optimizer = made(self, params, settings, launch)
+        optimizer.__class__ = behind(type(optimizer), **other)
+        return optimizer
+
+    return make
+
+
 MUON = Muon.make_optimizer
 
 
@@ -140,6 +152,26 @@ LOST: Table = {
         "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unmanaged,
     ),
     "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "adafactor at another rate than its groups tell": (
+        "single+adafactor", Adafactor, "make_optimizer", lying(Adafactor, lr=2e-4),
+    ),
+    "8 bits at another rate than its groups tell": (
+        "single+adam8bit", Adam8bit, "make_optimizer", lying(Adam8bit, lr=2e-4),
+    ),
+    "8 bits by other betas than its groups tell": (
+        "single+adam8bit:lib=torchao", Adam8bit, "make_optimizer",
+        lying(Adam8bit, betas=(0.5, 0.9)),
+    ),
+    "4 bits by other betas than its groups tell": (
+        "single+adam4bit", Adam4bit, "make_optimizer", lying(Adam4bit, betas=(0.5, 0.9)),
+    ),
+    "bfloat16 weights at another rate than its groups tell": (
+        "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", lying(AdamWBf16, lr=2e-4),
+    ),
+    "compensated weights at another rate than its groups tell": (
+        "single+bf16_pure+adamw_bf16:write=kahan", AdamWBf16, "make_optimizer",
+        lying(AdamWBf16, lr=2e-4),
+    ),
     "betas that its groups do not tell": (
         "single", AdamW, "make_optimizer", adamw_behind(betas=(0.5, 0.9)),
     ),

@@ -1,0 +1,126 @@
+"""A suite's rows predicted for one card, kept beside results as raw figures. No torch.
+
+What is derived of them (savings, verdicts) is the report's, which reads this file and predicts
+nothing itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.predict.roofline import Work
+from harness.predict.verdict import Fit
+from harness.result import write_json
+from harness.spec import Spec
+
+__all__ = ["FILE", "Forecast", "Foretold", "block_forwards", "foretold", "read"]
+
+FILE = "forecast.json"
+"""In a folder of results."""
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretold:
+    """What was predicted for one row. Bytes of one GPU; seconds of one optimizer step.
+
+    ``verdict`` is a word of ``harness.predict.verdict.Fit``; ``reason`` says why there is no
+    prediction. ``peak_bytes`` are the live tensors at the fullest instant of a later step, by
+    category in ``categories`` (``harness.memory.categories.CATEGORIES``), of which ``buckets``
+    count where the engine's word ``buckets`` says. ``beyond_state_bytes``: the most that such a
+    step held beyond its state. ``spread_seconds``: plus or minus. ``block_forwards``: how often a
+    block's forward ran in a step; None where the trace does not tell.
+    """
+
+    spec: Spec
+    verdict: str
+    reason: str = ""
+    need_bytes: int | None = None
+    peak_bytes: int | None = None
+    peak_phase: str = ""
+    categories: Mapping[str, int] = field(default_factory=dict)
+    buckets: str = "workspace"
+    beyond_state_bytes: int | None = None
+    step_seconds: float | None = None
+    spread_seconds: float | None = None
+    block_forwards: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it would train there, and all of it is known."""
+        known = (self.peak_bytes, self.beyond_state_bytes, self.step_seconds)
+        return self.verdict in ("fits", "tight") and None not in known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The rows of the suite ``suite`` for the DiT ``model`` on the card ``gpu`` of so many bytes;
+    ``assumed`` is what was taken for granted of the card, and ``made_with`` the versions and the
+    hash of the sources that predicted."""
+
+    suite: str
+    model: str
+    gpu: str
+    gpu_bytes: int
+    assumed: str
+    made_with: Mapping[str, str]
+    rows: Sequence[Foretold]
+    schema: int = SCHEMA
+
+    def write(self, folder: Path) -> Path:
+        """Write ``folder/forecast.json`` atomically."""
+        path = Path(folder) / FILE
+        write_json(path, dataclasses.asdict(self))
+        return path
+
+
+def read(folder: Path) -> Forecast | None:
+    """The forecast in a folder of results; None where there is none of this schema."""
+    try:
+        data = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+        return _from(data) if data.get("schema") == SCHEMA else None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+
+
+def _from(data: dict[str, Any]) -> Forecast:
+    rows = [Foretold(**row | {"spec": Spec(**row["spec"])}) for row in data["rows"]]
+    return Forecast(**data | {"rows": rows})
+
+
+def foretold(fit: Fit) -> Foretold:
+    """What is kept of a prediction that was set against a card."""
+    found, steady = fit.prediction, fit.prediction.steady
+    if steady is None or fit.seconds is None:
+        return Foretold(spec=fit.resolved.spec, verdict=fit.verdict, reason=found.reason)
+    return Foretold(
+        spec=fit.resolved.spec,
+        verdict=fit.verdict,
+        need_bytes=fit.need_bytes,
+        peak_bytes=steady.bytes,
+        peak_phase=steady.phase,
+        categories=steady.categories,
+        buckets=found.buckets,
+        beyond_state_bytes=found.beyond_state,
+        step_seconds=fit.seconds.total,
+        spread_seconds=fit.seconds.spread,
+        block_forwards=block_forwards(found.work),
+    )
+
+
+def block_forwards(work: Sequence[Work]) -> float | None:
+    """How often a block's forward runs in one step, by its attention kernel: one runs in each
+    forward of a block, and backward's own do other FLOPs. None where attention is computed by
+    plain products, or where blocks differ in it."""
+    kernels = [w for w in work if w.kind == "attention"]
+    first = {w.flops for w in kernels if w.phase == "forward"}
+    if len(first) != 1:
+        return None
+    ran = {phase: sum(w.count for w in kernels if w.phase == phase and w.flops in first)
+           for phase in ("forward", "backward")}  # fmt: skip
+    return 1 + ran["backward"] / ran["forward"]

@@ -1,0 +1,1 @@
+"""From raw results to figures: pure functions that know no rows, and no report."""

@@ -1,0 +1,290 @@
+"""Every derived number, one small pure function each. Seconds and bytes in, base units out.
+
+A number that is not defined for the data at hand is None, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.phases import PEAK_PHASES, SETUP_PEAKS
+from harness.report.figures.peak_flops import peak_flops
+from harness.result import Rank, Result, Status
+
+__all__ = [
+    "NOISE_LIMIT",
+    "NO_FLOPS",
+    "PARITY_LIMIT",
+    "PHASES",
+    "REPEAT_LIMIT",
+    "curve_distance",
+    "effective_status",
+    "highest",
+    "highest_by_phase",
+    "hosted_bytes",
+    "need_bytes",
+    "pareto_front",
+    "peak_by_phase",
+    "peak_of",
+    "placed_by",
+    "quantile",
+    "resident_bytes",
+    "step_seconds",
+]
+
+PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
+"""The phases whose peak has a column; the steps of the warm-up after the first are like the timed
+ones."""
+NOISE_LIMIT = 0.2
+"""(p90 - p10) / median of the step times, from which on a row is noisy."""
+REPEAT_LIMIT = 0.1
+"""Share by which the medians of repetitions may differ before a row is noisy."""
+PARITY_LIMIT = 1e-3
+"""Relative distance of a step's loss and gradient norm up to which two rows are equal, where no
+tighter one is known: a GPU may round a product's operands to TF32 (2^-11, some 5e-4), and its
+kernels add in any order."""
+LEAST = 1e-12
+"""Keeps a relative distance to zero finite."""
+UNTOLD = "not told apart"
+"""How the places of a CPU's tensors were known, in results that are older than the question."""
+NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
+
+
+def effective_status(result: Result) -> tuple[Status, str | None]:
+    """The status to show and its reason: an ``ok`` row without proof of its work is void."""
+    if result.status is not Status.OK:
+        return result.status, result.reason
+    failed = next((check for check in result.audit if not check.ok), None)
+    if failed is not None:
+        return Status.VOID, f"{failed.name}: asked {failed.asked}, found {failed.found}"
+    if not step_seconds(result) and not result.beside:
+        return Status.VOID, "the result holds no timed step of all ranks"
+    return Status.OK, None
+
+
+def step_seconds(result: Result) -> list[float]:
+    """Seconds of each timed step: the slowest rank's, since the others wait for it."""
+    return [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """The ``q`` quantile (0 to 1), linear between neighbours as NumPy's default."""
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def noise(seconds: Sequence[float]) -> float | None:
+    """(p90 - p10) / median of the step seconds; None below two steps."""
+    spread = quantile(seconds, 0.9) - quantile(seconds, 0.1) if len(seconds) > 1 else None
+    return None if spread is None else spread / quantile(seconds, 0.5)
+
+
+def repeat_spread(runs: Sequence[Sequence[float]]) -> float | None:
+    """(slowest - fastest) / fastest of the repetitions' median steps; None below two runs."""
+    medians = [quantile(run, 0.5) for run in runs if run]
+    return (max(medians) - min(medians)) / min(medians) if len(medians) > 1 else None
+
+
+def is_noisy(step_noise: float | None, spread: float | None) -> bool:
+    """Whether (p90 - p10) / median exceeds 0.2, or repetitions' medians differ by over 10 %."""
+    return (step_noise or 0) > NOISE_LIMIT or (spread or 0) > REPEAT_LIMIT
+
+
+def samples_per_second(global_batch: int, median_seconds: float) -> float:
+    """Samples a second of the whole job: global batch over the median step."""
+    return global_batch / median_seconds
+
+
+def flops_per_second(flops_per_step: float, median_seconds: float) -> float | None:
+    """FLOP/s of the whole job, from the closed form of the model's FLOPs a step."""
+    return flops_per_step / median_seconds if flops_per_step > 0 else None
+
+
+def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a precision strategy read back: the types of compute, parameters, master, moments."""
+    facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
+    return next((facts for facts in facts_of if facts.get("compute_dtype")), {})
+
+
+def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
+    """The type that matrix products ran in: "tf32" where float32 was rounded for them, "float8"
+    where the blocks' own products ran in it."""
+    facts = types(evidence)
+    kind = facts.get("compute_dtype")
+    if facts.get("float8_products"):
+        return "float8"
+    return "tf32" if kind == "float32" and facts.get("tf32") else kind
+
+
+def mfu(flops_device: float | None, device: str, kind: str | None) -> float | None:
+    """Share of one device's dense peak FLOP/s that the model's FLOPs reach; None on a CPU."""
+    peak, _ = peak_flops(device, kind)
+    return flops_device / peak if peak and flops_device else None
+
+
+def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
+    """Why there is no MFU; None where there is one."""
+    return peak_flops(device, kind)[1] if flops_device else NO_FLOPS
+
+
+def highest_by_phase(ranks: Iterable[Rank], count: str) -> dict[str, int]:
+    """Phase -> bytes: the highest ``count``, a field of ``result.Peak``, of all ranks."""
+    highest_of: dict[str, int] = {}
+    for rank in ranks:
+        for phase, peak in rank.phases.items():
+            size = getattr(peak, count)
+            if size is not None:
+                highest_of[phase] = max(highest_of.get(phase, 0), size)
+    return highest_of
+
+
+def highest(ranks: Iterable[Rank], count: str) -> int | None:
+    """Bytes: the highest ``count`` of all ranks and phases; None where it was not counted."""
+    return max(highest_by_phase(ranks, count).values(), default=None)
+
+
+def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
+    """Phase of training -> bytes; the highest of them is the peak of a row.
+
+    These two functions decide what "peak" means, in every format: live tensors on the device, in
+    the steps of a training. On a GPU the caching allocator counts them; without one the trace of a
+    step does, and a row that could not be traced has no peak.
+    docs/adding/peak-meaning.md says what else to touch where it changes.
+    """
+    ranks = list(ranks)
+    traced = [r.categories for r in ranks if on_cpu(r) and r.categories is not None]
+    found = highest_by_phase((r for r in ranks if not on_cpu(r)), "allocated")
+    peaks = {phase: size for phase, size in found.items() if phase not in SETUP_PEAKS}
+    for categories in traced:
+        peaks[categories.phase] = max(peaks.get(categories.phase, 0), categories.total)
+    return peaks
+
+
+def peak_of(ranks: Iterable[Rank]) -> int | None:
+    """Bytes: the peak of a row, or of some of its ranks; None where none was found."""
+    return max(peak_by_phase(ranks).values(), default=None)
+
+
+def on_cpu(rank: Rank) -> bool:
+    """Whether host memory stood in for a device."""
+    return rank.device == "cpu"
+
+
+def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
+    """Bytes a device must have free for this row to run: what rows are ranked by.
+
+    On a GPU the largest of what is known of allocated, reserved and the process (context and
+    libraries included), set-up too: a cache that cannot be reserved fails as an allocation does.
+    Without a GPU the peak: what a device would need beside its tensors is not there to be measured.
+    """
+    if meter != "cuda":
+        return peak_of(ranks)
+    known = (highest(ranks, count) for count in ("allocated", "reserved", "process"))
+    return max((size for size in known if size is not None), default=None)
+
+
+def resident_bytes(ranks: Iterable[Rank]) -> int | None:
+    """Bytes: the highest resident mark of a process above its baseline, in any phase, set-up and
+    libraries' heap included; None on a GPU."""
+    return highest((r for r in ranks if on_cpu(r)), "allocated")
+
+
+def hosted_bytes(ranks: Iterable[Rank]) -> int | None:
+    """Bytes of tensors that the fullest rank kept in host memory; None where none did, or where
+    they were not told apart."""
+    held = (r.categories and r.categories.host if on_cpu(r) else r.host_categories for r in ranks)
+    return max((categories.total for categories in held if categories), default=None)
+
+
+def placed_by(ranks: Iterable[Rank]) -> str | None:
+    """How the places of a CPU's tensors were known; ``UNTOLD`` in older results, None where
+    nothing was traced or devices tell."""
+    words = [r.categories.placed_by for r in ranks if on_cpu(r) and r.categories is not None]
+    unknown = [w for w in words if w.startswith("unknown")]
+    return (unknown or words)[0] or UNTOLD if words else None
+
+
+def imbalance(ranks: Sequence[Rank]) -> float | None:
+    """Highest over lowest peak of the ranks; None for one rank or a rank without a peak."""
+    peaks = [peak_of([rank]) for rank in ranks]
+    return max(peaks) / min(peaks) if len(peaks) > 1 and all(peaks) else None
+
+
+def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
+    """The rank with the highest peak, among those that traced a step."""
+    traced = [r for r in ranks if r.categories is not None]
+    return max(traced, key=lambda r: peak_of([r]) or 0, default=None)
+
+
+def untraced_bytes(rank: Rank) -> int | None:
+    """Bytes that a rank's meter counted in its steps beyond the tensors of the traced one, wherever
+    these are kept. Negative where the traced step held more than the meter saw, as where an
+    allocation was never written to; None without a step to compare."""
+    steps = {p: peak.allocated for p, peak in rank.phases.items() if p not in SETUP_PEAKS}
+    if rank.categories is None or not steps:
+        return None
+    traced = rank.categories.total
+    if on_cpu(rank):
+        traced = rank.categories.everywhere or traced
+    return max(steps.values()) - traced
+
+
+def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float | None:
+    """max over steps of abs(a - b) / max(abs(b), 1e-12); None without a common step.
+
+    Infinite where one of two curves is not a finite number.
+    """
+    worst = None
+    for a, b in zip(curve, reference, strict=False):
+        finite = math.isfinite(a) and math.isfinite(b)
+        here = abs(a - b) / max(abs(b), LEAST) if finite else math.inf
+        worst = here if worst is None else max(worst, here)
+    return worst
+
+
+def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float | None]:
+    """The relative distance of each step, as in ``curve_distance``."""
+    pairs = zip(curve, reference, strict=False)
+    return [curve_distance([a], [b]) for a, b in pairs]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the (memory, speed) points that no other matches in both and beats in one."""
+
+    def beaten(point: tuple[float, float]) -> bool:
+        return any(
+            other[0] <= point[0] and other[1] >= point[1] and other != point for other in points
+        )
+
+    return [i for i, point in enumerate(points) if not beaten(point)]
+
+
+def compromise(points: Sequence[tuple[float, float]]) -> int | None:
+    """The point that saves most memory for the speed it gives up; None where no saving pays.
+
+    Against the fastest point: share of memory saved minus share of speed lost, if above 0.
+    """
+    memory, speed = max(points, key=lambda p: (p[1], -p[0]), default=(0, 0))
+    if memory <= 0:
+        return None
+    margins = [(1 - m / memory) - (1 - s / speed) for m, s in points]
+    best = max(range(len(points)), key=margins.__getitem__)
+    return best if margins[best] > 0 else None
+
+
+def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """Whether two (low, high) intervals share a value."""
+    return a[0] <= b[1] and b[0] <= a[1]
+
+
+def power(x: Sequence[float], y: Sequence[float]) -> float:
+    """Slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
+    lx, ly = ([math.log(v) for v in values] for values in (x, y))
+    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
+    top = sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True))
+    return top / sum((a - mx) ** 2 for a in lx)

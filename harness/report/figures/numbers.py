@@ -1,0 +1,171 @@
+"""The derived numbers of one row, flat: each is a column of the CSV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.phases import SETUP_PHASES
+from harness.report.figures import derive, disturbed
+from harness.report.figures.categories import CATEGORIES
+from harness.result import Rank, Result
+
+__all__ = ["Numbers", "numbers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The derived numbers of one row, with the unit in each name: bytes, seconds, plain fractions
+    (0.1 is 10 %), ratios. None is a number that is not defined for the row.
+
+    A field here is a column of the CSV, in this order; those of the categories, from
+    ``parameters_bytes`` to ``workspace_bytes``, are named as ``categories.CATEGORIES`` is. Metered
+    is what the meter counts: on a GPU live tensors, without one the resident mark.
+    """
+
+    repeats: int
+    timed_steps: int
+    step_seconds_median: float
+    step_seconds_p10: float
+    step_seconds_p90: float
+    noise_fraction: float | None
+    repeat_spread_fraction: float | None
+    noisy: bool
+    step_cpu_seconds_median: float | None
+    step_minor_faults_median: float | None
+    disturbed_steps: int | None
+    samples_per_second: float
+    flops_per_second: float | None
+    flops_per_second_device: float | None
+    precision: str | None
+    mfu_fraction: float | None
+    mfu_missing: str | None
+    peak_bytes: int | None
+    peak_phase: str | None
+    need_bytes: int | None
+    resident_peak_bytes: int | None
+    hosted_bytes: int | None
+    placed_by: str | None
+    reserved_peak_bytes: int | None
+    active_peak_bytes: int | None
+    process_peak_bytes: int | None
+    baseline_bytes: int
+    imbalance_ratio: float | None
+    host_peak_bytes: int
+    host_total_bytes: int | None
+    pinned_bytes: int
+    nvme_bytes: int
+    load_metered_bytes: int | None
+    prepare_metered_bytes: int | None
+    first_step_metered_bytes: int | None
+    forward_metered_bytes: int | None
+    backward_metered_bytes: int | None
+    optimizer_metered_bytes: int | None
+    steady_metered_bytes: int | None
+    parameters_bytes: int | None
+    gradients_bytes: int | None
+    optimizer_state_bytes: int | None
+    ema_bytes: int | None
+    activations_bytes: int | None
+    workspace_bytes: int | None
+    beyond_state_bytes: int | None
+    untraced_bytes: int | None
+    setup_seconds: float
+    warmup_seconds: float
+    wall_seconds: float | None
+
+
+def numbers(results: list[Result]) -> Numbers:
+    """The derived numbers of the repetitions of one spec."""
+    first, ranks = results[0], [rank for result in results for rank in result.ranks]
+    return Numbers(**_time(results, first), **_memory(results, ranks), **_categories(ranks))
+
+
+def _time(results: list[Result], first: Result) -> dict[str, Any]:
+    runs = [derive.step_seconds(result) for result in results]
+    steps = [seconds for run in runs for seconds in run]
+    median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
+    spread = derive.repeat_spread(runs)
+    flops = derive.flops_per_second(first.flops_per_step, median)
+    flops_device = flops / (first.spec.world or len(first.ranks)) if flops else None
+    kind = derive.precision(first.evidence)
+    return {
+        "repeats": len(results),
+        "timed_steps": len(steps),
+        "step_seconds_median": median,
+        "step_seconds_p10": derive.quantile(steps, 0.1),
+        "step_seconds_p90": derive.quantile(steps, 0.9),
+        "noise_fraction": step_noise,
+        "repeat_spread_fraction": spread,
+        "noisy": derive.is_noisy(step_noise, spread),
+        **_usage(results),
+        "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
+        "flops_per_second": flops,
+        "flops_per_second_device": flops_device,
+        "precision": kind,
+        **_mfu(first, flops_device, kind),
+        **_seconds_around(first),
+    }
+
+
+def _usage(results: list[Result]) -> dict[str, Any]:
+    """What the kernel counted; None where a repetition is older than these counts."""
+    marked = [disturbed.disturbed(result) for result in results]
+    cpu = [seconds for result in results for seconds in disturbed.cpu_seconds(result)]
+    faults = [pages for result in results for pages in disturbed.minor_faults(result)]
+    return {
+        "step_cpu_seconds_median": derive.quantile(cpu, 0.5) if cpu else None,
+        "step_minor_faults_median": derive.quantile(faults, 0.5) if faults else None,
+        "disturbed_steps": None if None in marked else sum(map(sum, marked)),
+    }
+
+
+def _mfu(first: Result, flops_device: float | None, kind: str | None) -> dict[str, Any]:
+    device = str(first.environment.get("device") or first.spec.device)
+    return {
+        "mfu_fraction": derive.mfu(flops_device, device, kind),
+        "mfu_missing": derive.mfu_missing(flops_device, device, kind),
+    }
+
+
+def _seconds_around(first: Result) -> dict[str, Any]:
+    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
+    return {
+        "setup_seconds": max(setup),
+        "warmup_seconds": max(sum(r.warmup_seconds) for r in first.ranks),
+        "wall_seconds": first.launch.wall_seconds if first.launch else None,
+    }
+
+
+def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
+    peaks, metered = derive.peak_by_phase(ranks), derive.highest_by_phase(ranks, "allocated")
+    trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
+    skews = [s for s in (derive.imbalance(result.ranks) for result in results) if s is not None]
+    return {
+        "peak_bytes": derive.peak_of(ranks),
+        "peak_phase": max(peaks, key=peaks.__getitem__, default=None),
+        "need_bytes": derive.need_bytes(ranks, results[0].meter),
+        "resident_peak_bytes": derive.resident_bytes(ranks),
+        "hosted_bytes": derive.hosted_bytes(ranks),
+        "placed_by": derive.placed_by(ranks),
+        "reserved_peak_bytes": derive.highest(ranks, "reserved"),
+        "active_peak_bytes": derive.highest(ranks, "active"),
+        "process_peak_bytes": derive.highest(ranks, "process"),
+        "baseline_bytes": max(rank.baseline_bytes for rank in ranks),
+        "imbalance_ratio": max(skews, default=None),
+        "host_peak_bytes": max(rank.host_peak_bytes for rank in ranks),
+        "host_total_bytes": max(trees, default=None),
+        "pinned_bytes": max(rank.pinned_bytes for rank in ranks),
+        "nvme_bytes": max(sum(rank.nvme_bytes for rank in r.ranks) for r in results),
+        **{f"{phase}_metered_bytes": metered.get(phase) for phase in derive.PHASES},
+    }
+
+
+def _categories(ranks: list[Rank]) -> dict[str, Any]:
+    """What the fullest rank held at the traced peak of one step, and what no trace accounts for."""
+    names = (*CATEGORIES, "beyond_state")
+    rank = derive.fullest_rank(ranks)
+    if rank is None:
+        return {f"{name}_bytes": None for name in (*names, "untraced")}
+    sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
+    return {**sizes, "untraced_bytes": derive.untraced_bytes(rank)}

@@ -1,0 +1,267 @@
+"""FSDP2 by accelerate: parameters, gradients and optimizer state sharded, gathered block by block.
+
+Its launch file says whether they wait in host memory, and whether groups of ranks share (HSDP).
+What a rank holds is read in ``fsdp_facts``, how the model is sharded stands in ``fsdp_shard``, and
+what a step shows of it in ``fsdp_effects``.
+
+accelerate looks for FSDP on GPUs alone. On a machine without one, its own code runs all the same
+once its state is told so (``fsdp_shard.stand_in``); a row says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.engine import Engine, Fragment, Holdings, Imitation, Layout, Maker, Workload
+from strategies.launch_file import LaunchFile, LaunchFileError
+
+if TYPE_CHECKING:
+    import torch
+
+    from strategies.engine import Launch, Trained
+    from strategies.initial import Draw
+    from strategies.sizes import Sizes
+
+__all__ = ["Fsdp"]
+
+WRAPPED = "TRANSFORMER_BASED_WRAP"
+HYBRID = "HYBRID_SHARD"
+STAND_IN = (
+    "accelerate starts FSDP on GPUs alone: here its own FSDP2 code runs on processes that it "
+    "started as replicas"
+)
+
+
+class Fsdp(Engine):
+    """torch's ``fully_shard`` as accelerate applies it; the subject names the blocks."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("FSDP",)
+    modules: ClassVar[tuple[str, ...]] = (
+        "torch.distributed.fsdp",
+        "torch.distributed.checkpoint",
+        "torch.distributed.tensor",
+    )
+
+    resumes_on_any: ClassVar[bool] = True
+    """By torch's distributed checkpoints, through accelerate."""
+
+    @classmethod
+    def of(cls, file: LaunchFile) -> Fsdp:
+        block = file.content.get("fsdp_config") or {}
+        wanted = {"fsdp_version": 2, "fsdp_auto_wrap_policy": WRAPPED}
+        for key, value in wanted.items():
+            if block.get(key) != value:
+                raise LaunchFileError(
+                    f"{file.path}: fsdp_config says {key} {block.get(key)!r}; write {value}"
+                )
+        reshard = block.get("fsdp_reshard_after_forward", True)
+        if not isinstance(reshard, bool):
+            raise LaunchFileError(
+                f"{file.path}: fsdp_reshard_after_forward is {reshard!r}; write true or false"
+            )
+        return cls(dataclasses.replace(file, settings={"reshard": reshard, "replicate": 2}))
+
+    # ---- facts ----
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether groups of ranks share among themselves, and average over the groups."""
+        return self.file.content["fsdp_config"].get("fsdp_sharding_strategy") == HYBRID
+
+    @property
+    def offloads(self) -> bool:
+        """Whether what this rank stores waits in host memory, and is stepped there."""
+        return bool(self.file.content["fsdp_config"].get("fsdp_offload_params"))
+
+    @property
+    def reshard(self) -> bool | int:
+        """What becomes of a block's gathered weights between its forward and its backward: freed
+        (True), kept (False), or cut again among so many ranks."""
+        return self.file.settings["reshard"]
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        usual = {"reshard": "on" if self.reshard is True else "off"}
+        return usual | ({"replicate": self.file.settings["replicate"]} if self.hybrid else {})
+
+    def chosen(self, choices: Mapping[str, Any]) -> Fsdp:
+        found = {"reshard": _resharding(choices.get("reshard", self.choices["reshard"]))}
+        groups = choices.get("replicate", self.file.settings["replicate"])
+        if not isinstance(groups, int) or groups < 2:
+            raise ValueError(f"replicate is {groups!r}; a whole number of groups from 2")
+        settings = self.file.settings | found | {"replicate": groups}
+        return type(self)(dataclasses.replace(self.file, settings=settings))
+
+    @property
+    def traits(self) -> frozenset[str]:
+        always = {"shards", "split_parameters", "dtensor_weights", "grouped_gradients"}
+        return frozenset(always | ({"host_weights"} if self.offloads else set()))
+
+    def layout(self, ranks: int) -> Layout:
+        groups = self.file.settings["replicate"] if self.hybrid else 1
+        return Layout(replicate=groups, shard=max(1, ranks // groups))
+
+    def place(self, what: str) -> str:
+        return "cpu" if self.offloads else "device"
+
+    def refuses(self, launch: Launch) -> str | None:
+        layout, ranks = self.layout(launch.processes), launch.processes
+        if ranks == 1:
+            return "one process has nobody to share with; use single, or more processes"
+        if self.hybrid and (layout.ranks != ranks or layout.shard < 2):
+            groups = layout.replicate
+            return (
+                f"{ranks} processes are not {groups} groups of two or more; use --processes "
+                f"{2 * groups} (or a multiple of {groups} above it), another replicate, or fsdp2"
+            )
+        size = self.reshard
+        if not isinstance(size, bool) and (layout.shard % size or size >= layout.shard):
+            return (
+                f"reshard={size} cuts again among {size} of the {layout.shard} ranks that share; "
+                f"take a divisor of {layout.shard} from 2 that is smaller, on, or off"
+            )
+        if "compiled_whole" in launch.traits:
+            return "it gathers between blocks, where one graph has no room; leave scope=model out"
+        return None
+
+    def environment(self, device: str) -> dict[str, str]:
+        return {}  # ACCELERATE_USE_CPU would make its launcher forget FSDP
+
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        if launch.device == "cpu":
+            return {"cpu": True}
+        asked = self.group("fake") if launch.simulated else {}
+        if self.hybrid and not launch.simulated:
+            from strategies.engines import fsdp_shard
+
+            asked["parallelism_config"] = fsdp_shard.parallelism(self.layout(launch.processes))
+        return asked
+
+    def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
+        return [STAND_IN] if launch.device == "cpu" else []
+
+    # ---- set-up ----
+
+    def configure(self, accelerator: Any, work: Workload) -> None:
+        from strategies.engines import fsdp_shard
+
+        if accelerator.device.type == "cpu":
+            fsdp_shard.stand_in(accelerator, self.layout(accelerator.num_processes))
+        fsdp_shard.settle(accelerator, self.reshard)
+
+    def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
+        from strategies.engines import fsdp_shard
+
+        fsdp_shard.shard(accelerator, module, blocks, draw)
+
+    def prepare(
+        self,
+        accelerator: Any,
+        module: Any,
+        make_optimizer: Callable[[list[Any]], Any],
+        blocks: Sequence[Any],
+    ) -> tuple[Any, Any]:
+        """The optimizer is made for the sharded parameters: those that it was shown before would
+        never move, without an error."""
+        from strategies.engines import fsdp_shard
+
+        fsdp_shard.shard(accelerator, module, blocks)
+        fsdp_shard.enlist(accelerator, module)
+        optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
+        return module, accelerator.prepare_optimizer(optimizer)
+
+    # ---- one optimizer step ----
+
+    def norm(self, trained: Trained) -> Any:
+        return _whole(super().norm(trained))
+
+    def clip(self, trained: Trained, limit: float) -> Any:
+        return _whole(super().clip(trained, limit))
+
+    # ---- what is held ----
+
+    def optimized(self, trained: Trained) -> list[torch.Tensor]:
+        from strategies.engines import fsdp_facts
+
+        return [fsdp_facts.local(p) for p in super().optimized(trained)]
+
+    def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
+        from strategies.engines import fsdp_facts
+
+        for index, parameter in super().shards(trained):
+            yield index, fsdp_facts.local(parameter)
+
+    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
+        from strategies.engines import fsdp_facts
+
+        return fsdp_facts.state_of(trained, shard)
+
+    def receivers(self, trained: Trained) -> Sequence[torch.Tensor]:
+        """The gathered parameters, which there are from the first forward on."""
+        from strategies.engines import fsdp_facts
+
+        return fsdp_facts.gathered(trained.module)
+
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+        from strategies.engines import fsdp_facts
+
+        return fsdp_facts.fragments(trained, copies=copies)
+
+    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+        for parameter in parameters:
+            yield _whole(parameter.detach())
+
+    def part(self, parameter: Any) -> torch.Tensor:
+        from strategies.engines import fsdp_facts
+
+        return fsdp_facts.local(parameter)
+
+    def held(self, trained: Trained) -> Holdings:
+        from strategies.evidence.stored import stored
+
+        found = super().held(trained)
+        if not self.offloads:
+            return found
+        of_weights = [t for p in trained.module.parameters() for t in stored(p.data)]
+        gradients = [t for g in found.tensors["gradients"] for t in stored(g)]
+        return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
+
+    def makers(self) -> tuple[Maker, ...]:
+        from strategies.engines import fsdp_facts
+
+        return tuple(fsdp_facts.makers())
+
+    # ---- proof and prediction ----
+
+    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+        from strategies.engines import fsdp_effects
+
+        return fsdp_effects.observe(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.engines import fsdp_effects
+
+        return fsdp_effects.evidence(trained)
+
+    def imitation(self) -> Imitation:
+        from strategies.engines.fsdp_imitation import Unstored
+
+        return Unstored(self)
+
+
+def _resharding(text: Any) -> bool | int:
+    """``reshard`` of a recipe: on, off or a number of ranks."""
+    words = {"on": True, "off": False, True: True, False: False}
+    if isinstance(text, str) and text.isdigit() and int(text) > 1:
+        return int(text)
+    if text not in words:
+        raise ValueError(f"reshard is {text!r}; on, off, or a number of ranks from 2")
+    return words[text]
+
+
+def _whole(value: Any) -> Any:
+    """A DTensor put together on every rank; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -1,0 +1,202 @@
+"""What FSDP2 shows of itself: what its objects do (``fsdp_objects``), and, in one watched step, how
+much was gathered at once and what travelled.
+
+Where no step was watched, or the blocks are compiled, what is left of the step are torch's own
+settings, and they are labelled so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.utils._pytree import tree_leaves
+
+from strategies.base import demand
+from strategies.engine import Trained
+from strategies.engines import fsdp_objects as objects
+from strategies.engines.fsdp_facts import groups
+from strategies.evidence.settings import label
+
+__all__ = ["Effects", "evidence", "observe"]
+
+AT_ONCE = 3
+"""Groups that are gathered together where blocks are let go of: the one at work, the next, and what
+lies outside of the blocks."""
+RECOMPUTING = "recomputes"
+
+
+@dataclass
+class Effects:
+    """What one step showed. ``most``: groups gathered at once; ``odd``: trained parameters whose
+    gradient, when the optimizer steps, is not cut as they are; ``types``: (type that the model was
+    called with, type that it got) of its floating inputs."""
+
+    most: int = 0
+    gradients: int = 0
+    odd: list[str] = field(default_factory=list)
+    types: set[tuple[str, str]] = field(default_factory=set)
+
+
+# ---- watching ----
+
+
+@contextlib.contextmanager
+def observe(trained: Trained) -> Iterator[Effects]:
+    """Watch one step; torch's classes and the model are as they were when it ends."""
+    found, given = Effects(), list[str]()
+    module = trained.module
+
+    def before(_: Any, args: Any, named: Any) -> None:
+        given[:] = _types((args, named))
+
+    def behind(_: Any, args: Any, named: Any) -> None:
+        found.types |= set(zip(given, _types((args, named)), strict=True))
+
+    def stepping(*_: Any) -> None:
+        there = {n: p for n, p in module.named_parameters() if p.grad is not None}
+        found.gradients = len(there)
+        found.odd = [n for n, p in there.items() if not objects.alike(p, p.grad)]
+
+    handles = [
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+        module.register_forward_pre_hook(behind, with_kwargs=True),
+        trained.inner_optimizer.register_step_pre_hook(stepping),
+    ]
+    try:
+        with _gathering_watched(found):
+            yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _types(values: Any) -> list[str]:
+    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [str(t.dtype).removeprefix("torch.") for t in leaves if t.is_floating_point()]
+
+
+@contextlib.contextmanager
+def _gathering_watched(found: Effects) -> Iterator[None]:
+    """Count the groups that are whole, each time that one comes or goes."""
+    whole: set[int] = set()
+
+    def noting(name: str, comes: bool) -> Callable[[Any], None]:
+        original = getattr(FSDPParamGroup, name)
+
+        def moved(group: Any) -> None:
+            original(group)
+            (whole.add if comes else whole.discard)(id(group))
+            found.most = max(found.most, len(whole))
+
+        return moved
+
+    with contextlib.ExitStack() as stack:
+        for name in ("_to_unsharded", "_to_sharded", "_to_sharded_post_forward"):
+            comes = name == "_to_unsharded"
+            stack.enter_context(mock.patch.object(FSDPParamGroup, name, noting(name, comes)))
+        yield
+
+
+# ---- evidence ----
+
+
+def evidence(trained: Trained) -> dict[str, Any]:
+    """Facts of the model and the optimizer, and of the watched step.
+
+    Raises:
+        NotInForce: some of it is not sharded, not by block, or not as the recipe asks.
+    """
+    model = trained.model
+    demand(
+        isinstance(model, FSDPModule) and trained.accelerator.is_fsdp2,
+        f"the model is a {type(model).__name__}, not one that fully_shard made",
+    )
+    shown = (objects.cut, objects.by_block, objects.shares, objects.kept)
+    facts = {}
+    for look in (*shown, objects.places, objects.copies):
+        facts |= look(trained)
+    if trained.launch.device == "cpu":
+        facts = label({**facts, "started_as": "replicas on CPUs"}, "started_as")
+    seen = trained.observed
+    if seen is None or not isinstance(seen.engine, Effects):
+        return label(facts, "reshard_after_forward")
+    facts |= _step(trained, seen.engine)
+    return {**facts, **_wire(trained)}
+
+
+# ---- of the watched step ----
+
+
+def _step(trained: Trained, seen: Effects) -> dict[str, Any]:
+    """Gradients cut as their parameters, blocks gathered a few at a time, timesteps not rounded."""
+    traits, total = trained.launch.traits, len(groups(trained.module))
+    demand(not seen.odd, f"{len(seen.odd)} gradients are not cut, {objects.first(seen.odd)} first")
+    demand(seen.gradients > 0, "no parameter had a gradient when the optimizer stepped")
+    rounded = sorted(got for asked, got in seen.types if asked != got)
+    demand(not rounded, f"the model's inputs were cast to {rounded}, timesteps too")
+    told = f"{seen.most} of {total} groups were gathered at once"
+    if trained.engine.reshard is False:
+        demand(seen.most == total, f"{told}: blocks were let go of after forward")
+    elif RECOMPUTING not in traits:
+        demand(seen.most <= min(AT_ONCE, total), f"{told}: blocks stay gathered after forward")
+    return {"gradients_cut": seen.gradients, "most_groups_at_once": seen.most}
+
+
+def _wire(trained: Trained) -> dict[str, Any]:
+    """Collectives of the step: all is gathered in forward, blocks again in backward unless they
+    were kept, and each group's gradients are reduced once, behind the last micro batch."""
+    seen = trained.observed
+    if not seen.ran:  # compiled blocks are not watched
+        return {}
+    sent = Counter((_kind(s.collective), s.phase) for s in seen.sent)
+    sizes: Counter[tuple[str, str]] = Counter()
+    for s in seen.sent:
+        sizes[_kind(s.collective), s.phase] += s.bytes
+    trained_groups = [g for g in groups(trained.module) if _trains(g)]
+    everything = sum(_sent_by(g) for g in groups(trained.module))
+    forward, backward = sizes["gather", "forward"], sizes["gather", "backward"]
+    demand(
+        forward >= seen.micro_steps * everything,
+        f"{forward} bytes of this rank's weights were gathered in forward; they are {everything}",
+    )
+    if trained.engine.reshard is False:
+        demand(not backward, f"{backward} bytes were gathered again in backward")
+    elif "frozen_blocks" not in trained.launch.traits:
+        demand(backward > 0, "nothing was gathered again in backward: blocks were kept")
+    reduced = sent["scatter", "backward"]
+    told = f"{reduced} reductions of gradients in a step of {len(trained_groups)} groups"
+    demand(reduced == len(trained_groups), f"{told}: once each, behind the last micro batch")
+    averaged = sent["reduce", "backward"]
+    wanted = len(trained_groups) if trained.engine.hybrid else 0
+    demand(averaged == wanted, f"{averaged} all-reduces of gradients, not {wanted}")
+    types = {s.dtype for s in seen.sent if _kind(s.collective) == "scatter"}
+    return {
+        "gathered_bytes": {"forward": forward, "backward": backward},
+        "reductions": reduced,
+        "gradients_sent_as": "+".join(sorted(types)),
+    }
+
+
+def _kind(collective: str) -> str:
+    """gather, scatter (a reduction that leaves each rank its share) or reduce."""
+    if "gather" in collective:
+        return "gather"
+    return "scatter" if "scatter" in collective else "reduce"
+
+
+def _trains(group: Any) -> bool:
+    return any(p.sharded_param.requires_grad for p in group.fsdp_params)
+
+
+def _sent_by(group: Any) -> int:
+    """Bytes of this rank's share of a group, in the type in which it is gathered."""
+    parts = ((p._sharded_param_data, p.param_dtype or p.orig_dtype) for p in group.fsdp_params)
+    return sum(data.numel() * dtype.itemsize for data, dtype in parts)

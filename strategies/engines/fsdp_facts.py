@@ -1,0 +1,74 @@
+"""What a rank holds of a model that ``fully_shard`` has cut: groups, shares, gathered weights.
+
+Attribute names are torch's own (2.13, ``torch.distributed.fsdp._fully_shard``); evidence fails
+loudly where one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from strategies.engine import Fragment, Maker, Trained
+
+__all__ = ["fragments", "gathered", "groups", "local", "makers", "state_of"]
+
+
+def groups(module: nn.Module) -> list[Any]:
+    """torch's parameter groups, each gathered as one, in the order of the modules."""
+    states = [m._get_fsdp_state() for m in module.modules() if isinstance(m, FSDPModule)]
+    found = [group for state in states for group in state._fsdp_param_groups]
+    return list({id(group): group for group in found}.values())
+
+
+def local(tensor: Any) -> Any:
+    """This rank's share of a DTensor; any other tensor as it is."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(module: nn.Module) -> list[torch.Tensor]:
+    """The whole parameters that take a gradient, as far as they were ever gathered: they have
+    memory only while they are."""
+    params = [p for group in groups(module) for p in group.fsdp_params]
+    known = [p._unsharded_param for p in params if hasattr(p, "_unsharded_param")]
+    return [p for p in known if p.requires_grad]
+
+
+def state_of(trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
+    """What the optimizer keeps of the parameter whose share on this rank is ``shard``."""
+    state = trained.inner_optimizer.state
+    for p in trained.module.parameters():
+        if local(p) is shard:
+            return {name: local(value) for name, value in state.get(p, {}).items()}
+    return {}
+
+
+def fragments(trained: Trained, *, copies: bool) -> Iterator[Fragment]:
+    """Rows of each trained parameter; of groups that hold the same, the first group's, unless
+    ``copies`` are asked for."""
+    trainable = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
+    for index, (name, p) in enumerate(trainable):
+        mesh, placements = p.device_mesh, p.placements
+        if not copies and mesh.ndim > 1 and mesh.get_local_rank(0) != 0:
+            continue
+        _, start = compute_local_shape_and_global_offset(p.shape, mesh, placements)
+        row = p.shape[1:].numel()
+        yield Fragment(name, index, 0, local(p).numel(), start[0] * row)
+
+
+def makers() -> Iterator[Maker]:
+    """Gathered weights come and go within a step; gradients that wait for the last micro batch are
+    whole, and cast to the type that is sent."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    for name in ("unshard", "wait_for_unshard", "reshard"):
+        yield Maker(FSDPParamGroup, name, "gathered")
+    for name in ("to_accumulated_grad_if_needed", "accumulate_unsharded_grad_if_needed"):
+        yield Maker(FSDPParam, name, "gradients")

@@ -1,0 +1,133 @@
+"""How a model comes to be sharded: accelerate's plugin settled, and ``fully_shard`` for each block.
+
+Each block gets its weights and is sharded before the next one gets its own, so that no rank ever
+holds the whole model; what is left is accelerate's to shard. Left to itself accelerate takes a
+whole model, on every rank or from the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from strategies import initial
+from strategies.engine import Layout
+from strategies.initial import Draw
+
+__all__ = ["enlist", "parallelism", "settle", "shard", "stand_in"]
+
+
+def stand_in(accelerator: Any, layout: Layout) -> None:
+    """Tell accelerate's state on a machine without a GPU what it looks up on GPUs alone: that this
+    is FSDP, and its plugin, which reads the launch file's settings in the environment.
+
+    Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU).
+    """
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin()
+    for state in (PartialState, AcceleratorState):
+        state._shared_state["distributed_type"] = DistributedType.FSDP
+    if accelerator.mixed_precision != "no":
+        plugin.set_mixed_precision(accelerator.mixed_precision)
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pages are pinned for a GPU
+    accelerator.state.fsdp_plugin = plugin
+    if layout.replicate > 1:
+        config = parallelism(layout)
+        accelerator.state.parallelism_config = config
+        known = "cuda" if accelerator.device.type == "cuda" else "cpu"  # a prediction's is neither
+        accelerator.state.device_mesh = config.get_device_mesh(known)
+
+
+def parallelism(layout: Layout) -> Any:
+    """accelerate's words for a layout of groups that share."""
+    from accelerate.parallelism_config import ParallelismConfig
+
+    return ParallelismConfig(dp_replicate_size=layout.replicate, dp_shard_size=layout.shard)
+
+
+def settle(accelerator: Any, reshard: bool | int) -> None:
+    """Write into accelerate's plugin what it cannot read in a launch file."""
+    plugin = accelerator.state.fsdp_plugin
+    plugin.reshard_after_forward = reshard
+    if plugin.mixed_precision_policy is not None:
+        # Left on it would round timesteps too: in bfloat16 842.4 is 844. The model casts its own.
+        plugin.mixed_precision_policy = dataclasses.replace(
+            plugin.mixed_precision_policy, cast_forward_inputs=False
+        )
+
+
+def shard(
+    accelerator: Any, module: nn.Module, blocks: Sequence[nn.Module], draw: Draw | None = None
+) -> None:
+    """Shard ``module`` in place, unless it is; ``draw`` gives weights that are not there yet."""
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    if isinstance(module, FSDPModule):
+        return
+    for block in blocks:
+        _filled(accelerator, block, draw)
+        with _marks_kept(block):
+            fully_shard(block, **_options(accelerator))
+    _filled(accelerator, module, draw)
+    with _marks_kept(module):
+        fsdp2_prepare_model(accelerator, module)
+
+
+def _options(accelerator: Any) -> dict[str, Any]:
+    """As accelerate gives them (``fsdp2_prepare_model``)."""
+    plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
+    names = accelerator.parallelism_config.fsdp_dim_names if mesh is not None else ()
+    return {
+        "mesh": mesh[tuple(names)] if mesh is not None else None,
+        "reshard_after_forward": plugin.reshard_after_forward,
+        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+        "offload_policy": plugin.cpu_offload,
+    }
+
+
+def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
+    """Give ``part`` its weights, float32 where they are trained in mixed precision (as accelerate
+    keeps them): all that a group trains is of one type."""
+    if draw is not None:
+        initial.fill(part, draw, accelerator.device)
+    if accelerator.mixed_precision != "no":
+        for p in part.parameters():
+            if p.requires_grad and p.dtype is not torch.float32:
+                p.data = p.data.float()
+
+
+@contextlib.contextmanager
+def _marks_kept(part: nn.Module) -> Iterator[None]:
+    """What strategies wrote on parameters is written on those that take their place."""
+    usual = vars(nn.Parameter(torch.empty(0)))  # of a tensor without storage: what it is
+    marks = {
+        name: {key: value for key, value in vars(p).items() if key not in usual}
+        for name, p in part.named_parameters()
+    }
+    yield
+    for name, p in part.named_parameters():
+        for key, value in marks.get(name, {}).items():
+            vars(p).setdefault(key, value)
+
+
+def enlist(accelerator: Any, module: nn.Module) -> None:
+    """Hand the sharded model to accelerate as one that it has prepared, and let go of what a
+    forward without gradients has gathered: only a backward would."""
+    accelerator._models.append(module)
+
+    def let_go(module: nn.Module, given: Any, out: Any) -> None:
+        if not torch.is_grad_enabled():
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+
+    module.register_forward_hook(let_go)

@@ -1,0 +1,153 @@
+"""Calibrations as files, what their rows tell of predicted times, and which one is for a card."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from harness.calibration import record, store
+from harness.calibration.residuals import FLOOR, LOWEST, fitted, left_out_errors
+from strategies.base import BadInput
+from tests.made.calibrations import CPU, H200, made, row, rows
+
+# ---- the file ----
+
+
+def test_a_calibration_is_read_back_as_it_was_written(tmp_path):
+    file = tmp_path / "c.json"
+    made().write(file)
+    assert record.load(file) == made()
+    assert file.stat().st_size < 10_000
+
+
+BAD = {
+    "no json": ("{", "cannot be read"),
+    "another file": ('{"recipe": "ddp"}', "is no calibration of schema 1"),
+    "schema": ('{"schema": 99}', "is no calibration of schema 1"),
+    "a field": ('{"schema": 1, "devize": {}}', "unknown field 'devize'"),
+    "a number": ('{"schema": 1, "measured": 3}', "measured should be str"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_that_is_none_is_refused_with_its_name(case, tmp_path):
+    text, said = BAD[case]
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(BadInput) as caught:
+        record.load(tmp_path / "c.json")
+    assert said in str(caught.value) and "c.json" in str(caught.value)
+
+
+def test_what_is_shared_holds_no_path_of_the_machine():
+    own = row("single", 1.0, 1.0)
+    own = dataclasses.replace(own, model="/home/me/mine.py:Mine")
+    failed = dataclasses.replace(row("zero3", 1.0, 1.0), reason="cannot write /home/me/x")
+    whole = made(rows=[*rows(), own, failed], missing={"copies": "failed: /home/me/log.txt"})
+    shared = record.public(whole, "others")
+    text = json.dumps(dataclasses.asdict(shared))
+    assert "/home" not in text and "/home" in json.dumps(dataclasses.asdict(whole))
+    assert len(shared.rows) == 5 and shared.rows[-1].reason == "failed"
+    assert shared.ceilings == whole.ceilings and "measured by others" in words(shared)
+
+
+# ---- factors and uncertainty ----
+
+
+def test_one_factor_explains_rows_that_are_alike_and_little_uncertainty_is_left():
+    found = fitted(rows(1.25))
+    assert found.factors == {"compute": pytest.approx(1.25)}
+    assert found.shares == {"compute": FLOOR} and found.rows == 4
+
+
+def test_the_uncertainty_grows_with_what_the_factor_leaves():
+    little, much = (fitted(rows(1.25, scatter)).shares["compute"] for scatter in (0.03, 0.12))
+    assert FLOOR < little < 0.12 < much
+    assert 3 < much / little < 7
+
+
+def test_each_part_gets_the_factor_that_explains_all_rows_together():
+    told = [
+        *rows(1.25),
+        row("ddp", 1.25 + 3 * 0.5, 1.0, communication=0.5, processes=2),
+        row("zero3", 2.5 + 3 * 1.0, 2.0, communication=1.0, processes=2),
+        row("zero2_offload", 1.25 + 3 * 0.5 + 0.5 * 2, 1.0, communication=0.5, offload=2.0),
+        row("zero3_offload", 1.25 + 3 * 0.5 + 0.5 * 4, 1.0, communication=0.5, offload=4.0),
+    ]
+    found = fitted(told)
+    assert found.factors["communication"] == pytest.approx(3.0)
+    assert found.factors["offload"] == pytest.approx(0.5)
+    assert set(found.shares) == {"compute", "communication", "offload"} and found.rows == 8
+
+
+def test_a_part_that_no_row_tells_of_keeps_its_typical_uncertainty():
+    assert set(fitted(rows()).shares) == {"compute"}
+    mixed = [*rows(), row("zero3_offload", 9.0, 1.0, communication=0.0, offload=0.05)]
+    assert set(fitted(mixed).shares) == {"compute"}
+
+
+def test_no_factor_is_below_the_least():
+    told = [*rows(1.25), row("ddp", 1.2, 1.0, communication=0.5),
+            row("zero3", 2.4, 2.0, communication=0.9)]  # fmt: skip
+    found = fitted(told)
+    assert found.factors["communication"] == LOWEST and 1.0 < found.factors["compute"] < 1.25
+
+
+def test_too_few_rows_say_nothing():
+    assert fitted(rows()[:2]) == fitted([])
+    assert fitted([dataclasses.replace(r, world=8) for r in rows()]).rows == 0
+    assert fitted([dataclasses.replace(r, status="void") for r in rows()]).rows == 0
+    only_offload = [row(f"zero2_offload x{i}", 3.0, 1.0, offload=1.0) for i in range(5)]
+    assert fitted(only_offload).rows == 0
+
+
+def test_a_row_is_judged_by_factors_that_never_saw_it():
+    told = [*rows(1.25), row("single+lora", 2.5, 1.0)]
+    errors = left_out_errors(told)
+    assert errors["single+lora"] == pytest.approx(1.25 / 2.5 - 1)
+    inside = fitted(told).factors["compute"]
+    assert inside / 2.5 - 1 > errors["single+lora"], "the fit to all rows flatters it"
+
+
+# ---- which one is for a card ----
+
+
+def words(calibration) -> str:
+    return store.applied(calibration).words
+
+
+def test_the_best_is_of_this_driver_and_torch_and_then_the_newest():
+    old = made(device=dataclasses.replace(H200, driver="535.10"), measured="2026-12-30")
+    same = made(measured="2026-11-01")
+    newer = made(measured="2026-11-20")
+    found = store.choose([old, same, newer], driver="580.65", torch="2.13.0+cu126")
+    assert found.calibration is newer and found.marks == ()
+    other = store.choose([old], driver="580.65", torch="2.12.1")
+    assert other.marks == ("here driver 580.65", "here torch 2.12.1")
+    assert "(here driver 580.65; here torch 2.12.1)" in other.words
+    assert store.choose([]) is None
+
+
+def test_a_cpu_that_others_used_is_marked():
+    assert store.applied(made(CPU, load=0.9)).marks == ()
+    assert "beside other work, load 3.5" in words(made(CPU, load=3.5))
+    assert store.applied(made(load=3.5)).marks == (), "a GPU computes by itself"
+
+
+def test_a_cpu_with_other_cores_is_marked():
+    assert store.applied(made(CPU), cores=2).marks == ()
+    assert store.applied(made(CPU), cores=4).marks == ("here 4 cores",)
+
+
+def test_files_of_the_store_that_are_none_are_passed_over(tmp_path):
+    made().write(store.file_of(made(), tmp_path))
+    made(CPU).write(store.file_of(made(CPU), tmp_path))
+    (tmp_path / "broken.json").write_text("{")
+    assert {one.device.kind for one in store.every(tmp_path)} == {"cuda", "cpu"}
+    assert store.file_of(made(), tmp_path).name == "nvidia-h200-580.65-2.13.0.json"
+
+
+def test_what_is_said_of_one_names_its_rows_and_its_uncertainty():
+    assert "Times fitted to 4 measured rows, nine of ten within 3 %" in words(made())
+    assert "Too few measured rows" in words(made(rows=[]))

@@ -1,0 +1,86 @@
+"""The stations themselves, on this CPU with small shapes: what they return fits a calibration."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from harness.calibrate import assemble
+from harness.calibrate.outcome import Outcome
+from harness.calibrate.stations import attention, collective, products, streams
+from harness.calibrate.stations.__main__ import MEASURES, main
+from harness.calibrate.stations.asked import Asked, seconds_of
+
+HERE = Asked(device=torch.device("cpu"), small=True)
+
+
+@pytest.fixture(scope="module")
+def ceilings():
+    """What the stations of a CPU find, as a calibration has it."""
+    found = {
+        "products": products.measure(HERE),
+        "streams": streams.measure(HERE),
+        "attention": attention.measure(HERE),
+        "collective": collective.measure(HERE),
+    }
+    outcomes = [
+        Outcome(station=name, part="memory", status="ok", facts=facts)
+        for name, facts in json.loads(json.dumps(found)).items()
+    ]
+    return assemble.ceilings_of(outcomes)
+
+
+def test_products_of_each_type_that_a_cpu_has(ceilings):
+    assert {"float32", "bfloat16"} <= set(ceilings.products)
+    assert set(ceilings.model_products) <= set(ceilings.products)
+    assert all(1e6 < rate < 1e15 for rate in ceilings.products.values())
+
+
+def test_streams_grow_and_a_launch_takes_microseconds(ceilings):
+    assert [s.bytes for s in ceilings.streams] == [2**20, 4 * 2**20]
+    assert 1e-8 < ceilings.launch_seconds < 1e-3 and ceilings.host_rate > 1e7
+
+
+def test_attention_at_both_widths_by_each_kernel(ceilings):
+    kinds = {(a.kernel, a.width) for a in ceilings.attention}
+    assert kinds >= {("flash", 64), ("flash", 72), ("math", 64), ("math", 72)}
+    assert {a.scratch_bytes for a in ceilings.attention} == {None}
+
+
+def test_two_processes_reduce_together(ceilings):
+    assert ceilings.collective.ranks == 2 and ceilings.collective.rate > 1e5
+    assert 1e-6 < ceilings.collective.seconds < 1.0
+
+
+def test_a_type_that_a_library_lacks_is_a_reason_and_no_end(monkeypatch):
+    def square(name, side, asked):
+        if name == "bfloat16":
+            raise RuntimeError("not implemented for 'BFloat16'\nmore")
+        return 1e9
+
+    monkeypatch.setattr(products, "_square", square)
+    found = products.measure(HERE)
+    assert found["missing"] == {"bfloat16": "RuntimeError: not implemented for 'BFloat16'"}
+    assert "float32" in found["products"] and "bfloat16" not in found["model_products"]
+
+
+def test_the_best_window_counts():
+    took = iter([9.0] * 3 + [0.5] * 200)
+    clock = [0.0]
+
+    def work() -> None:
+        clock[0] += next(took)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.perf_counter", lambda: clock[0])
+        assert seconds_of(work, HERE) == pytest.approx(0.5)
+
+
+def test_a_station_writes_what_it_measured(tmp_path):
+    assert main(["streams", str(tmp_path / "s.json"), "--small"]) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["launch_seconds"] > 0
+    assert "rank" in MEASURES
+    with pytest.raises(SystemExit):
+        main(["strems", str(tmp_path / "s.json")])

@@ -1,0 +1,294 @@
+"""What an export writes, without starting it: launch files, script, other trainers' options."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness import ROOT, cli
+from harness.export import lines, rules, trainers
+from harness.export.asked import defaults, parameters, techniques
+from harness.export.bundle import Bundle, bundle
+from harness.export.sizes import trained_sizes
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from strategies import CATALOG
+from strategies.base import Slot
+from strategies.engines.zero_settled import NVME_BLANK
+from strategies.engines.zero_sizes import buffer_sizes
+from tests.made.recipes import SETTINGS
+
+FOLDER = Path("/home/me/take_home")
+SHARDINGS = tuple(name for name, kind in CATALOG.items() if kind.slot is Slot.SHARD)
+RECIPES = [text for texts in SETTINGS.values() for text in texts]
+"""Every strategy, with each meaning of its parameters."""
+
+
+def asked(recipe: str, device: str = "cuda", **more: Any) -> Resolved:
+    """A recipe for eight GPUs, or one where it trains alone."""
+    alone = recipe.startswith("single")
+    spec = Spec(recipe=recipe, model="DiT-S/4:depth=2", data="synthetic:32", device=device)
+    more = {"processes": 1 if alone else 8, "global_batch": 64, **more}
+    return resolve(dataclasses.replace(spec, **more))
+
+
+@functools.cache
+def made(recipe: str, device: str = "cuda") -> Bundle:
+    return bundle(asked(recipe, device), FOLDER, trainers.known())
+
+
+def possible(recipes: list[str]) -> list[str]:
+    return [recipe for recipe in recipes if not asked(recipe).refusal]
+
+
+# ---- launch files ----
+
+
+def values(node: Any) -> Iterator[Any]:
+    if isinstance(node, dict):
+        yield from (value for item in node.values() for value in values(item))
+    else:
+        yield node
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16:scale=1024", "bf16_pure"])
+def test_every_number_of_a_launch_file_is_settled(sharding, precision):
+    resolved = asked(f"{sharding}+{precision}+accumulate:steps=2", grad_clip=0.5)
+    if resolved.refusal:
+        pytest.skip(resolved.refusal)
+    found = bundle(resolved, FOLDER, ())
+    content = yaml.safe_load(found.files["accelerate.yaml"])
+    assert content["num_processes"] == resolved.launch.processes
+    texts = [text for name, text in found.files.items() if name.endswith(".json")]
+    for text in texts:
+        config = json.loads(text)
+        assert "auto" not in set(values(config))
+        samples = config["train_micro_batch_size_per_gpu"] * 2 * resolved.launch.processes
+        assert config["train_batch_size"] == 64 == samples
+        assert config["gradient_clipping"] == 0.5
+        sizes = buffer_sizes(resolved.subject.sizes)
+        told = {k: v for k, v in config["zero_optimization"].items() if k in sizes}
+        assert told and told == {k: sizes[k] for k in told}
+    word = lines.mixed_precision(resolved)
+    in_yaml = content.get("mixed_precision")
+    assert in_yaml == (None if texts else word), "accelerate refuses it beside a DeepSpeed file"
+
+
+@pytest.mark.parametrize("recipe", possible([r for r in RECIPES if "fp" in r or "16" in r]))
+def test_accelerate_s_word_for_the_precision_is_the_strategy_s(recipe):
+    resolved = asked(recipe)
+    given = resolved.recipe.accelerator_kwargs(resolved.launch)
+    assert lines.mixed_precision(resolved) == given["mixed_precision"]
+
+
+def test_what_only_the_user_knows_is_a_blank_that_is_named():
+    found = made("zero3_nvme")
+    (key,) = found.blanks
+    name, path = key.split(": ")
+    node = json.loads(found.files[name])
+    for part in path.split("."):
+        node = node[part]
+    assert node == NVME_BLANK and "NVMe" in found.blanks[key]
+    rest = [text for sharding in SHARDINGS for text in made(sharding).files.values()]
+    assert sum(NVME_BLANK in text for text in rest) == 1, "and there is no other"
+
+
+def test_sixteen_bit_weights_are_kept_as_the_strategy_settles_them():
+    pure = json.loads(made("zero2+bf16_pure").files["deepspeed.json"])["bf16"]
+    assert pure == {
+        "enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True,
+    }  # fmt: skip
+    half = json.loads(made("zero2+fp16:scale=1024").files["deepspeed.json"])["fp16"]
+    assert half == {"enabled": True, "loss_scale": 0, "initial_scale_power": 10}
+
+
+def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained():
+    resolved = asked("zero3+lora:rank=4")
+    module = resolved.subject.make()
+    named = dict(module.named_modules())
+    layers = [named[name] for name in resolved.subject.linears]
+    wanted = sum(4 * (layer.in_features + layer.out_features) for layer in layers)
+    assert trained_sizes(resolved).total == wanted < resolved.subject.sizes.total
+
+
+# ---- lines ----
+
+
+def test_the_tables_name_known_strategies():
+    assert set(lines.table()) <= {n for n, kind in CATALOG.items() if kind.slot is not Slot.SHARD}
+
+
+def test_a_strategy_without_rules_names_the_file_of_its_code(monkeypatch):
+    monkeypatch.setattr(lines, "table", dict)
+    found = bundle(asked("ddp+bf16+checkpoint"), FOLDER, ())
+    named = {part.of: part.why for part in found.lines}
+    assert "strategies/activations/checkpoint.py" in named["checkpoint"]
+    assert yaml.safe_load(found.files["accelerate.yaml"])["mixed_precision"] == "bf16"
+
+
+@pytest.mark.parametrize("recipe", possible(RECIPES))
+def test_each_part_is_carried_by_code_or_says_why_not(recipe):
+    found = made(recipe)
+    compile(found.files["train.py"], "train.py", "exec")
+    for part in found.lines:
+        assert bool(part.places) != bool(part.why), part
+        named = re.findall(r"strategies/[\w/]+\.py", part.why)
+        assert all((ROOT / name).exists() for name in named), named
+        assert named or part.places or "setting" in part.why or "no average" in part.why
+        for place, text in part.places.items():
+            marked = found.files["train.py"].count(f"# >>> {part.of}")
+            assert marked or place in ("imports", "accelerator", "handlers"), place
+            assert "$" not in text
+    assert all(len(line) <= 100 for line in found.files["train.py"].splitlines()[8:])
+
+
+def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
+    launch = asked("single").launch
+    table = lines.table()["checkpoint"]
+    known, usual = {"every": 1, "keep": "segments"}, {"every": 1, "keep": "segments"}
+    assert rules.fitting(table, known, launch, usual)
+    share = {**known, "share": 0.5}
+    assert rules.fitting(table, share, launch, {**usual, "share": 1.0}) is None
+
+
+# ---- other trainers ----
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_a_table_names_what_it_was_read_from_and_known_strategies(name):
+    table = trainers.table(name)
+    assert len(table["commit"]) == 40 and table["read"] and table["version"]
+    told, none = set(table["strategies"]), set(table["none"])
+    assert not told & none and told | none <= set(CATALOG)
+    assert set(table["settings"]) <= set(trainers.SETTINGS)
+    text = (Path(trainers.__file__).with_name("trainers") / f"{name}.yaml").read_text()
+    for number in ("micro_batch", "accumulation", "learning_rate", "beta1", "weight_decay", "clip"):
+        assert f"${number}" in text, f"nothing is said of {number}"
+
+
+@pytest.mark.parametrize("recipe", possible(RECIPES))
+def test_nothing_of_a_recipe_is_left_out_in_silence(recipe):
+    """Each part has options, or is named with a word; those that need neither are known."""
+    resolved = asked(recipe)
+    for each in made(recipe).translations:
+        named = {thing.what for thing in (*each.lacks, *each.notes)}
+        for part in techniques(resolved):
+            if str(part) in named or part.name == "accumulate" or str(part) == "ema:place=none":
+                continue
+            given, usual = parameters(part), defaults(part)
+            written = each.trainer["strategies"].get(part.name, ())
+            rule = rules.fitting(written, given, resolved.launch, usual)
+            title = each.trainer["title"]
+            if title == "SimpleTuner" and part.name == "adamw" and not rule:
+                continue  # under DeepSpeed the optimizer is of the settings
+            assert rule and rule["options"], f"{title}: {part}"
+            assert set(rule["options"]) <= set(each.options)
+
+
+def test_an_option_that_nobody_looked_for_is_named():
+    made_up = trainers.Translation({"version": "1.2"})
+    made_up.add("block_swap", None, {})
+    assert made_up.lacks == [("block_swap", "nobody has looked for it in 1.2")]
+
+
+TELLING = {
+    "diffusers": ("--max_grad_norm 1e9", "--adam_beta2 0.95", "--gradient_checkpointing"),
+    "finetrainers": (["--dp_degree", "8", "--dp_shards", "1"][0], "--transformer_dtype bf16"),
+    "simpletuner": ('"grad_clip_method": "norm"', '"max_grad_norm": 0.0', '"lora_rank": 16'),
+    "musubi-tuner": ("betas=0.9,0.95", "--network_dim 16", "--sdpa", "batch_size = 8"),
+    "ai-toolkit": ("linear_alpha: 16", "max_grad_norm: 1000000000.0", "eps is 1e-6"),
+}
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_traps_of_other_trainers_are_stepped_around(name):
+    """No clipping, betas, adapters: each trainer spells them in its own, dangerous way."""
+    resolved = asked("ddp+bf16+lora:rank=16+checkpoint", beta2=0.95)
+    text = bundle(resolved, FOLDER, [name]).files["trainers.md"]
+    for words in TELLING[name]:
+        assert words in text.replace(" \\\n    ", "\n"), words
+    blocks = dict(re.findall(r"```(json|yaml)\n(.*?)```", text, re.S))
+    for kind, block in blocks.items():
+        assert (json.loads if kind == "json" else yaml.safe_load)(block)
+
+
+def test_a_trainer_that_cannot_shard_is_not_started_with_the_sharding_s_file():
+    starts = {each.trainer["title"]: each.start for each in made("zero2+lora").translations}
+    assert "accelerate.yaml" not in starts["musubi-tuner"] + starts["SimpleTuner"]
+    assert str(FOLDER / "accelerate.yaml") in starts["diffusers' training scripts"]
+
+
+def test_a_model_that_a_trainer_knows_has_its_script():
+    table = trainers.table("musubi-tuner")["models"]
+    assert (
+        "wan_train_network.py" in table["wan2.1-14b"]["lora"] and "full" not in table["wan2.1-14b"]
+    )
+
+
+# ---- the command ----
+
+CARD = ["--gpu", "A100-80GB"]
+
+
+def test_the_command_says_what_was_written_and_what_is_left(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["export", "zero3_nvme+bf16+checkpoint:keep=nested", *CARD, "--out", "home"]
+    assert cli.main(words) == 0
+    text = capsys.readouterr().out
+    there = {path.name for path in (tmp_path / "home").iterdir()}
+    assert there == {"accelerate.yaml", "deepspeed.json", "train.py", "trainers.md"}
+    assert all(name in text for name in there)
+    assert "nvme_path" in text and "a folder on a local NVMe drive" in text
+    assert "strategies/activations/parts.py" in text.replace("\n", "")
+    assert text.splitlines()[-1] == (
+        "  accelerate launch --config_file home/accelerate.yaml home/train.py"
+    )
+    assert max(map(len, text.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ddp+zero3", *CARD],
+        ["ddp+lora+prune", *CARD],
+        ["ddp+bf16", "--gpu", "V100"],
+        ["ddp+chekpoint", *CARD],
+        ["ddp", *CARD, "--global-batch", "7"],
+        ["ddp", *CARD, "--model", "DiT-XXL/2"],
+        ["ddp", "--gpu", "A1000000"],
+    ],
+)
+def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
+    assert cli.main(["export", *words, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert cli.main(["plan", "--recipes", *words]) == 2 or "V100" in words
+    planned = capsys.readouterr()
+    assert said == planned.err or said.removeprefix("error: ddp+bf16: ").strip() in planned.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_trainer_is_named_before_anything_is_written(tmp_path, capsys):
+    words = ["export", "ddp", *CARD, "--out", str(tmp_path / "out"), "--trainers", "musubi-tunr"]
+    assert cli.main(words) == 2
+    assert "did you mean 'musubi-tuner'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_needs_no_torch(tmp_path):
+    words = ["export", "zero3+fp16+accumulate", *CARD, "--out", str(tmp_path)]
+    code = (
+        f"import sys; from harness import cli; cli.main({words}); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    assert (tmp_path / "train.py").exists()

@@ -1,0 +1,221 @@
+"""Terminals of any width, a narrow page, a reference that did not run, and folders that may only be
+read: nothing is cut, changed or lost without a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness import cli
+from harness.commands import listing
+from harness.commands.console import print_listed
+from harness.report import SuiteHead, build, compare, print_comparison, print_report, write_report
+from harness.report.data.grid import text_grid
+from harness.report.figures import units
+from harness.report.rendering import html, markdown, narrow, sentences, tables
+from harness.report.rendering.export import json_text
+from harness.result import Result, Status, load_all
+from tests.made.results import GOLDEN, cpu_set
+
+WIDTHS = (30, 40, 52, 60, 72, 80, 100, 140)
+
+
+def printed(width: int, show, *given, **more) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    args = [console if each is Console else each for each in given]
+    show(*args, **more)
+    return out.getvalue()
+
+
+# ---- terminals ----
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out(width):
+    results = list(cpu_set().values())
+    (group,) = build(results, [], SuiteHead(reference="ddp")).groups
+    grid = tables.short_ranking(group)
+    text = printed(width, narrow.draw, grid, Console)
+    assert max(map(len, text.splitlines())) <= width
+    left = re.search(r"No room for (.*?): a wider terminal, or COLUMNS", " ".join(text.split()))
+    gone = left[1].split(", ") if left else []
+    assert set(gone) <= set(grid.heads) - {"Recipe", "Samples/s"}
+    words = text.split()
+    for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
+        cells = [line[index] for line in grid.lines if line[index] not in ("", units.NONE)]
+        if head in gone or kind in units.TEXT:
+            continue
+        for cell in cells:
+            assert words.count(cell) >= cells.count(cell), f"{head} {cell} at {width}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_notes_are_told_as_words_at_any_width(width):
+    results = list(cpu_set().values())
+    (group,) = build(results, [], SuiteHead(reference="ddp")).groups
+    text = " ".join(printed(width, narrow.draw, tables.short_ranking(group), Console).split())
+    for word in ("front", "noisy", "DIFFERS"):
+        assert word in text.split() or f"{word}," in text.split(), f"{word} at {width}"
+
+
+def test_columns_give_way_by_worth_and_rows_stack_where_too_few_are_left():
+    assert narrow.fitting([10, 5, 5], [2, 1], 26) == [0, 1, 2]
+    assert narrow.fitting([10, 5, 5], [2, 1], 25) == [0, 1]
+    assert narrow.fitting([10, 5, 5], [1, 2], 25) == [0, 2]
+    assert narrow.fitting([30, 5, 5], [1, 2], 25) == []
+    kinds = {"Recipe": "text", "Step ms": "ms", "Peak GiB": "gib", "Notes": "flag"}
+    grid = text_grid("x", "", kinds, [["zero3_offload+bf16", "3312", "0.484", "noisy"]])
+    stacked = printed(20, narrow.draw, grid, Console)
+    whole = "zero3_offload+bf16 Step ms 3312 Peak GiB 0.484 Notes noisy"
+    assert " ".join(stacked.split()) == whole
+
+
+@pytest.mark.parametrize("width", (40, 60, 80))
+def test_no_table_of_any_command_is_wider_than_the_terminal(width):
+    folder = GOLDEN / "cpu"
+    texts = [
+        printed(width, print_report, *load_all(folder), Console, suite=SuiteHead(story="each")),
+        printed(width, print_comparison, compare(folder, folder), Console),
+        printed(width, listing.print_list, Console),
+    ]
+    for text in texts:
+        assert max(map(len, text.splitlines())) <= width
+    assert "optimizer_in_backward" in texts[2] and "arXiv:1910.02054" in texts[2]
+
+
+def test_prose_beside_names_has_room_or_stands_below_them():
+    rows = [("zero3_offload", "yes", "a sentence of some words")]
+    table = printed(80, print_listed, Console, ("name", "runs", "why"), rows)
+    assert "zero3_offload  yes   a sentence of some words" in table
+    below = printed(30, print_listed, Console, ("name", "runs", "why"), rows)
+    assert below.split("\n")[:2] == ["zero3_offload  yes", "  a sentence of some words"]
+
+
+def test_on_a_narrow_page_each_value_knows_its_head():
+    report = build(list(cpu_set().values()), [], SuiteHead(reference="ddp"))
+    page = html.render(report)
+    ranking = page.partition('<table data-key="ranking"')[2].partition("</table>")[0]
+    first = ranking.partition("<tbody>")[2].partition("</tr>")[0]
+    cells = re.findall(r"<td([^>]*)>(.*?)</td>", first)
+    named = [a for a, text in cells if "data-head=" in a or text == "-" or "name" in a or not text]
+    assert len(named) == len(cells) > 8
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    small = style.partition("@media screen and (max-width: 560px)")[2].partition("@media print")[0]
+    assert "content: attr(data-head)" in small and "thead { display: none; }" in small
+
+
+# ---- the reference ----
+
+
+def with_lost_reference(status: Status | None) -> list[Result]:
+    """A set whose ddp ended so; None: it is not there."""
+    results = [r for r in cpu_set().values() if r.spec.recipe != "ddp"]
+    if status is not None:
+        ddp = next(r.spec for r in cpu_set().values() if r.spec.recipe == "ddp")
+        results.append(Result(status=status, spec=ddp, reason="it broke", way_out="mend it"))
+    return results
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.GPU_OOM, Status.INTERRUPTED, None])
+def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compared(status):
+    report = build(with_lost_reference(status), [], SuiteHead(name="x", reference="ddp"))
+    (group,) = report.groups
+    instead = group.reference.label
+    ended = f"ended as {status.value}" if status else "is not among the results"
+    said = f"NOT the reference that was asked for: ddp {ended}, so rows are compared with {instead}"
+    assert said in sentences.summary(report) and sentences.warnings(group)[0].startswith(said)
+    text = markdown.render(report)
+    assert (
+        said in text.split("\n##")[0] and f"Reference row: `{instead}`, in place of `ddp`." in text
+    )
+    page = html.render(report)
+    assert f'<p class="warn">{said}' in page, "in red"
+    assert f"against {instead}, in place of ddp" in page
+    assert f"Distance of the loss to the reference ({instead}, in place of ddp)" in page
+    terminal = printed(100, print_report, with_lost_reference(status), [], Console,
+                       suite=SuiteHead(reference="ddp"))  # fmt: skip
+    assert " ".join(terminal.split()).count(said) == 2, "on top, and above the table"
+    ranking = tables.ranking(group)
+    notes = {line[1]: line[-1] for line in ranking.lines}
+    assert "in place of ddp" in notes[instead]
+    assert '"reference_asked_for": "ddp"' in json_text(report)
+
+
+def test_a_reference_that_ran_stands_for_nobody():
+    for wanted in ("ddp", ""):
+        report = build(list(cpu_set().values()), [], SuiteHead(reference=wanted))
+        text = markdown.render(report) + html.render(report)
+        assert "NOT the reference" not in text and "Reference row: `ddp`." in text
+
+
+def test_a_group_of_other_work_asked_for_no_other_reference_unless_it_was_tried_there():
+    rows = [r for r in cpu_set().values() if r.spec.recipe in ("ddp", "zero2", "zero1")]
+    larger = [
+        dataclasses.replace(r, spec=dataclasses.replace(r.spec, global_batch=32))
+        for r in rows
+        if r.spec.recipe != "ddp"
+    ]
+    head = SuiteHead(reference="ddp")
+    other = build([*rows, *larger], [], head).groups[1]
+    assert (other.asked, sentences.stand_in(other)) == ("", "")
+    ddp = dataclasses.replace(rows[0].spec, recipe="ddp", global_batch=32)
+    lost = Result(status=Status.HOST_OOM, spec=ddp, reason="full", way_out="less")
+    first, other = build([*rows, *larger, lost], [], head).groups
+    assert first.asked == "" and (other.asked, other.asked_ended) == ("ddp", "host_oom")
+
+
+# ---- folders that may only be read ----
+
+
+def a_set(folder: Path) -> Path:
+    for name, result in cpu_set().items():
+        result.write(folder / "runs" / name / "result.json")
+    return folder
+
+
+def test_a_report_that_cannot_be_written_is_printed_and_the_files_are_named(
+    tmp_path, monkeypatch, capsys
+):
+    """As on a disk that may only be read: root may write to any folder, whatever its mode."""
+    folder = a_set(tmp_path / "set")
+    real = Path.write_text
+
+    def only_read(path: Path, *given, **more) -> int:
+        if folder in path.parents:
+            raise OSError(30, "Read-only file system", str(path))
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(Path, "write_text", only_read)
+    assert cli.main(["report", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "Samples/s" in said and "zero2" in said
+    for name in ("report.md", "report.csv", "report.json", "report.html"):
+        assert f"not written: {folder / name}: Read-only file system" in said
+    with pytest.raises(OSError, match="Read-only"):
+        write_report(*load_all(folder), folder)
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_called_empty(tmp_path, monkeypatch, capsys):
+    from harness.commands import reports
+
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(reports.os, "scandir", closed)
+    assert cli.main(["report", str(a_set(tmp_path))]) == 2
+    assert "Permission denied; ask its owner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "columns"), [("", 100), ("160", 160), ("none", 100), ("0", 100)])
+def test_a_log_is_as_wide_as_columns_says(asked, columns, monkeypatch):
+    from harness.commands.console import make_console
+
+    monkeypatch.setenv("COLUMNS", asked)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert make_console().width == columns

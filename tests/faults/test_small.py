@@ -1,0 +1,347 @@
+"""Resuming, time left, the search for a batch, hostile text, and other small promises."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from harness import cli
+from harness.commands import anatomy, max_batch
+from harness.commands.max_batch import candidates, most_probes
+from harness.commands.progress import Progress
+from harness.launch import checkpoints
+from harness.launch.outcome import Facts, classify
+from harness.memory.portrait import load as load_portrait
+from harness.report import build, write_report
+from harness.report.anatomy import page
+from harness.report.figures import parity
+from harness.report.rendering import charts, markdown
+from harness.resolve import resolve
+from harness.result import BadResult, LaunchRecord, Result, Status, deeper_than, load
+from harness.spec import Spec
+from harness.system.process import Interrupted
+from tests.children.faked import faked
+from tests.made.results import cpu_set, ok
+
+
+def call(words: list[str]) -> int:
+    try:
+        with faked():
+            return cli.main(words)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+# ---- resuming a training ----
+
+TRAIN = ["train", "--recipe", "single", "--model", "DiT-T/8", "--steps", "20", "--resume"]
+SPEC = Spec(recipe="single", model="DiT-T/8", objective="flow", steps=18, ema=0.998,
+            learning_rate=2e-3, beta2=0.99)  # fmt: skip
+
+
+def saved(folder: Path, step: int, *, cut: bool = False, **others) -> Path:
+    """A checkpoint as a training leaves it; ``cut``: as a disk that filled up left it."""
+    path = folder / f"step-{step:08d}"
+    (path / "engine").mkdir(parents=True)
+    (path / "engine" / "shard.pt").write_bytes(b"x" * 100)
+    facts = {**checkpoints.terms(resolve(SPEC)), "step": step, "files": checkpoints.sizes(path)}
+    (path / checkpoints.DONE).write_text(json.dumps(facts | others))
+    if cut:
+        (path / "engine" / "shard.pt").write_bytes(b"x" * 60)
+    return path
+
+
+def resume(folder: Path, *words: str) -> int:
+    return call([*TRAIN, "--checkpoint", str(folder), "--out", str(folder / "run"), "--dry-run",
+                 *words])  # fmt: skip
+
+
+def test_a_cut_checkpoint_is_passed_over_and_said(tmp_path, capsys):
+    older, newer = saved(tmp_path, 5), saved(tmp_path, 10, cut=True)
+    assert checkpoints.newest_whole(tmp_path)[0] == older
+    assert resume(tmp_path) == 0
+    said = capsys.readouterr().out
+    why = f"{newer.name} is not whole: engine/shard.pt has 60 of 100 bytes"
+    assert f"{why}; goes on from {older.name}" in said
+    (newer / "engine" / "shard.pt").unlink()
+    assert "is missing" in checkpoints.fault(newer)
+    (newer / checkpoints.DONE).write_text("{half")
+    assert "not readable" in checkpoints.fault(newer) and checkpoints.fault(older) == ""
+
+
+def test_without_a_whole_checkpoint_nothing_begins_anew_unasked(tmp_path, capsys):
+    saved(tmp_path, 5, cut=True)
+    assert resume(tmp_path) == 2
+    assert "has no checkpoint to go on from (step-00000005 is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "DiT-T/4"], "saved with model DiT-T/8, not DiT-T/4"),
+        (["--recipe", "single+checkpoint"], "saved with recipe single, not single+checkpoint"),
+        (["--global-batch", "32"], "saved with global_batch 16, not 32"),
+        (["--seed", "3"], "saved with seed 0, not 3"),
+        (["--objective", "epsilon"], "saved with objective flow, not epsilon"),
+        (["--model", "DiT-T/8:heads=1"], "saved with model DiT-T/8, not DiT-T/8:heads=1"),
+    ],
+)
+def test_another_training_is_refused_before_the_launch(words, said, tmp_path, capsys):
+    saved(tmp_path, 5)
+    assert resume(tmp_path, *words) == 2
+    told = capsys.readouterr().err
+    assert said in told and "; resume with the same, or start anew" in told
+
+
+def test_a_training_of_so_many_steps_takes_so_many(tmp_path, capsys):
+    assert call([*TRAIN[:-1], "--out", str(tmp_path), "--dry-run"]) == 0
+    line = capsys.readouterr().out
+    assert "--steps 18" in line and Spec(recipe="single").warmup == 2, "and two of warm-up"
+    assert call([*TRAIN[:4], "DiT-T/8", "--steps", "2", "--out", str(tmp_path)]) == 2
+    assert "give --steps at least 3" in capsys.readouterr().err
+    saved(tmp_path / "checkpoint", 20)
+    assert call([*TRAIN, "--out", str(tmp_path), "--dry-run"]) == 2
+    assert "has taken 20 steps already" in capsys.readouterr().err
+
+
+# ---- time left, and the search for a batch ----
+
+
+def test_time_left_is_not_learnt_from_rows_that_were_killed():
+    now = [0.0]
+    progress = Progress(Console(file=io.StringIO()), lambda: now[0])
+    progress.begin_suite("x", list("abc"), [True] * 3)
+    for status, seconds, rest in (
+        (Status.TIMEOUT, 1800, None),
+        (Status.GPU_OOM, 3, None),
+        (Status.OK, 60, 120),
+    ):
+        progress.begin_run("a", 1800)
+        now[0] += seconds
+        result = ok("ddp")
+        result.status = status
+        progress.end_run(result)
+        progress.begin_run("b", None)
+        assert progress.rest_seconds() == rest
+        progress.done -= 1
+
+
+@pytest.mark.parametrize("first", [1, 3, 16])
+@pytest.mark.parametrize("most", [1, 2, 7, 16, 33])
+def test_a_search_says_the_most_probes_it_may_take(first, most):
+    first = min(first, most)
+
+    def taken(largest: int) -> int:
+        trial, count = candidates(first, most), 0
+        size = next(trial, None)
+        with contextlib.suppress(StopIteration):
+            while size is not None:
+                count += 1
+                size = trial.send(size <= largest)
+        return count
+
+    assert most_probes(first, most) == max(map(taken, range(most + 1)))
+
+
+def test_an_interrupted_search_keeps_what_it_knew(tmp_path, monkeypatch, capsys):
+    def start(resolved, folder, **more) -> Result:
+        if resolved.micro_batch == 64:
+            raise Interrupted(2, None)
+        status = Status.OK if resolved.micro_batch <= 20 else Status.HOST_OOM
+        return Result(status=status, spec=resolved.spec, reason="full", way_out="less")
+
+    search = max_batch.Search
+    monkeypatch.setattr(max_batch, "Search", lambda **given: search(**given, start=start))
+    words = ["max-batch", "--recipe", "single", "--device", "cpu", "--out", str(tmp_path)]
+    assert call([*words, "--first", "16", "--most", "64"]) == 0
+    assert "at most 8 probes, each a run of its own" in capsys.readouterr().out
+    words[-1] = str(tmp_path / "cut")
+    assert call([*words, "--first", "64", "--most", "256"]) == 130
+    assert "interrupted: no probe had ended; the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(max_batch, "Search", lambda **given: search(
+        **given, start=lambda resolved, folder, **more: dataclasses.replace(
+            start(resolved, folder, **more), status=Status.OK)))  # fmt: skip
+    assert call([*words, "--first", "16", "--most", "256"]) == 130
+    assert "interrupted: 32 fits; the same command goes on" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "cut" / "max_batch.json").read_text())
+    assert (kept["micro_batch"], kept["largest_known_to_fit"]) == (None, 32)
+
+
+# ---- another Headroom ----
+
+
+def test_another_headroom_at_work_is_said_in_the_row_and_in_the_report():
+    results = list(cpu_set().values())
+    done = next(r for r in results if r.spec.recipe == "zero2")
+    done.launch = LaunchRecord(exit_code=0, wall_seconds=9.0, tree_peak_bytes=1, others=[4711])
+    out = io.StringIO()
+    progress = Progress(Console(file=out, width=100))
+    progress.begin_suite("x", ["zero2"], [True])
+    progress.begin_run("zero2", None)
+    progress.end_run(done)
+    assert "another Headroom was at work meanwhile (process 4711)" in out.getvalue()
+    text = markdown.render(build(results, []))
+    assert "Another Headroom was at work on the machine during zero2: their times" in text
+    done.launch.others = []
+    assert "Another Headroom" not in markdown.render(build(results, []))
+
+
+# ---- hostile text ----
+
+TEN = ", ".join(["{}"] * 10)
+BOMB = "\n".join(
+    ["a: &a [x, x]", *(f"{b}: &{b} [{TEN.format(*[f'*{a}'] * 10)}]" for a, b in ("ab", "bc", "cd"))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "alias *a: write it out, suites have no aliases"),
+        (f"recipes: {'[' * 5000}{']' * 5000}", "nested too deep"),
+        ("? {a: b}\n: c\n", "a key is text"),
+        (f"noise_floor: {'9' * 5000}\n", "unreadable suite file"),
+        ("when: 2020-13-45\n", "unreadable suite file"),
+    ],
+)
+def test_a_hostile_suite_is_one_line(text, said, tmp_path, capsys):
+    (tmp_path / "s.yaml").write_text(text)
+    assert call(["run", "--suite", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "r")]) == 2
+    told = capsys.readouterr().err
+    assert said in told and len(told.splitlines()) == 1 and len(told) < 400
+
+
+@pytest.mark.parametrize("depth", [60, 900, 100_000])
+def test_a_result_nested_too_deep_is_skipped_by_name(depth, tmp_path):
+    path = tmp_path / "runs" / "x" / "result.json"
+    path.parent.mkdir(parents=True)
+    data = cpu_set()["ddp"].to_json() | {"configs": "HERE"}
+    deep = "[" * depth + "]" * depth
+    path.write_text(json.dumps(data).replace('"HERE"', f'{{"x": {deep}}}'))
+    with pytest.raises(BadResult, match=r"result.json: (unreadable as JSON|nested deeper)"):
+        load(path)
+    (tmp_path / "suite.json").write_text("[" * depth)
+    assert len(write_report(list(cpu_set().values()), [], tmp_path)) == 4
+
+
+def test_depth_is_counted_without_recursion():
+    data: list = []
+    for _ in range(50_000):
+        data = [data]
+    assert deeper_than(40, data) and not deeper_than(3, {"a": [{"b": 1}]})
+    assert deeper_than(2, {"a": [{"b": 1}]})
+
+
+EVIL = "<img src=x onerror=alert(1)> [here](javascript:alert(1)) ```\n# no"
+
+
+def test_markdown_holds_what_results_say_as_text(tmp_path):
+    results = list(cpu_set().values())
+    results[0].meter_notes = [EVIL]
+    results[0].environment |= {"cpu": EVIL}
+    results[0].command = f"echo {EVIL}"
+    lost = Result(status=Status.FAILED, spec=results[1].spec, reason=EVIL, way_out=EVIL)
+    text = markdown.render(build([*results, lost], [f"x/result.json: {EVIL}"]))
+    fences = re.findall(r"^(`{3,})sh\n(.*?)^\1$", text, re.S | re.M)
+    assert len(fences) == 1 and "# no" in fences[0][1], "the block ends where it was ended by us"
+    prose = text.replace(fences[0][1], "")
+    bare = re.sub(r"`[^`]*`", "", prose)
+    assert "&lt;img" in bare and "<img" not in bare and "](javascript" not in bare
+
+
+# ---- values ----
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recipes", "ddp", "--out", ""], "--out: the folder's name is empty"),
+        (["train", "--recipe", "ddp", "--out", " "], "--out: the folder's name is empty"),
+        (["report", ""], "the folder's name is empty"),
+        (["--recipes", "ddp", "--seed", str(2**64)], f"give --seed at most {2**63 - 1}"),
+        (
+            ["train", "--recipe", "single+checkpoint:every=999", "--model", "DiT-T/4"],
+            "every=999, and the model has 4 blocks; give at most 4",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(words, said, capsys):
+    assert call(words) == 2
+    told = capsys.readouterr().err
+    assert said in told and len(told.splitlines()) == 1
+
+
+def test_the_way_out_is_the_one_that_the_reason_has():
+    said = "latents/3.npy holds values that are not finite; extract it again"
+    failure = {"rank": 1, "type": "BadInput", "message": said, "phase": "measure", "step": 3}
+    ended = classify(Facts(failures=({**failure, "ours": True},)))
+    assert ended.reason.endswith("holds values that are not finite")
+    assert ended.way_out == "extract it again"
+    other = classify(Facts(failures=(failure,)))
+    assert "log.txt" in other.way_out and "extract it again" in other.reason
+
+
+def test_no_tick_lies_over_the_limit_of_exact_rows():
+    group = build(list(cpu_set().values()), []).groups[0]
+    tick = re.compile(r'<text x="42" y="([\d.]+)" class="tick end( alarm)?">')
+    marks = tick.findall(charts.distances(group))
+    (limit,) = [float(y) for y, alarm in marks if alarm]
+    others = [float(y) for y, alarm in marks if not alarm]
+    assert len(others) > 2 and min(abs(y - limit) for y in others) >= 10
+    assert parity.limits(group.reference.results).loss > 0
+
+
+def test_every_option_says_its_default():
+    (commands,) = (a for a in cli._parser()._actions if a.dest == "command")
+    silent = [
+        f"{name} {action.option_strings[0]}"
+        for name, parser in commands.choices.items()
+        for action in parser._actions
+        if action.option_strings and action.dest != "help" and not action.required
+        and "default" not in (action.help or "")
+    ]  # fmt: skip
+    assert silent == []
+
+
+def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
+    class Portrait:
+        made_total, saved_total, device = 100.0, 96.0, "cpu"
+
+    out = io.StringIO()
+    monkeypatch.setattr(anatomy, "load", lambda path: Portrait)
+    monkeypatch.setattr(anatomy, "under_ceilings", lambda portrait, found: portrait)
+    monkeypatch.setattr(page, "sentences", lambda portrait: [])
+    monkeypatch.setattr(anatomy.files, "write", lambda portrait, folder: [])
+    assert not anatomy._draw(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()
+    Portrait.saved_total = 98.0
+    assert anatomy._draw(tmp_path, Console(file=out))
+    assert anatomy.load is not load_portrait
+
+
+def test_doctor_reads_latents_before_a_training_does(tmp_path, capsys):
+    for kind in ("features", "labels"):
+        (tmp_path / f"imagenet256_{kind}").mkdir()
+    for n in range(12):
+        latent = np.zeros((1, 4, 8, 8), np.float32)
+        latent[0, 0, 0, 0] = np.nan if n == 7 else 0
+        np.save(tmp_path / "imagenet256_features" / f"{n}.npy", latent)
+        np.save(tmp_path / "imagenet256_labels" / f"{n}.npy", np.array([n]))
+    (tmp_path / "imagenet256_features" / "9.npy").write_bytes(b"not numpy")
+    assert call(["doctor", "--data", f"latents:{tmp_path}"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "7.npy holds values that are not finite; extract it again" in said
+    assert "9.npy is not a readable .npy file" in said
+    assert "12 samples of 4 x 8 x 8, 2 that cannot be trained on" in said
+    for n in (7, 9):
+        for kind in ("features", "labels"):
+            (tmp_path / f"imagenet256_{kind}" / f"{n}.npy").unlink()
+    assert call(["doctor", "--data", f"latents:{tmp_path}"]) == 0
+    assert call(["doctor", "--data", "digits"]) == 0

@@ -1,0 +1,196 @@
+"""Predictions of a calibrated card: its own rates, what stands beside, and its own uncertainty."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from harness import cli
+from harness.calibration import here, store
+from harness.predict import calibrated, cards, pool, rates, roofline, verdict, workspace
+from harness.predict.roofline import SPREAD, Work
+from strategies.base import BadInput
+from tests.made.calibrations import CEILINGS, CPU, GIB, H200, MIB, made, row, rows
+from tests.made.predictions import asked, prediction
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path):
+    """A store of this test alone, on a machine with that CPU."""
+    monkeypatch.setattr(store, "OWN", tmp_path / "own")
+    monkeypatch.setattr(store, "PROJECT", tmp_path / "project")
+    monkeypatch.setattr(here, "torch", lambda: "2.13.0")
+    monkeypatch.setattr(here, "processor", lambda: CPU.name)
+    return tmp_path / "own"
+
+
+def keep(calibration, folder) -> None:
+    calibration.write(store.file_of(calibration, folder))
+
+
+def card(calibration=None):
+    found = store.applied(calibration or made())
+    return cards.with_calibration(cards.of_device(found.calibration.device), found)
+
+
+def work(kind: str, **more) -> Work:
+    usual = {"phase": "forward", "dtype": "bfloat16", "flops": 0, "bytes": 8, "count": 1}
+    return Work(kind=kind, **{**usual, **more})
+
+
+def one(kind: str, processes: int = 1, on=None, **more) -> roofline.Seconds:
+    return roofline.seconds([work(kind, **more)], on or card(made(rows=[])), processes)
+
+
+# ---- rates ----
+
+
+def test_each_kind_of_work_takes_what_was_measured():
+    assert one("product", flops=10**15).compute == pytest.approx(10**15 / 600e12)
+    assert one("product", flops=10**15, dtype="float32").compute == pytest.approx(1e15 / 50e12)
+    assert one("attention", flops=10**15).compute == pytest.approx(1e15 / 250e12)
+    assert one("memory", bytes=5 * MIB).compute == pytest.approx(3e-6)  # a launch
+    assert one("memory", bytes=100 * MIB).compute == pytest.approx(100 * MIB / 8e12)
+    assert one("memory", bytes=1000 * MIB).compute == pytest.approx(1000 * MIB / 4e12)
+    assert one("transfer", bytes=9 * 10**9).offload == pytest.approx(9e9 / 45e9)
+    sent = one("collective", 8, bytes=8 * 10**9).communication
+    assert sent == pytest.approx(2e-5 + 7e9 / 300e9)
+
+
+def test_what_was_not_measured_stays_typical():
+    typical, plain = cards.of_device(H200), card(made(rows=[]))
+    half = {"flops": 10**15, "dtype": "float16"}
+    assert one("product", **half) == one("product", on=typical, **half)
+    assert one("nvme", bytes=10**9) == one("nvme", on=typical, bytes=10**9)
+    far = one("collective", 64, bytes=10**9).communication
+    assert far == one("collective", 64, on=typical, bytes=10**9).communication
+    assert plain.flops("bfloat16") == typical.flops("bfloat16")
+
+
+def test_processes_share_a_cpu_and_hide_nothing_behind_it():
+    cpu = cards.of_cpu("some CPU", 4, 16 * GIB)
+    alone, two = (one("product", n, cpu, flops=10**12, dtype="float32") for n in (1, 2))
+    assert two.compute == pytest.approx(2 * alone.compute)
+    busy = work("product", flops=10**12, dtype="float32", phase="backward")
+    sent = work("overlapped", bytes=10**9)
+    assert roofline.seconds([busy, sent], cpu, 2).communication > 0.01
+    gpu = cards.find("A100-80GB")
+    assert roofline.seconds([busy, sent], gpu, 2).communication < 0.01
+
+
+def test_the_uncertainty_is_of_the_rows_and_narrower():
+    busy = {"flops": 10**15}
+    typical = one("product", on=cards.of_device(H200), **busy)
+    found = one("product", on=card(made(rows=rows(1.25, 0.03))), **busy)
+    bare = one("product", **busy)
+    assert found.compute == pytest.approx(bare.compute * 1.25, rel=0.01)
+    assert found.spread / found.total < 0.15 < typical.spread / typical.total == SPREAD["compute"]
+    assert bare.shares == SPREAD, "without rows there is no uncertainty of its own"
+    offload = one("nvme", on=card(made(rows=rows())), bytes=10**9)
+    assert offload.spread / offload.total == pytest.approx(SPREAD["offload"])
+
+
+def test_what_stands_beside_a_training_is_what_was_measured():
+    found = workspace.standing(card(), 8)
+    assert (found.context, found.libraries, found.communication) == (500 * MIB, 70 * MIB, 200 * MIB)
+    assert workspace.standing(card(), 1).communication == 0
+    typical = workspace.standing(cards.of_device(H200), 8)
+    assert found != typical and typical.libraries == 64 * MIB
+    partly = made(standing=dataclasses.replace(made().standing, communication=None))
+    assert workspace.standing(card(partly), 8).communication == typical.communication
+
+
+def test_a_card_that_no_table_knows_is_planned_for_once_it_was_measured(kept):
+    unknown = dataclasses.replace(H200, name="NVIDIA Rubin R100", memory_bytes=280 * GIB)
+    with pytest.raises(BadInput):
+        calibrated.find("NVIDIA Rubin R100")
+    keep(made(device=unknown), kept)
+    found = calibrated.as_calibrated(calibrated.find("nvidia rubin r100"))
+    assert found.words == "NVIDIA Rubin R100 (280.0 GiB)" and found.calibrated is not None
+
+
+def test_the_calibration_of_another_card_is_not_taken(kept):
+    keep(made(), kept)
+    assert calibrated.as_calibrated(cards.find("H200")).calibrated is not None
+    assert calibrated.as_calibrated(cards.find("H100-80GB")).calibrated is None
+    assert calibrated.as_calibrated(cards.of_size(139 * GIB)).calibrated is None
+    assert calibrated.as_calibrated(calibrated.this_cpu()).calibrated is None
+    keep(made(CPU), kept)
+    assert calibrated.as_calibrated(calibrated.this_cpu()).calibrated is not None
+
+
+# ---- a CPU's memory ----
+
+
+def test_a_cpu_must_hold_all_processes():
+    cpu = cards.of_cpu("some CPU", 2, 10 * GIB)
+    found = verdict.judge(asked("ddp", device="cpu", processes=2), on_cpu(3), cpu)
+    interpreters = 2 * workspace.standing(cpu, 1).total
+    assert found.need_bytes == 6 * GIB + interpreters and found.verdict == "fits"
+    assert verdict.judge(asked("ddp", device="cpu", processes=4), on_cpu(3), cpu).verdict == "no"
+
+
+def on_cpu(gib: float):
+    none = {"allocated": None, "reserved": None, "least": None, "host": None}
+    return dataclasses.replace(prediction(gib), device="cpu", **none)
+
+
+# ---- the command ----
+
+
+def planned(capsys, monkeypatch, *words: str) -> str:
+    def predict_all(given, folder, *, done, **more):
+        for index, _ in enumerate(given):
+            done(index, on_cpu(1) if "--cpu" in words else prediction(1))
+        return [on_cpu(1) if "--cpu" in words else prediction(1) for _ in given]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    assert cli.main(["plan", "--recipes", "ddp", "zero2", *words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_plan_says_what_its_times_rest_on(kept, capsys, monkeypatch, tmp_path):
+    typical = planned(capsys, monkeypatch, "--gpu", "H200")
+    assert "typical figures; ./run.sh calibrate" in typical and "Calibrated" not in typical
+    keep(made(), kept)
+    own = planned(capsys, monkeypatch, "--gpu", "H200", "--json", str(tmp_path / "p.json"))
+    assert "Calibrated: NVIDIA H200, driver 580.65, torch 2.13.0+cu130, 2026-11-22" in own
+    assert "typical figures" not in own
+    data = json.loads((tmp_path / "p.json").read_text())
+    share = data["rows"][0]["step_seconds_spread"] / data["rows"][0]["step_seconds"]
+    assert share == pytest.approx(0.03) and data["rests_on"].startswith("Calibrated: NVIDIA H200")
+    assert planned(capsys, monkeypatch, "--gpu", "H200", "--calibration", "none") == typical
+
+
+def test_a_plan_for_this_cpu(kept, capsys, monkeypatch):
+    found = planned(capsys, monkeypatch, "--cpu", "--model", "DiT-S/4", "--global-batch", "8")
+    assert f"2 processes on {CPU.name}" in found and "of all processes" in found
+    keep(made(CPU), kept)
+    assert "Calibrated: Intel" in planned(capsys, monkeypatch, "--cpu", "--global-batch", "8")
+
+
+def test_a_calibration_of_another_torch_is_used_and_marked(kept, capsys, monkeypatch):
+    keep(made(device=dataclasses.replace(H200, torch="2.11.0")), kept)
+    found = planned(capsys, monkeypatch, "--gpu", "H200")
+    assert "Calibrated: NVIDIA H200" in found and "(here torch 2.13.0)" in found
+
+
+def test_a_calibration_of_a_cpu_is_none_of_a_gpu(tmp_path, capsys):
+    made(CPU).write(tmp_path / "cpu.json")
+    words = ["plan", "--gpu", "H200", "--calibration", str(tmp_path / "cpu.json")]
+    assert cli.main(words) == 2
+    assert "is of Intel(R) Xeon(R) Processor, 2 cores; give one of" in capsys.readouterr().err
+
+
+def test_the_rates_of_a_made_card_are_those_it_was_made_with():
+    found = rates.rates(card(), 4)
+    assert found.streaming(MIB) == CEILINGS.streams[0].rate  # smaller than all: the smallest's
+    assert found.host == 100e9 and found.to_host == 45e9 and found.launch == 3e-6
+
+
+def test_rows_that_only_wait_for_others_do_not_set_the_pace_of_computing():
+    waits = row("ddp", 9.0, 1.0, communication=1.0, processes=2)
+    found = card(made(rows=[*rows(), waits])).calibrated.fitted
+    assert found.factors["compute"] == pytest.approx(1.25)

@@ -1,0 +1,154 @@
+"""What a GPU does otherwise, where its decisions can be seen without one: stand-ins for streams,
+for devices, and for a compiler."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from conftest import part_named
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strategies.activations.host import Host
+from strategies.base import Settings
+from strategies.optimizers.quantised import torchao_adam
+from strategies.step.ema import PIECE
+from strategies.step.staging import Staging
+
+# -- optimizers that compile their step ------------------------------------------------------------
+
+
+class Watching(TorchDispatchMode):
+    """A trace, as far as torch can tell."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+GRAPHS: list[int] = []
+
+
+def noted(graph, given):
+    """A compiler that takes a graph as it is."""
+    GRAPHS.append(len(given))
+    return graph.forward
+
+
+@pytest.fixture
+def low_bit(monkeypatch):
+    """torchao's optimizer as it is on a GPU, compiled by a backend that needs none; its weight."""
+    pytest.importorskip("torchao")
+    torch._dynamo.reset()
+    GRAPHS.clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=noted))
+    weight = torch.nn.Parameter(torch.ones(8, 1024))
+    yield torchao_adam("AdamW8bit", [weight], Settings(), "cuda"), weight
+    torch._dynamo.reset()
+
+
+def test_a_traced_step_of_a_compiled_optimizer_is_taken_op_by_op(low_bit):
+    """torch 2.13 raises there: "fullgraph=True found no compiled frames"."""
+    optimizer, weight = low_bit
+    weight.grad = torch.ones_like(weight)
+    with Watching():
+        optimizer.step()
+    traced = weight.detach().clone()
+    assert optimizer.compiled_steps == len(GRAPHS) == 0
+    assert not traced.equal(torch.ones_like(traced)), "it steps all the same"
+    optimizer.step()
+    assert optimizer.compiled_steps == 1 and GRAPHS, "every other step is compiled"
+
+
+def test_without_the_mend_a_traced_step_raises(low_bit):
+    optimizer, weight = low_bit
+    weight.grad = torch.ones_like(weight)
+    if torch.__version__ < "2.13":
+        pytest.skip("earlier versions trace in silence")
+    with pytest.raises(RuntimeError, match="no compiled frames"), Watching():
+        type(optimizer).__mro__[1].step(optimizer)
+
+
+# -- what leaves the device ------------------------------------------------------------------------
+
+
+def test_a_tensor_of_the_host_that_autograd_keeps_stays_where_it_is():
+    """A GPU's operation may save a number that lies in host memory; it has no stream."""
+    host = Host(lambda blocks, *given: None)
+    host.device = "cuda"
+    kept = torch.ones(4096)
+    assert host.pack(kept) is kept and host.moved["out"] == 0
+    host.device = "cpu"
+    assert isinstance(host.pack(kept), tuple), "where the device is the host, it is offloaded"
+
+
+# -- the average in host memory --------------------------------------------------------------------
+
+
+class Late(Staging):
+    """Copies that are made when they are waited for, as a stream may do; what is done is noted."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__(torch.device("cpu"), torch.float32, elements)
+        self.log: list[str] = []
+
+    def begin(self, index, piece):
+        self.log.append(f"begin {index}")
+
+        def wait() -> None:
+            self.log.append(f"wait {index}")
+            self.buffers[index % 2][: piece.numel()].copy_(piece)
+
+        return wait
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 8, 11])
+def test_the_next_piece_is_on_its_way_while_the_host_works_on_one(size):
+    staging, source = Late(4), torch.arange(float(size))
+    pieces = []
+    for piece in staging.read(source):
+        staging.log.append("work")
+        pieces.append(piece.clone())
+    assert torch.cat(pieces).equal(source)
+    count = -(-size // 4)
+    assert staging.log.count("work") == count
+    for index in range(1, count):
+        place = staging.log.index(f"begin {index}")
+        assert staging.log.index(f"wait {index - 1}") > place > 0, "two are under way"
+
+
+@pytest.mark.parametrize("elements", [8, 1000, 4096])
+def test_an_average_that_is_staged_is_that_of_plain_copies(elements, train_here, monkeypatch):
+    """On a CPU no weight is on another device, so the staging is put in by hand."""
+    from conftest import TINY
+
+    run, _ = train_here(TINY, 1)
+    average = run.trained.attached["ema"]
+    staged = [s.clone() for s in average.shards]
+    for index, master in average._masters():
+        average.staging = None
+        average._follow(average.shards[index], master.detach(), 0.25)
+        average.staging = Staging(torch.device("cpu"), torch.float32, elements)
+        theirs = average.staging.read(master.detach())
+        parts = zip(staged[index].flatten().split(elements), theirs, strict=True)
+        for mine, piece in parts:
+            mine.lerp_(piece, 0.25)
+    assert all(map(torch.equal, average.shards, staged))
+
+
+def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_here):
+    """No larger than the largest shard, and whole powers of two, as pinned blocks are."""
+    from conftest import TINY
+
+    run, _ = train_here(TINY, 1)
+    average = run.trained.attached["ema"]
+    assert average.staging is None, "a CPU reads its own memory"
+    average.on_host = True
+    average._stage(torch.empty(1000, device="meta"))
+    average._stage(torch.empty(3000, device="meta"))
+    average._stage(torch.empty(7, device="meta"))
+    assert [b.numel() for b in average.staging.buffers] == [4096, 4096]
+    average._stage(torch.empty(PIECE + 1, device="meta"))
+    assert average.staging.elements == PIECE
+    assert {id(b) for b in average.staging.buffers} <= {id(t) for t in average.hosted()}
+    assert part_named("single", "ema").place == "device"

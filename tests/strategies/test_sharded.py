@@ -1,0 +1,312 @@
+"""FSDP2's evidence, on one process that stands for rank 0 of several: shown where it is in force,
+and lost where one of its effects is taken away. Real ranks are in ``test_runs``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+from conftest import SUBJECT, TINY, observe_here
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from harness.resolve import resolve
+from strategies import CATALOG, parse
+from strategies.base import NotInForce
+from strategies.engine import Engine, Trained
+from strategies.engines import fsdp_effects, fsdp_shard
+from strategies.engines.fsdp import Fsdp
+from strategies.evidence.settings import settings
+from strategies.launch_file import LaunchFileError, read
+from strategies.recipe import RecipeError
+
+ACCUMULATING = "fsdp2+bf16+accumulate"
+
+
+@pytest.fixture
+def rank_0(train_here, monkeypatch):
+    """``rank_0(recipe, ranks)``: what is trained, two steps and a watched one later."""
+
+    def go(recipe: str, ranks: int = 2) -> Trained:
+        file = parse(recipe).sharding.engine("cpu").file
+        launched = {key.upper(): str(value) for key, value in file.content["fsdp_config"].items()}
+        launched |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        launched |= dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], str(ranks))
+        for key, value in launched.items():
+            monkeypatch.setenv(key, value)
+        spec = dataclasses.replace(TINY, recipe=recipe, world=ranks, global_batch=16)
+        run, log = train_here(spec, 2)
+        observe_here(run, log, recipe)
+        return run.trained
+
+    try:
+        yield go
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+# ---- shown ----
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ranks", "share", "most"),
+    [
+        (ACCUMULATING, 2, 1 / 2, 2),
+        ("fsdp2:reshard=off", 4, 1 / 4, 5),
+        ("fsdp2:reshard=2", 8, 1 / 8, 2),
+        ("hsdp:replicate=4", 8, 1 / 2, 2),
+        ("fsdp2_offload", 2, 1 / 2, 2),
+    ],
+)
+def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, most, rank_0):
+    trained = rank_0(recipe, ranks)
+    engine, layout = trained.engine, trained.launch.layout
+    facts = engine.evidence(trained)
+    whole = sum(p.numel() for p in trained.module.parameters())
+    assert facts["parameter_bytes"] == pytest.approx(4 * whole * share, rel=0.02)
+    assert facts["optimizer_share"] == pytest.approx(share, abs=0.01)
+    assert facts["groups"] == facts["blocks"] + 1 == 5 and facts["most_groups_at_once"] == most
+    assert facts["reductions"] == 5 and layout.ranks == ranks and 1 / layout.shard == share
+    assert facts["gradients_sent_as"] == ("bfloat16" if "bf16" in recipe else "float32")
+    again = facts["gathered_bytes"]["backward"]
+    assert (again == 0) == (recipe == "fsdp2:reshard=off")
+    host = {"parameters_on", "optimizer_on"}
+    assert host & set(settings(facts)) == (host if engine.offloads else set())
+
+
+def test_a_forward_without_gradients_leaves_nothing_gathered(rank_0):
+    trained = rank_0("fsdp2:reshard=off", 2)
+    with torch.no_grad():
+        trained.subject.predict(trained.model, *trained.subject.example("cpu"))
+    assert all(hasattr(p, "full_tensor") for p in trained.module.parameters())
+
+
+def test_shares_add_up_and_each_element_is_of_one_rank(rank_0):
+    trained = rank_0("hsdp", 4)
+    pieces = {piece.name: piece for piece in trained.engine.fragments(trained)}
+    for name, p in trained.module.named_parameters():
+        if p.requires_grad:
+            rows = -(-p.shape[0] // 2)
+            assert pieces.pop(name)[2:] == (0, rows * p.shape[1:].numel(), 0)
+    assert pieces == {}
+
+
+# ---- lost ----
+
+
+def without_blocks(shard):
+    def whole(accelerator, module, blocks, draw=None):
+        return shard(accelerator, module, [], draw)
+
+    return whole
+
+
+def prepared_before(self, accelerator, module, make_optimizer, blocks):
+    """The optimizer steps what the parameters were before they were sharded."""
+    old = [torch.nn.Parameter(torch.zeros(p.shape)) for p in module.parameters()]
+    optimizer = make_optimizer(old)
+    fsdp_shard.enlist(accelerator, module)
+    return module, accelerator.prepare_optimizer(optimizer)
+
+
+def kept_in_forward(group):
+    """What ``reshard`` does not do behind forward, whatever the setting says."""
+    if group._training_state.name != "FORWARD":
+        group._to_sharded()
+
+
+def always_in_sync(self, model=None):
+    return contextlib.nullcontext()
+
+
+def settled_without(accelerator, reshard):
+    accelerator.state.fsdp_plugin.reshard_after_forward = reshard
+
+
+def kept_by_setting(accelerator, reshard):
+    SETTLE(accelerator, False)
+
+
+def never_offloaded(accelerator, reshard):
+    from torch.distributed.fsdp import OffloadPolicy
+
+    SETTLE(accelerator, reshard)
+    accelerator.state.fsdp_plugin.cpu_offload = OffloadPolicy()
+
+
+def one_group_of_all(accelerator, layout):
+    STAND_IN(accelerator, dataclasses.replace(layout, replicate=1, shard=layout.ranks))
+
+
+SHARD, SETTLE, STAND_IN = fsdp_shard.shard, fsdp_shard.settle, fsdp_shard.stand_in
+LOST = {
+    "nothing is sharded": ("fsdp2", Fsdp, "prepare", Engine.prepare, "is a DiT"),
+    "blocks are not wrapped": (
+        "fsdp2", fsdp_shard, "shard", without_blocks(SHARD), "4 of 4 blocks are not gathered by",
+    ),
+    "the optimizer was made before": (
+        "fsdp2", Fsdp, "prepare", prepared_before, "are the optimizer's or the model's",
+    ),
+    "blocks are kept by setting": (
+        "fsdp2", fsdp_shard, "settle", kept_by_setting, "resharded {False}, not True",
+    ),
+    "blocks are kept, and no setting says so": (
+        "fsdp2", FSDPParamGroup, "reshard", kept_in_forward, "5 of 5 groups were gathered at once",
+    ),
+    "blocks are freed that were to be kept": (
+        "fsdp2:reshard=off", fsdp_shard, "settle", lambda a, r: SETTLE(a, True), "not False",
+    ),
+    "timesteps are rounded": (
+        ACCUMULATING, fsdp_shard, "settle", settled_without, "cast to ['bfloat16'",
+    ),
+    "every micro batch is reduced": (
+        ACCUMULATING, FSDPModule, "set_requires_gradient_sync", lambda *given, **more: None,
+        "10 reductions of gradients in a step of 5 groups",
+    ),
+    "nothing is offloaded": (
+        "fsdp2_offload", fsdp_shard, "settle", never_offloaded, "torch offloads: [False]",
+    ),
+    "one group of all ranks": (
+        "hsdp", fsdp_shard, "stand_in", one_group_of_all, "not (2, 2)",
+    ),
+}  # fmt: skip
+"""What happened instead -> (recipe, owner, what is stubbed, the stub, what gives it away)."""
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_evidence_is_lost_when_the_effect_is_stubbed(case, rank_0, monkeypatch):
+    recipe, owner, name, stub, words = LOST[case]
+    monkeypatch.setattr(owner, name, stub)
+    if case == "nothing is sharded":  # nor before, block by block
+        monkeypatch.setattr(Fsdp, "fill", Engine.fill)
+        monkeypatch.setattr("accelerate.Accelerator.prepare", lambda self, *objects: objects)
+        monkeypatch.setattr("accelerate.Accelerator.no_sync", always_in_sync)
+    trained = rank_0(recipe, 4 if "hsdp" in recipe else 2)
+    with pytest.raises(NotInForce) as caught:
+        trained.engine.evidence(trained)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda t: t.observed.sent.clear(), "0 bytes of this rank's weights were gathered"),
+        (lambda t: t.observed.engine.odd.append("x"), "1 gradients are not cut"),
+        (lambda t: setattr(t.observed.engine, "gradients", 0), "no parameter had a gradient"),
+        (lambda t: whole_state(t), "the optimizer's exp_avg is not cut as its parameter"),
+        (lambda t: whole_storage(t), "a share is"),
+    ],
+)
+def test_what_a_step_and_the_objects_show_is_compared(spoil, words, rank_0):
+    trained = rank_0("fsdp2", 2)
+    assert trained.engine.evidence(trained)
+    spoil(trained)
+    with pytest.raises(NotInForce, match=words):
+        trained.engine.evidence(trained)
+
+
+def whole_state(trained: Trained) -> None:
+    p = next(p for p in trained.module.parameters() if p.requires_grad)
+    trained.inner_optimizer.state[p]["exp_avg"] = torch.zeros(p.shape)
+
+
+def whole_storage(trained: Trained) -> None:
+    """A share that is a view of the whole parameter: nothing is saved, and nothing says so."""
+    p = max(trained.module.parameters(), key=lambda p: p.numel())
+    mine = p._local_tensor
+    p._local_tensor = torch.zeros(8 * mine.numel()).narrow(0, 0, mine.numel()).view(mine.shape)
+
+
+# ---- as text, and refused ----
+
+
+@pytest.mark.parametrize("text", ["fsdp2", "fsdp2:reshard=off", "fsdp2:reshard=4", "hsdp"])
+def test_what_a_recipe_chooses_round_trips(text):
+    recipe = parse(text)
+    assert str(recipe) == text and parse(str(recipe)) == recipe
+    engine = recipe.launch("cuda", 16, SUBJECT).engine
+    wanted = {"off": False, "4": 4}.get(text.partition("=")[2], True)
+    assert engine.reshard is wanted or engine.reshard == wanted
+    layout = engine.layout(16)
+    assert (layout.replicate, layout.shard) == ((2, 8) if text == "hsdp" else (1, 16))
+
+
+def test_what_equals_the_launch_file_is_left_out():
+    assert str(parse("hsdp:replicate=2,reshard=on")) == "hsdp"
+    assert str(parse("hsdp:replicate=4+bf16")) == "hsdp:replicate=4+bf16"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fsdp2:reshard=some", "reshard is 'some'; on, off, or a number of ranks from 2"),
+        ("fsdp2:reshard=1", "reshard is '1'; on, off"),
+        ("hsdp:replicate=1", "replicate is 1; a whole number of groups from 2"),
+        ("hsdp:replicate=two", "replicate is 'two'; a whole number"),
+        ("fsdp2:replicate=2", "fsdp2 has no parameter 'replicate'"),
+    ],
+)
+def test_a_choice_out_of_range_is_named(text, words):
+    with pytest.raises(RecipeError) as caught:
+        parse(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "words"),
+    [
+        ("fsdp2", 1, "nobody to share with; use single"),
+        ("hsdp", 2, "2 processes are not 2 groups of two or more; use --processes 4"),
+        ("hsdp:replicate=3", 8, "8 processes are not 3 groups"),
+        ("fsdp2:reshard=3", 8, "take a divisor of 8"),
+        ("fsdp2:reshard=8", 8, "take a divisor of 8"),
+        ("fsdp2+adam8bit", 2, "take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"),
+        ("fsdp2+adafactor", 2, "cannot factor DTensors in place; use ddp or single"),
+        ("fsdp2+prune", 2, "masks are of whole matrices"),
+        ("fsdp2+qlora", 2, "use zero2, or lora"),
+        ("fsdp2+optimizer_in_backward", 2, "come in one tensor"),
+        ("fsdp2+bf16_pure+adamw_bf16", 2, "DTensors mix with none"),
+        ("fsdp2+sgd:momentum=0.0+sparse_embedding", 2, "a sparse one cannot be"),
+        ("fsdp2+compress", 2, "this engine reduces by itself; use ddp"),
+        ("fsdp2+bf16_master", 2, "use zero1, or bf16"),
+        ("fsdp2+compile:scope=model", 2, "leave scope=model out"),
+        ("fsdp2_offload+adam8bit:lib=torchao", 2, "same sharding without offload"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_start(text, processes, words):
+    refusal = resolve(
+        dataclasses.replace(TINY, recipe=text, processes=processes, global_batch=24)
+    ).refusal
+    assert refusal is not None and words in refusal
+
+
+FILES = {
+    "version 1": ("fsdp_version: 2", "fsdp_version: 1", "fsdp_version 1; write 2"),
+    "no blocks": ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "'NO_WRAP'; write TRANSFORMER_BASED_WRAP"),
+    "a word": (
+        "reshard_after_forward: true", "reshard_after_forward: FULL_SHARD",
+        "is 'FULL_SHARD'; write true or false",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_launch_file_that_would_do_something_else_is_refused(case, tmp_path):
+    old, new, words = FILES[case]
+    file = CATALOG["fsdp2"].engine("cuda").file
+    text = file.path.read_text()
+    assert old in text
+    (tmp_path / "other.yaml").write_text(text.replace(old, new))
+    with pytest.raises(LaunchFileError, match=words):
+        Fsdp.of(read(tmp_path / "other.yaml"))
+
+
+def test_observing_leaves_torch_s_classes_alone(rank_0):
+    before = FSDPParamGroup._to_unsharded
+    trained = rank_0("fsdp2", 2)
+    assert FSDPParamGroup._to_unsharded is before
+    assert isinstance(trained.observed.engine, fsdp_effects.Effects)
