@@ -171,12 +171,15 @@ def _add_list(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
+    from harness.commands.several import add_arguments
+
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
     add, told = parser.add_argument, "results folder (default: results)"
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
     told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
     add("--data", metavar="DATA", help=told)
+    add_arguments(parser)
 
 
 def _add_pack(commands: Any) -> None:
@@ -297,7 +300,7 @@ def _pack(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from harness.commands.doctor import doctor, look_at_data
 
-    return look_at_data(options.data) if options.data else doctor(options.out)
+    return look_at_data(options.data) if options.data else doctor(options)
 
 
 def _lint(options: argparse.Namespace) -> int:

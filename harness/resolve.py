@@ -111,4 +111,5 @@ def run_name(spec: Spec) -> str:
     words = spec.recipe.replace(":", "_").replace("=", "-").replace(",", "_").replace("/", "-")
     repeat = f"-r{spec.repeat}" if spec.repeat else ""
     world = f"-of{spec.world}" if spec.world else ""
-    return f"{words[:60]}{world}{repeat}-{spec.key}"
+    nodes = f"-on{spec.nodes}" if spec.nodes > 1 else ""
+    return f"{words[:60]}{world}{nodes}{repeat}-{spec.key}"

@@ -26,12 +26,14 @@ __all__ = [
     "Check",
     "GpuSample",
     "LaunchRecord",
+    "NodeRecord",
     "Peak",
     "Projections",
     "Rank",
     "Result",
     "Status",
     "StepUsage",
+    "Wire",
     "build",
     "deeper_than",
     "load",
@@ -56,6 +58,7 @@ class Status(str, Enum):
     FAILED = "failed"
     VOID = "void"
     INTERRUPTED = "interrupted"
+    NODE_LOST = "node_lost"
 
 
 class BadResult(ValueError):
@@ -226,6 +229,46 @@ class LaunchRecord:
 
 
 @dataclass(kw_only=True)
+class NodeRecord:
+    """One machine of a run on several, and how its part of the run ended.
+
+    ``devices`` are its GPUs' names, ``driver`` their driver's; ``interface`` and ``address`` those
+    by which it meets the others. ``stopped`` is why its supervisor ended its processes
+    (``harness.nodes.watch``), None where they ended by themselves; ``answered`` whether it said how
+    it ended. ``tree_peak_bytes`` is resident memory, summed over its own processes.
+    """
+
+    rank: int
+    host: str
+    cores: int = 0
+    memory_bytes: int = 0
+    devices: list[str] = field(default_factory=list)
+    driver: str = ""
+    interface: str = ""
+    address: str = ""
+    answered: bool = True
+    exit_code: int | None = None
+    stopped: str | None = None
+    tree_peak_bytes: int | None = None
+    survivors: int = 0
+
+
+@dataclass(kw_only=True)
+class Wire:
+    """The network between the nodes of a run, by all-reduces of one process a node before its rows
+    (``harness.nodes.wire``).
+
+    ``latency_seconds``: of an all-reduce of 8 bytes, the median. ``bandwidth``: bytes a second that
+    each node sent in one of ``size_bytes``, the fastest of a few. ``backend``: torch's.
+    """
+
+    backend: str
+    latency_seconds: float
+    bandwidth: float
+    size_bytes: int
+
+
+@dataclass(kw_only=True)
 class Result:
     """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
     the rest is raw.
@@ -239,7 +282,9 @@ class Result:
     run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a
     profiler's (``harness.worker.record``), ``recordings`` the files it or the allocator's history
     left in the run's folder. ``flops_per_step`` 0: they were not counted. ``gpu_samples`` is empty
-    without a GPU or nvidia-smi.
+    without a GPU or nvidia-smi. ``nodes`` and ``wire`` are of runs on several machines; ``token``
+    names the launch that wrote it, so that no other launch's result is taken for it. ``beside``:
+    how many rows ran at a time, each on its own GPU (0: this one alone); then no time was kept.
     """
 
     status: Status
@@ -273,6 +318,10 @@ class Result:
     key_averages: list[dict[str, Any]] = field(default_factory=list)
     recordings: list[str] = field(default_factory=list)
     gpu_samples: list[GpuSample] = field(default_factory=list)
+    nodes: list[NodeRecord] = field(default_factory=list)
+    wire: Wire | None = None
+    token: str = ""
+    beside: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""

@@ -21,8 +21,8 @@ OBJECTIVES = ("epsilon", "flow", "velocity", "own")
 DEVICES = ("cpu", "cuda")
 LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
-LATER = ("config", "set", "resolution", "frames", "text")
-"""Fields of a spec that earlier ones had not, each empty or 0 then."""
+LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
+"""Fields that came after results were recorded, with their defaults."""
 
 
 class SpecError(BadInput):
@@ -58,6 +58,7 @@ class Spec:
     warmup: int = _option(2, "first optimizer steps, before memory is read and time is taken")
     seed: int = _option(0, "weights, data order, noise")
     processes: int = _option(1, "data-parallel processes")
+    nodes: int = _option(1, "machines that share the processes alike")
     world: int = _option(0, "run rank 0 of so many on one process (0: no): real memory, no losses")
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's")
@@ -78,6 +79,7 @@ class Spec:
         """
         for name, low in {
             "processes": 1,
+            "nodes": 1,
             "global_batch": 1,
             "steps": 1,
             "warmup": 1,
@@ -95,6 +97,7 @@ class Spec:
                 f"world is {self.world} and processes is {self.processes}; one process stands for "
                 "all: leave --processes out"
             )
+        self._check_nodes()
         for name in ("grad_clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
@@ -110,6 +113,25 @@ class Spec:
         for name, words in known.items():
             if getattr(self, name).partition(":")[0] not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
+
+    def _check_nodes(self) -> None:
+        if self.world and self.nodes > 1:
+            raise SpecError(
+                f"world is {self.world} and nodes is {self.nodes}; one process stands for all: "
+                "leave --nodes out"
+            )
+        if self.processes % self.nodes:
+            below = self.processes // self.nodes * self.nodes
+            near = f"{below} or {below + self.nodes}" if below else str(self.nodes)
+            raise SpecError(
+                f"processes is {self.processes} and nodes is {self.nodes}: nodes share alike; "
+                f"give --processes {near}"
+            )
+
+    @property
+    def local_processes(self) -> int:
+        """Processes on each of its machines."""
+        return self.processes // self.nodes
 
     @property
     def ranks(self) -> int:
@@ -140,7 +162,9 @@ class Spec:
     @property
     def told(self) -> dict[str, Any]:
         """Every field by name; what came to specs later, only where it is not as it was before."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v or k not in LATER}
+        return {
+            k: v for k, v in dataclasses.asdict(self).items() if k not in LATER or v != LATER[k]
+        }
 
     @property
     def key(self) -> str:

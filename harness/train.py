@@ -53,12 +53,18 @@ def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextM
     return record.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
 
 
+def _own(folder: Path) -> Path:
+    """Where this machine's ranks leave what is theirs alone, as statuses and swap files: the run's
+    folder, or this node's own disk where several share that folder."""
+    return Path(os.environ.get("HEADROOM_LOCAL") or folder)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m harness.train``; the exit code."""
     process.die_with_parent()
     process.own_tools_first()
     options = parse_options(sys.argv[1:] if argv is None else argv)
-    reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
+    reporter = Reporter(_own(options.out), int(os.environ.get("RANK", 0)))
     try:
         # The launching process has read all headers of the data already; a rank need not.
         spec = from_arguments(options)
@@ -87,8 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if result is not None:
         result.recordings = recordings.left_in(options.out)
         result.command = os.environ.get("HEADROOM_COMMAND", "")
+        result.token = os.environ.get("HEADROOM_TOKEN", "")
         result.write(options.out / "result.json")
-        shutil.rmtree(options.out / "nvme", ignore_errors=True)
+        shutil.rmtree(_own(options.out) / "nvme", ignore_errors=True)
     reporter.enter("done")
     if torch.distributed.is_initialized():
         # Left to the interpreter's exit, a finished run sometimes aborts.

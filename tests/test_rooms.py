@@ -22,6 +22,7 @@ ORDER = (
     "harness.report",
     "harness.predict",
     "harness.calibration",
+    "harness.nodes",
     "harness.worker",
     "harness.launch",
     "harness.system",

@@ -37,11 +37,15 @@ def against(options: argparse.Namespace, console: Console) -> int:
 
 
 def _results(folder: Path) -> list[Result]:
-    """Those that ended well and stand for what they say: no repetitions, no simulated worlds."""
+    """Those that ended well and stand for what they say: no repetitions, no simulated worlds,
+    and no rows of several machines, whose network no calibration has measured."""
     found = [
         result
         for result in load_all(folder)[0]
-        if result.status is Status.OK and not result.spec.repeat and not result.spec.world
+        if result.status is Status.OK
+        and not result.spec.repeat
+        and not result.spec.world
+        and result.spec.nodes == 1
     ]
     if not found:
         raise SpecError(f"{folder}: no results in it; give a folder that ./run.sh run made")

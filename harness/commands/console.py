@@ -34,6 +34,7 @@ __all__ = [
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.GPU_OOM}
+FAILURES |= {Status.NODE_LOST}
 LISTED = 70
 """Columns of a terminal from which on prose has room beside names."""
 COLUMNS = 100

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.commands import several
 from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
@@ -30,13 +31,22 @@ SHOWN = 10
 LINTED = "DiT-XL/2"
 
 
-def doctor(out: Path) -> int:
-    """What this machine can run, with its results in ``out``."""
+def doctor(options: argparse.Namespace) -> int:
+    """What this machine can run, with its results in ``options.out``; of several nodes, whether
+    they can run one training, and the network between them."""
+    out, here = options.out.absolute(), several.allocation(options)
+    if here and here.rank:
+        return several.followed(here, options, out)
     console, there = make_console(), next(p for p in (out, *out.absolute().parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise SpecError(f"{out}: {there} is no folder to write to; choose another --out")
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device))])
-    print_doctor(examined(console, out, ops), console)
+    machine = examined(console, out, ops)
+    with several.meeting(here, options, out, console) as place:
+        if place:
+            _, ready = several.surveyed(place, out, machine, machine.device, sorted(ops), console)
+            console.print(several.table(ready))
+    print_doctor(machine, console)
     return OK
 
 

@@ -29,12 +29,13 @@ ALL_GPUS = "all GPUs, else 1"
 
 
 def add_settings(parser: Any, *leave_out: str, defaults: Mapping[str, Any] | None = None) -> None:
-    """An option for each field of a spec but ``leave_out``; ``parser`` may be a group of one.
+    """An option for each field of a spec but ``leave_out``; ``parser`` may be a group of one. How
+    many machines share a run is asked for by the commands that can start on several.
 
     ``defaults``: the command's own, for the help to say.
     """
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
-    add_arguments(parser, leave_out=(*leave_out, "device"), defaults=defaults)
+    add_arguments(parser, leave_out=(*leave_out, "device", "nodes"), defaults=defaults)
 
 
 def add_shaping(parser: Any) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "its torch, as torch.__version__ says it: 2.11.0+cu126 (default: this environment's)"
     add("--torch", metavar="VERSION", help=told)
     add("--machine", default="x86_64", help="its processor, by uname -m (default: x86_64)")
-    told = "packages that are there already, beside torch and what torch brings"
+    told = "packages there already, beside torch and what torch brings (default: none)"
     add("--has", nargs="+", metavar="NAME", default=[], help=told)
     add("--limit", type=float, metavar="MIB", default=LIMIT, help=f"(default: {LIMIT})")
     add("--out", type=Path, metavar="FOLDER", help="(default: wheels, beside run.sh)")

@@ -47,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default="DiT-XL/2", help=told + "FILE.py:CLASS (default: DiT-XL/2)")
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, a process each (default: 8), or processes of the CPU (2)")  # fmt: skip
+    told = "machines that they are in, alike (default: one for each 8 GPUs)"
+    add("--nodes", type=int, metavar="N", help=told)
+    told = "results of run --nodes on such machines: their network counts (default: typical)"
+    add("--network", type=Path, metavar="DIR", help=told)
     card = parser.add_mutually_exclusive_group(required=True)
     card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
@@ -164,6 +168,8 @@ def _fit_as_json(fit: Fit) -> dict[str, Any]:
         "host_bytes_node": fit.host_bytes,
         "step_seconds": fit.seconds.total if fit.seconds else None,
         "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
-        "sent_bytes": sent(fit.prediction.work, fit.resolved.spec.processes)._asdict(),
+        "sent_bytes": sent(
+            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
+        )._asdict(),
         "prediction": dataclasses.asdict(fit.prediction),
     }

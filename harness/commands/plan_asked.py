@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.commands import suites
 from harness.data.feed import check_data
-from harness.predict import calibrated, cards
+from harness.predict import calibrated, cards, network
 from harness.predict.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
@@ -80,7 +80,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     if options.explain and options.largest:
         raise PlanError("--explain is of one size, and --largest searches many; leave one out")
-    gpu = card_of(options)
+    gpu = _placed(card_of(options), options)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -93,6 +93,31 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def _placed(gpu: Card, options: argparse.Namespace) -> Card:
+    """``gpu`` among its nodes, with the network between them."""
+    if options.cpu and (options.nodes or options.network):
+        raise PlanError(
+            "--nodes and --network are of GPUs, and --cpu is one machine; leave out both"
+        )
+    gpu = on_nodes(gpu, options.processes, options.nodes)
+    return network.of_results(gpu, options.network) if options.network else gpu
+
+
+def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
+    """``gpu`` with its number on each of ``nodes``; with 8 on each where that was not said.
+
+    Raises:
+        PlanError: nodes that cannot share so many alike.
+    """
+    if nodes is None:
+        return gpu
+    if nodes < 1 or gpus % nodes:
+        near = nodes * max(1, gpus // nodes) if nodes > 0 else 1
+        way_out = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
+        raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {way_out}")
+    return dataclasses.replace(gpu, node=gpus // nodes)
 
 
 def card_of(options: argparse.Namespace) -> Card:

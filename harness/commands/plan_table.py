@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from harness.memory.record import Instant
 from harness.predict import calibrated, verdict
+from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
 from harness.predict.roofline import sent
 from harness.predict.verdict import Fit
@@ -18,6 +19,7 @@ from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
 from harness.report.figures.units import GIB
 from harness.report.rendering.narrow import draw
+from harness.spec import Spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +37,7 @@ SHOWN = {
 WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted",
         "cannot": "cannot run"}  # fmt: skip
 ON_GPU = (
-    "GiB of one GPU; Host: of a node with up to 8. Needs: what the allocator reserves, library "
+    "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
     "workspaces, CUDA context and NCCL."
 )
 ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
@@ -104,7 +106,19 @@ def _setting(fits: Sequence[Fit]) -> str:
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
     size = fits[0].resolved.subject.size_in_words
     on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
-    return f"{spec.model} at {size}, global batch {spec.global_batch}, {on} {card.words}"
+    return (
+        f"{spec.model} at {size}, global batch {spec.global_batch}, "
+        f"{on} {card.words}{_nodes(spec, card)}"
+    )
+
+
+def _nodes(spec: Spec, card: Card) -> str:
+    """On how many machines, where more than one."""
+    count = -(-spec.processes // card.node)
+    if count < 2 or card.shared:
+        return ""
+    speed = f"{card.network_bandwidth / 1e9:.3g} GB/s between them"
+    return f" on {count} nodes, {speed} ({card.network_told or 'typical'})"
 
 
 def _cells(fit: Fit) -> list[str]:
@@ -283,7 +297,7 @@ def _step_explained(fit: Fit) -> list[str]:
         return []
     parts = ((name, getattr(fit.seconds, name)) for name in ("compute", "communication", "offload"))
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
-    found = sent(fit.prediction.work, fit.resolved.spec.processes)
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
     ways = [("within its node", found.within), ("to other nodes", found.across)]
     told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
     lines = [f"  a step: {', '.join(shown)}"]

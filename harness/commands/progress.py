@@ -29,6 +29,7 @@ ENDED = (Status.OK, Status.VOID)
 """Ends of rows that ran to their end: others were killed, or died early, and their time tells
 nothing of the next row's."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
+STYLES |= {Status.NODE_LOST: "red"}
 
 
 class Progress:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import suites
+from harness.commands import cluster, several, suites
 from harness.commands.console import (
     INTERRUPTED,
     OK,
@@ -27,6 +27,7 @@ from harness.commands.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
+from harness.nodes.place import Place
 from harness.predict import attention, calibrated, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
@@ -39,6 +40,7 @@ from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.again import with_reference_again
+from harness.suite.beside import places
 from harness.suite.file import Suite
 from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
@@ -68,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--no-predictions", action="store_true", help="do not predict what was measured")
+    told = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
+    add("--side-by-side", type=int, metavar="N", help=told)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
+    cluster.add_arguments(several.add_arguments(parser))
+    parser.set_defaults(parser=parser)
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
     add_settings(settings, "recipe", "repeat", defaults=SUITE_S)
 
@@ -78,22 +84,59 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     name = "recipes" if options.recipes else options.suite or "default"
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
+    if options.on:
+        return cluster.run(options, out, slug(name), console)
+    place = None if options.dry_run else several.allocation(options)
+    if place and place.rank:
+        return several.followed(place, options, out)
     rows, here = AskedRows(options, given), recall(out)
     if not options.dry_run:
         here = sighted(console, out, here, options.device)
-    suite, planned = rows.planned(out, here)
+    _, planned = rows.planned(out, here)
     if options.dry_run:
         return _dry_run(planned, recall(out), rows.changes)
+    if options.side_by_side is not None:
+        places(here, options.side_by_side)
     _enough_gpus(given, planned)
     check_out(out)
+    with several.meeting(place, options, out, console) as nodes:
+        planned, results, code = _measured(rows, planned, nodes, out, options, console)
+    if code is None and results and not options.no_predictions:
+        # Predictions take minutes, in which somebody may end this: the report is there before them.
+        write_report(results, [], out, lost=[])
+        whole = predict_measured(results, [row.resolved for row in planned], out, console)
+        code = None if whole else INTERRUPTED
+    show(results, load_all(out)[1], out, console)
+    if code == INTERRUPTED:
+        console.print(
+            f"interrupted after {ended(results)} of {len(planned)} runs; the same command resumes"
+        )
+    return exit_code(results) if code is None else code
+
+
+def _measured(
+    rows: AskedRows,
+    planned: Sequence[Planned],
+    nodes: Place | None,
+    out: Path,
+    options: argparse.Namespace,
+    console: Console,
+) -> tuple[list[Planned], list[Result], int | None]:
+    """The rows as planned for the machine as it is, their results, and the exit code if that is
+    decided already."""
     runnable = [row.resolved for row in planned if not row.resolved.refusal]
-    machine = examined(console, out, needed_ops(runnable))
+    ops = needed_ops(runnable)
+    machine = examined(console, out, ops)
+    if nodes:
+        device = options.device or machine.device
+        machine, _ = several.surveyed(nodes, out, machine, device, sorted(ops), console)
     suite, planned = rows.planned(out, machine)
     _sighted(suite, machine)
     for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
     _alone_here(console)
-    code, progress = None, Progress(console)
+    many, progress, code = options.side_by_side, Progress(console), None
+    gpus = () if many is None else places(machine, many)
     try:
         results = run_suite(
             suite,
@@ -103,6 +146,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
             progress=progress,
             fresh=options.fresh,
             timeout=options.timeout,
+            start=several.starter(nodes),
+            gpus=gpus,
         )
     except (OutputError, launch.LaunchError):
         if progress.done:  # a disk that filled up: what was measured on it is told all the same
@@ -111,19 +156,9 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     except SuiteInterrupted as stop:
         options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
-    if code is None and results and not options.no_predictions:
-        # Predictions take minutes, in which somebody may end this: the report is there before them.
-        write_report(results, [], out, lost=[])
-        whole = predict_measured(results, [row.resolved for row in planned], out, console)
-        code = None if whole else INTERRUPTED
     names = machine.device_names if suite.device == "cuda" else ["cpu"]
     calibrated.keep_beside(out, next(iter(names), ""))
-    show(results, load_all(out)[1], out, console)
-    if code == INTERRUPTED:
-        console.print(
-            f"interrupted after {ended(results)} of {len(planned)} runs; the same command resumes"
-        )
-    return exit_code(results) if code is None else code
+    return planned, results, code
 
 
 def ended(results: Sequence[Result]) -> int:
@@ -148,11 +183,12 @@ class AskedRows:
     def planned(self, out: Path, machine: Machine) -> tuple[Suite, list[Planned]]:
         """The suite, and every row checked: bad input ends here, before any process starts."""
         asked = self._suite(machine)
-        suite, self.changes = matrix.on_processes(asked, self.given, gpus=len(machine.gpus))
+        gpus = len(machine.gpus) * max(1, self.given.get("nodes", 1))
+        suite, self.changes = matrix.on_processes(asked, self.given, gpus=gpus)
         specs = matrix.specs(
             suite,
             self.given,
-            gpus=len(machine.gpus),
+            gpus=gpus,
             gpu_bytes=machine.smallest_gpu_bytes,
         )
         often = self.options.noise_floor

@@ -10,25 +10,47 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import ROOT
 from harness.resolve import Resolved
 from harness.system import gpus, kernel
 
-__all__ = ["ALLOCATOR", "command", "display", "environment", "free_port", "inherited"]
+__all__ = [
+    "ALLOCATOR",
+    "HEAD",
+    "INTERFACE",
+    "PORT",
+    "RANK",
+    "as_node",
+    "command",
+    "display",
+    "environment",
+    "free_port",
+    "inherited",
+]
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc's: freed blocks from that size on go back to the kernel at once, so that resident size
 follows live tensors."""
 # Set in a shell or by an outer launcher, these would silently change how the processes start.
-INHERITED = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_", "PMI_", "MV2_", "MPI_")
+INHERITED = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_", "PMI_", "MV2_", "MPI_", "PET_")
 INHERITED_NAMES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     "DS_ACCELERATOR",
 }
+RANK, HEAD, PORT, INTERFACE = "$NODE_RANK", "$HEAD", "$PORT", "$IFNAME"
+"""What differs from node to node, or is known only once they have met: whole words of the command
+and values of the environment (``as_node`` puts the facts in their places)."""
+ASKED = {
+    RANK: "${NODE_RANK:?0 on the head, 1 and up on the others}",
+    HEAD: "${HEAD:?address of node 0}",
+    PORT: "${PORT:-29500}",
+    INTERFACE: "${IFNAME:?network interface to the other nodes, as eth0}",
+}
+"""The same words for a shell, which asks for those that it does not know."""
 
 
 def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] = ()) -> list[str]:
@@ -39,7 +61,7 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
         "launch",
         *("--config_file", _relative(file.path)),
         *("--num_processes", str(spec.processes)),
-        *("--main_process_port", str(port)),
+        *_of_nodes(spec.nodes, port),
         *("--log_dir", os.devnull),  # else torchrun leaves an empty folder in /tmp, run by run
         *("-m", "harness.train"),
         *spec.arguments(),
@@ -48,15 +70,28 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
     ]
 
 
+def _of_nodes(nodes: int, port: int) -> list[str]:
+    if nodes == 1:
+        return ["--main_process_port", str(port)]
+    flags = {"num_machines": str(nodes), "machine_rank": RANK, "main_process_ip": HEAD}
+    flags["main_process_port"] = PORT
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def as_node(words: Sequence[str], facts: Mapping[str, str]) -> list[str]:
+    """``words`` of a command with one node's ``facts`` (``RANK`` and the like) in their places."""
+    return [facts.get(word, word) for word in words]
+
+
 def environment(resolved: Resolved) -> dict[str, str]:
-    """The variables that a run adds to the shell's."""
+    """The variables that a run adds to the shell's, threads for a node like this one."""
     spec = resolved.spec
-    threads = max(1, kernel.cores() // spec.processes)
+    threads = max(1, kernel.cores() // spec.local_processes)
     added = {
         # torchrun would give each process one thread, and a CPU Adam would crawl.
         "OMP_NUM_THREADS": str(threads),
         # The processes of one machine need no name service and no network.
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo" if spec.nodes == 1 else INTERFACE,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
@@ -68,9 +103,17 @@ def environment(resolved: Resolved) -> dict[str, str]:
 
 
 def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:
-    """The line that can be pasted into a shell at the repository's root, and runs by itself."""
-    added = [f"{key}={value}" for key, value in environment(resolved).items()]
-    return shlex.join(["env", *added, *command(resolved, folder, port=0, more=more)])
+    """The line that can be pasted into a shell at the repository's root, and runs by itself; of
+    several nodes, into one on each, which asks for the variables that it lacks."""
+    added = [f"{key}={ASKED.get(value, value)}" for key, value in environment(resolved).items()]
+    words = ["env", *added, *as_node(command(resolved, folder, port=0, more=more), ASKED)]
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; one that asks is left open to it, within double quotes."""
+    asks = any(asked in word for asked in ASKED.values())
+    return f'"{word}"' if asks else shlex.quote(word)
 
 
 def free_port() -> int:

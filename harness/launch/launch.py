@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness import ROOT, result
@@ -22,7 +23,19 @@ from harness.result import LaunchRecord, Result
 from harness.spec import Spec
 from harness.system import kernel, process, tree
 
-__all__ = ["LaunchError", "command", "display", "environment", "free_port", "run"]
+__all__ = [
+    "COMPILED",
+    "LaunchError",
+    "command",
+    "display",
+    "environment",
+    "free_port",
+    "own_caches",
+    "prepare",
+    "read_log",
+    "run",
+    "write",
+]
 
 Argv = Callable[[int], list[str]]
 OnStatus = Callable[[dict[str, Any]], None]
@@ -47,12 +60,15 @@ def run(
     on_status: OnStatus = lambda status: None,
     more: Sequence[str] = (),
     argv: Argv | None = None,
+    added: Mapping[str, str] = MappingProxyType({}),
+    stop: Callable[[], str | None] = lambda: None,
 ) -> Result:
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
     ``on_status`` gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
     second. ``more`` are words for the worker that no spec has. ``argv`` replaces the command (it
-    gets the port): tests give a worker of their own.
+    gets the port): tests give a worker of their own. ``added`` are variables that win over the
+    run's own, ``stop`` is asked now and then why it has to end (``process.run_child``).
 
     Raises:
         LaunchError: the folder cannot be written, or the launcher cannot be started.
@@ -62,11 +78,12 @@ def run(
     argv = argv or (lambda port: command(resolved, folder, port=port, more=more))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
-        _prepare(folder)
+        prepare(folder)
         tree.free_stale_locks()
         port, kills, interrupt = free_port(), kernel.memory_kills(), None
         try:
-            ended = _start(argv(port), resolved, folder, timeout, on_status)
+            variables = environment(resolved) | added
+            ended = _start(argv(port), variables, folder, timeout, on_status, stop)
         except process.Interrupted as signalled:
             ended, interrupt = signalled.ended, signalled
         facts = _facts(spec, folder, ended, timeout, kernel.memory_kills().since(kills))
@@ -76,31 +93,37 @@ def run(
     row.command = display(resolved, folder, more)
     row.started = row.started or started
     row.launch = _record(ended, port)
-    _write(row, folder)
+    write(row, folder)
     if interrupt:
         raise interrupt
     return row
 
 
 def _start(
-    argv: list[str], resolved: Resolved, folder: Path, timeout: float | None, on_status: OnStatus
+    argv: list[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    timeout: float | None,
+    on_status: OnStatus,
+    stop: Callable[[], str | None],
 ) -> process.Ended:
     try:
         return process.run_child(
             argv,
             cwd=ROOT,
-            env=inherited() | environment(resolved) | _own_caches(folder / COMPILED),
+            env=inherited() | variables | own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),
             finished=lambda: _finished(folder),
+            stop=stop,
             scratch=(folder / "nvme", folder / COMPILED),
         )
     except process.CannotStart as error:
         raise LaunchError(f"cannot start {error.filename}: {error.strerror}") from None
 
 
-def _own_caches(folder: Path) -> dict[str, str]:
+def own_caches(folder: Path) -> dict[str, str]:
     """What torch.compile makes stays with the run: found again by the next, it would make that one
     look cheaper to compile. (Its C++ headers alone are compiled once a machine.)"""
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
@@ -140,8 +163,12 @@ def _finished(folder: Path) -> bool:
     return (folder / "result.json").exists() or any(failed)
 
 
-def _prepare(folder: Path) -> None:
-    """An empty place for the run's files, on a disk that takes them."""
+def prepare(folder: Path) -> None:
+    """An empty place for the run's files, on a disk that takes them.
+
+    Raises:
+        LaunchError: it cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*STALE, *recordings.left_in(folder)):
@@ -182,7 +209,7 @@ def _facts(
         result_way_out=finished.way_out if finished else None,
         failures=_read(folder, "failure"),
         statuses=_read(folder, "status"),
-        log=_log(folder),
+        log=read_log(folder / "log.txt"),
         machine_kills=kills.machine,
         group_kills=kills.group,
         group_limit_bytes=kills.limit_bytes,
@@ -228,7 +255,12 @@ def _record(ended: process.Ended, port: int) -> LaunchRecord:
     )
 
 
-def _write(row: Result, folder: Path) -> None:
+def write(row: Result, folder: Path) -> None:
+    """Write a row to its folder.
+
+    Raises:
+        LaunchError: it cannot be written.
+    """
     try:
         row.write(folder / "result.json")
     except OSError as error:
@@ -260,9 +292,10 @@ def _peak(records: tuple[dict[str, Any], ...]) -> int:
     return max((int(record.get("peak_bytes") or 0) for record in records), default=0)
 
 
-def _log(folder: Path) -> str:
+def read_log(path: Path) -> str:
+    """The end of a log; empty where there is none."""
     try:
-        with (folder / "log.txt").open("rb") as stream:
+        with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - LOG_BYTES))
             return stream.read().decode("utf-8", errors="replace")

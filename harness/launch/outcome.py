@@ -17,7 +17,7 @@ from harness.phases import RUN_PHASES
 from harness.result import Status
 from strategies.advice import ways_out
 
-__all__ = ["Facts", "Outcome", "classify", "retryable", "where"]
+__all__ = ["Facts", "Outcome", "cause_of", "classify", "own_words", "retryable", "where"]
 
 PHASES = tuple(RUN_PHASES)
 TRAINING = PHASES[PHASES.index("warmup") :]
@@ -107,16 +107,29 @@ def classify(facts: Facts) -> Outcome:
     if facts.stopped == "interrupted":
         reason = f"interrupted in {_at(facts)}"
         return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes here")
-    causes = _causes(facts)
     return (
-        _first(_of_failure(facts, failure) for failure in causes)
+        _out_of_memory(facts)
         or _killed_for_memory(facts)
         or _timed_out(facts)
-        or (_failed(facts, causes[0]) if causes else None)
-        or _of_log(facts)
-        or _of_signal(facts)
+        or cause_of(facts)
+        or own_words(facts)
         or _unexplained(facts)
     )
+
+
+def cause_of(facts: Facts) -> Outcome | None:
+    """What a rank reported of its own end; None where all that any said is another's doing."""
+    causes = _causes(facts)
+    return _out_of_memory(facts) or (_failed(facts, causes[0]) if causes else None)
+
+
+def own_words(facts: Facts) -> Outcome | None:
+    """What the kernel and the output tell of processes that could not report."""
+    return _killed_for_memory(facts) or _of_log(facts) or _of_signal(facts)
+
+
+def _out_of_memory(facts: Facts) -> Outcome | None:
+    return _first(_of_failure(facts, failure) for failure in _causes(facts))
 
 
 def retryable(facts: Facts) -> bool:

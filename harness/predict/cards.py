@@ -37,6 +37,8 @@ COLUMNS = {
     "tf32": "tf32_tflops",
 }
 """Type of a matrix product -> column of the table."""
+NODE = 8
+"""GPUs of a machine, where nothing else is said."""
 CORE_FLOPS, CORE_BANDWIDTH, CPU_BANDWIDTH = 64e9, 10e9, 200e9
 """Of a CPU that nothing is known of but its cores: FLOP/s of each in float32 (AVX2 at 2 GHz), and
 bytes a second of each and of all."""
@@ -55,6 +57,8 @@ class Card:
     ``like``: the card whose speed is assumed, where only a memory size was asked for.
     ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
     ``calibrated``: what it was measured to do, which then counts and not the figures above.
+    ``node``: GPUs of one machine; more meet over the network. ``network_told``: where that one's
+    bandwidth was measured; empty: a typical figure.
     """
 
     name: str
@@ -71,6 +75,8 @@ class Card:
     like: str = ""
     shared: bool = False
     calibrated: Applied | None = None
+    node: int = NODE
+    network_told: str = ""
 
     @property
     def words(self) -> str:

@@ -14,7 +14,7 @@ from harness.calibration.record import AttentionRate, Ceilings, Stream
 from harness.predict import attention
 from harness.predict.cards import Card
 
-__all__ = ["LAUNCH", "NODE", "Rates", "rates"]
+__all__ = ["LAUNCH", "Rates", "rates"]
 
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 """Share of the peak FLOP/s, and of the memory bandwidth, that kernels reach."""
@@ -24,7 +24,6 @@ COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes a second of host memory for one rank, where eight share a node's."""
 NVME_BANDWIDTH = 3e9
-NODE = 8
 OVERLAP = 0.8
 """Share of backward behind which DDP can hide its all-reduce on a GPU; on a CPU the same cores do
 both."""
@@ -78,7 +77,7 @@ class Rates:
 
 def rates(gpu: Card, processes: int) -> Rates:
     """What one of ``processes`` on ``gpu`` reaches."""
-    far = processes > NODE and not gpu.shared
+    far = processes > gpu.node and not gpu.shared
     typical: dict[str, Any] = {
         "share": 1 / processes if gpu.shared else 1.0,
         "wire": gpu.link_bandwidth,
@@ -106,7 +105,7 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
         found["host"] = ceilings.host_rate / processes
     elif ceilings.host_rate:
         # Ranks of a node share its memory, and each GPU's own share is what is typical of eight.
-        found["host"] = max(HOST_BANDWIDTH, ceilings.host_rate / min(processes, NODE))
+        found["host"] = max(HOST_BANDWIDTH, ceilings.host_rate / min(processes, gpu.node))
     ways = [rate for way, rate in ceilings.copies.items() if way.startswith("pinned")]
     if ways:
         found["to_host"] = sum(ways) / len(ways)

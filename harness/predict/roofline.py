@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.predict.cards import Card
-from harness.predict.rates import NODE, Rates, rates
+from harness.predict.cards import NODE, Card
+from harness.predict.rates import Rates, rates
 
 __all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "parts_of", "seconds", "sent"]
 
@@ -108,26 +108,26 @@ def _compute(w: Work, found: Rates, tf32: bool) -> float:
     return w.count * max(by_flops, w.bytes / found.streaming(w.bytes), found.launch)
 
 
-def sent(work: Sequence[Work], processes: int) -> Sent:
-    """What a rank sends in one step."""
+def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
+    """What a rank sends in one step, where ``node`` of the ranks share a machine."""
     totals = [0, 0]
     for w in work:
         if w.kind in COLLECTIVES:
             group = w.group or processes
-            totals[_crosses(w, group)] += w.count * w.bytes * (group - 1) // group
+            totals[_crosses(w, group, node)] += w.count * w.bytes * (group - 1) // group
     return Sent(*totals)
 
 
-def _crosses(w: Work, group: int) -> bool:
+def _crosses(w: Work, group: int, node: int) -> bool:
     """Whether the ranks of a collective sit in several nodes."""
-    return w.stride * (group - 1) >= NODE
+    return w.stride * (group - 1) >= node
 
 
 def _collective(w: Work, found: Rates, processes: int) -> float:
     """Ring: every rank sends (n - 1) / n of the bytes."""
     group = w.group or processes
     on_wire = w.bytes * (group - 1) / group
-    wire = found.far_wire if _crosses(w, group) else found.wire
+    wire = found.far_wire if _crosses(w, group, found.gpu.node) else found.wire
     return w.count * (found.collective_seconds + on_wire / wire)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from harness.predict.attention import WORDS, preferred
 from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
-from harness.predict.rates import NODE
 from harness.predict.roofline import Seconds, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
@@ -20,7 +19,7 @@ __all__ = ["Fit", "assumed", "cannot", "fastest", "judge", "lack_of", "lacking",
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A prediction against one card. Bytes of a GPU; ``host_bytes`` of a node of up to eight.
+    """A prediction against one card. Bytes of a GPU; ``host_bytes`` of one node.
 
     ``verdict``: fits; tight (fits, but the allocator must give cache back to the device again and
     again, which is slow); no; unknown; cannot (run there at all: ``lack`` says what is missing).
@@ -72,7 +71,7 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
         verdict=verdict,
         need_bytes=need,
         least_bytes=least,
-        host_bytes=_host(resolved, prediction),
+        host_bytes=_host(resolved, prediction, gpu),
         seconds=_seconds(resolved, prediction, gpu),
     )
 
@@ -126,10 +125,10 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> tuple[int |
     return None, None
 
 
-def _host(resolved: Resolved, prediction: Prediction) -> int | None:
+def _host(resolved: Resolved, prediction: Prediction, gpu: Card) -> int | None:
     if prediction.host is None:
         return None
-    return prediction.host.bytes * min(NODE, resolved.spec.processes)
+    return prediction.host.bytes * min(gpu.node, resolved.spec.processes)
 
 
 def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds | None:

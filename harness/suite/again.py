@@ -60,4 +60,4 @@ def _compared(row: Spec, specs: Sequence[Spec]) -> set[Spec]:
 
 def _work(spec: Spec) -> Spec:
     """A spec without what rows of one ranking may differ in."""
-    return dataclasses.replace(spec, recipe="", processes=1, repeat=0)
+    return dataclasses.replace(spec, recipe="", processes=1, nodes=1, repeat=0)

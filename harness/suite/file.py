@@ -33,7 +33,7 @@ NOISE_FLOOR = 3
 ALL = "all"
 
 FIELDS = {f.name: type(f.default) for f in dataclasses.fields(Spec) if f.name != "recipe"}
-SETTINGS = {k: v for k, v in FIELDS.items() if k not in ("device", "repeat")}
+SETTINGS = {k: v for k, v in FIELDS.items() if k not in ("device", "repeat", "nodes")}
 FIT = "fit"
 BLOCK = {**SETTINGS, "per_process_batch": int}
 TOP = {

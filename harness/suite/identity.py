@@ -27,7 +27,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def identity(resolved: Resolved, machine: Machine) -> str:
     """A hash of all that decides a measurement: spec, data, subject, code, versions, devices."""
     spec = resolved.spec
-    facts = [spec.key, stamp(spec.data), digest(MEASURED), platform.python_version()]
+    rooms = (*MEASURED, "nodes") if spec.nodes > 1 else MEASURED
+    facts = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
     facts += [machine.versions, from_file.identity(spec.model)]
     facts.append(resolved.subject.identity)
     facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
@@ -36,6 +37,8 @@ def identity(resolved: Resolved, machine: Machine) -> str:
 
 def _devices(spec: Spec, machine: Machine) -> list[Any]:
     cpu = [platform.machine(), kernel.cpu_name(), machine.cores]
+    if spec.nodes > 1:  # which devices there are, whatever their hosts are called
+        cpu.append(sorted(machine.others))
     if spec.device != "cuda":
         return cpu
     driver = DRIVER.read_text(encoding="utf-8").splitlines()[:1] if DRIVER.exists() else []

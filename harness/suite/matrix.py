@@ -199,7 +199,7 @@ def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) ->
     recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0)
     if recipe.alone(suite.device) or settings.get("world"):
         # One process of the same global batch: what the others are measured against.
-        settings["processes"] = 1
+        settings |= {"processes": 1, "nodes": 1}
     if row.shares > 1:
         settings["global_batch"] //= row.shares
     return Spec(**settings | {"recipe": recipe.text, "device": suite.device, "repeat": repeat})

@@ -7,10 +7,11 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import functools
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from harness.report.data.rows import label
 from harness.resolve import Resolved, run_name
 from harness.result import BadResult, Result, Status, load, write_json
 from harness.spec import Spec
+from harness.suite.beside import able, run_beside
 from harness.suite.file import Suite
 from harness.suite.identity import identity
 from harness.system.machine import Machine
@@ -41,6 +43,10 @@ HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 """What a lock that somebody holds answers; every other error is the file system's own."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change: the spec, the code and the machine are the same."""
+
+
+Start = Callable[..., Result]
+"""Runs a row, with the arguments of ``launch.run``."""
 
 
 class OutputError(OSError):
@@ -117,6 +123,8 @@ def run_suite(
     progress: Listener,
     fresh: bool = False,
     timeout: float | None = None,
+    start: Start | None = None,
+    gpus: Sequence[str] = (),
 ) -> list[Result]:
     """Run what is not finished yet; one result a row, in order, each written as it ends. A row
     that did not end well is not repeated.
@@ -124,6 +132,8 @@ def run_suite(
     Args:
         fresh: repeat finished runs too.
         timeout: seconds a run may take; None takes the suite's.
+        start: what runs a row; None takes ``launch.run``. On several nodes it is another.
+        gpus: each takes one of the rows that can run side by side, for their memory alone.
 
     Raises:
         OutputError: ``out`` cannot be written, is full, or another suite is writing to it.
@@ -133,16 +143,26 @@ def run_suite(
     check_out(out)
     with _alone(out):
         _write_head(suite, out)
-        to_run = [_to_run(row, machine, fresh) for row in planned]
+        beside = {row.folder for row in planned if gpus and able(row.resolved)}
+        to_run = [_to_run(row, machine, fresh, row.folder in beside) for row in planned]
         progress.begin_suite(suite.name, [label(row.resolved.spec) for row in planned], to_run)
+        limit, start = timeout or suite.timeout_seconds, start or launch.run
+        marks = {row.folder: identity(row.resolved, machine) for row in planned if gpus}
         try:
+            row = planned[0] if planned else None
+            if gpus:
+                rows = [r for r, run in zip(planned, to_run, strict=True) if run]
+                rows = [r for r in rows if r.folder in beside]
+                begin = functools.partial(start, timeout=limit)
+                keep = functools.partial(_keep, machine=machine, marks=marks)
+                run_beside(rows, gpus, begin, keep)
             for row in planned:
                 if lost := _lost(row.resolved.spec, results):
                     progress.leave_out(label(row.resolved.spec), lost)
                     continue
-                results.append(
-                    _run_row(row, machine, progress, fresh, timeout or suite.timeout_seconds)
-                )
+                again = fresh and row.folder not in beside  # those have just been run
+                company = row.folder in beside
+                results.append(_run_row(row, machine, progress, again, limit, start, company))
         except KeyboardInterrupt:
             raise SuiteInterrupted([*results, *_interrupted_row(row, machine, results)]) from None
         finally:
@@ -158,11 +178,18 @@ def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
 
 
 def _run_row(
-    row: Planned, machine: Machine, progress: Listener, fresh: bool, timeout: float
+    row: Planned,
+    machine: Machine,
+    progress: Listener,
+    fresh: bool,
+    timeout: float,
+    start: Start,
+    company: bool = False,
 ) -> Result:
-    """The result of one row: kept from earlier, not run, or run now; written to its folder."""
+    """The result of one row: kept from earlier, not run, or run now; written to its folder.
+    ``company``: one of its memory alone will do."""
     mark = identity(row.resolved, machine)
-    earlier = None if fresh else _finished(row.folder, mark)
+    earlier = None if fresh else _finished(row.folder, mark, company)
     if earlier is not None:
         progress.skip(earlier)
         return earlier
@@ -171,29 +198,36 @@ def _run_row(
         progress.skip(result)
     else:
         progress.begin_run(label(row.resolved.spec), timeout)
-        result = launch.run(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
-        result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
-        # A worker that died has not recorded its machine.
-        result.environment = result.environment or seen(row.resolved.spec.device, machine)
+        result = start(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         progress.end_run(result)
-    result.identity = mark
-    _write(result, row.folder)
+    _keep(row, result, machine, {row.folder: mark})
     return result
 
 
-def _to_run(row: Planned, machine: Machine, fresh: bool) -> bool:
+def _keep(row: Planned, result: Result, machine: Machine, marks: Mapping[Path, str]) -> None:
+    """Complete a row, and write it; ``marks`` are identities from before it ran."""
+    result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
+    # A worker that died has not recorded its machine.
+    result.environment = result.environment or seen(row.resolved.spec.device, machine)
+    result.identity = marks[row.folder]
+    _write(result, row.folder)
+
+
+def _to_run(row: Planned, machine: Machine, fresh: bool, company: bool = False) -> bool:
     if row.status is not None:
         return False
-    return fresh or _finished(row.folder, identity(row.resolved, machine)) is None
+    return fresh or _finished(row.folder, identity(row.resolved, machine), company) is None
 
 
-def _finished(folder: Path, mark: str) -> Result | None:
-    """The earlier result of the same spec, code and environment, if it needs no repeating."""
+def _finished(folder: Path, mark: str, company: bool = False) -> Result | None:
+    """The earlier result of the same spec, code and environment, if it needs no repeating. One
+    that was measured in company has no times: it will do where they are not asked for."""
     try:
         result = load(folder / "result.json")
     except BadResult:
         return None
-    return result if result.identity == mark and result.status in KEPT else None
+    kept = result.identity == mark and result.status in KEPT
+    return result if kept and (company or not result.beside) else None
 
 
 def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:

@@ -37,7 +37,7 @@ PROBE_SECONDS = 1200
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What this machine has. ``probe``: the answer of ``harness.system.probe``; None where it was
-    not asked."""
+    not asked. ``others``: of the other nodes of a run on several, what decides a measurement."""
 
     cores: int
     memory_bytes: int
@@ -48,6 +48,7 @@ class Machine:
     compiler: str | None
     ninja: str | None
     probe: dict[str, Any] | None = field(default=None, repr=False)
+    others: tuple[Any, ...] = ()
 
     @property
     def device(self) -> str:

@@ -88,12 +88,14 @@ def run_child(
     timeout: float | None = None,
     on_tick: Callable[[int], None] = lambda resident_bytes: None,
     finished: Callable[[], bool] = lambda: False,
+    stop: Callable[[], str | None] = lambda: None,
     scratch: Sequence[Path] = (),
 ) -> Ended:
     """Run ``argv`` to its end, stdout and stderr in ``log``; times are in seconds.
 
     ``on_tick`` gets the tree's resident bytes a few times a second. ``finished`` says that the
-    work is done (or lost): the child then has LINGER_SECONDS to end by itself. ``scratch``
+    work is done (or lost): the child then has LINGER_SECONDS to end by itself. ``stop`` says why
+    it has to end at once, asked a few times a second; ``Ended.stopped`` is that word. ``scratch``
     folders are removed at the end, also when this process is killed.
 
     Raises:
@@ -105,7 +107,7 @@ def run_child(
     with _catch_signals() as caught, _keeper(mark, scratch) as tell:
         child = _spawn(argv, cwd, {**env, MARK: _marks(mark)}, log)
         tree.adopt(child.pid)
-        watch = _Watch(tree, child, on_tick, finished, caught, tell)
+        watch = _Watch(tree, child, on_tick, finished, stop, caught, tell)
         left = survivors = 0
         try:
             stopped = watch.until_end(timeout)
@@ -170,6 +172,7 @@ class _Watch:
     child: subprocess.Popen[bytes]
     on_tick: Callable[[int], None]
     finished: Callable[[], bool]
+    stop: Callable[[], str | None]
     caught: list[int]
     tell: Callable[[set[str]], None]
 
@@ -190,6 +193,8 @@ class _Watch:
                 return "lingered"
             if timeout is not None and now - started > timeout:
                 return "timeout"
+            if why := self.stop():
+                return why
 
     def _ends_within(self, seconds: float) -> bool:
         try:

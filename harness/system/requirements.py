@@ -177,14 +177,15 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
     unusable = lacks_sight(machine) or _lacks_kernels(machine)
     if unusable:
         return unusable
-    if spec.processes > here:
+    if spec.local_processes > here:
         present = f"{here} GPU{'s' * (here != 1)}"
-        fewer = f"use --processes {here}" if here else "use --device cpu"
-        some = "1 process needs" if spec.processes == 1 else f"{spec.processes} processes need"
+        fewer = f"use --processes {here * spec.nodes}" if here else "use --device cpu"
+        local = spec.local_processes
+        some = "1 process needs" if local == 1 else f"{local} processes need"
         return Lack(f"{some} as many GPUs; this machine has {present}", fewer)
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
         return Lack("this torch has no NCCL", "install torch's CUDA build for Linux")
-    for gpu in machine.gpus[: spec.processes]:
+    for gpu in machine.gpus[: spec.local_processes]:
         if gpu.busy:
             return Lack(
                 f"GPU {gpu.index} is in use: {gpu.who()}",
@@ -233,14 +234,16 @@ def _lacks_disk(parameters: int, machine: Machine) -> Lack | None:
 def notes(resolved: Resolved, machine: Machine) -> list[str]:
     """What a reader of the row should know though the run can be."""
     spec, texts = resolved.spec, _desktops(resolved.spec, machine)
-    if spec.device == "cpu" and spec.processes > machine.cores:
-        texts.append(f"{spec.processes} processes share {machine.cores} cores: times mean little")
+    if spec.device == "cpu" and spec.local_processes > machine.cores:
+        texts.append(
+            f"{spec.local_processes} processes share {machine.cores} cores: times mean little"
+        )
     return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
 
 
 def _desktops(spec: Spec, machine: Machine) -> list[str]:
     """GPUs of which a desktop or the driver holds more than a little."""
-    used = machine.gpus[: spec.processes] if spec.device == "cuda" else ()
+    used = machine.gpus[: spec.local_processes] if spec.device == "cuda" else ()
     return [
         f"{gib(gpu.unexplained_bytes)} of GPU {gpu.index} are held by a desktop or the driver"
         for gpu in used

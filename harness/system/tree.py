@@ -16,7 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MARK", "Process", "Tree", "at_work", "compile_locks", "free_stale_locks", "remove"]
+__all__ = [
+    "MARK",
+    "Process",
+    "Tree",
+    "at_work",
+    "compile_locks",
+    "extensions_folder",
+    "free_stale_locks",
+    "remove",
+]
 
 MARK = "HEADROOM_RUN"
 SHM = Path("/dev/shm")
@@ -227,11 +236,17 @@ def _new_files(before: frozenset[str]) -> frozenset[str]:
 
 def compile_locks() -> list[Path]:
     """torch's locks on extensions being compiled: a killed compiler leaves its lock for ever."""
+    root = extensions_folder()
+    return [*Path(root).glob("*/lock"), *Path(root).glob("*/*/lock")]
+
+
+def extensions_folder() -> str:
+    """Where torch compiles extensions, as DeepSpeed's ops."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if not root:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         root = os.path.join(cache, "torch_extensions")
-    return [*Path(root).glob("*/lock"), *Path(root).glob("*/*/lock")]
+    return root
 
 
 def free_stale_locks() -> list[Path]:

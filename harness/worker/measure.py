@@ -85,7 +85,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
         reporter.enter(phase)
         meter.enter(phase)
 
-    run = setup.prepare(resolved, feed, accelerator, folder / "nvme", enter)
+    run = setup.prepare(resolved, feed, accelerator, reporter.own / "nvme", enter)
     meter.notes += run.notes
     asks = accelerator.device.type == "cuda" and accelerator.is_main_process
     return Bench(
@@ -95,7 +95,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
         meter=meter,
         run=run,
         log=Log(),
-        watch=GpuWatch(resolved.spec.processes if asks else 0),
+        watch=GpuWatch(resolved.spec.local_processes if asks else 0),
     )
 
 

@@ -21,10 +21,11 @@ SECONDS_BETWEEN = 0.2
 
 
 class Reporter:
-    """Writes rank ``rank``'s status below ``folder``; ``peak`` reads the peak bytes so far."""
+    """Writes rank ``rank``'s status below ``folder``, its machine's own; ``peak`` reads the peak
+    bytes so far."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank = folder / "ranks", rank
+        self.own, self.folder, self.rank = folder, folder / "ranks", rank
         self.phase, self.step, self.of = "start", 0, 0
         self.peak: Callable[[], int] = lambda: 0
         self.phase_seconds: dict[str, float] = {}

@@ -79,6 +79,26 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "two for a place": (lambda p: ["--recipes", "ddp+zero3"], "both fill the place SHARD"),
     "no sharding": (lambda p: ["--recipes", "bf16"], "begin with one, as in 'ddp+bf16'"),
     "value out of range": (lambda p: ["--recipes", "ddp+checkpoint:every=0"], "every is 0"),
+    "nodes that nobody told apart": (
+        lambda p: ["--recipes", "ddp", "--processes", "2", "--nodes", "2"],
+        "nothing here says which of them this is",
+    ),
+    "no address of the head": (
+        lambda p: ["--recipes", "ddp", "--nodes", "2", "--node-rank", "1"],
+        "--head ADDRESS is missing",
+    ),
+    "processes that nodes cannot share": (
+        lambda p: ["--recipes", "ddp", "--processes", "3", "--nodes", "2", "--dry-run"],
+        "give --processes 2 or 4",
+    ),
+    "a site file that is not there": (
+        lambda p: ["run", "--nodes", "2", "--on", "slurm", "--site", f"{p}/lab", "--dry-run"],
+        "unreadable",
+    ),
+    "side by side without GPUs": (
+        lambda p: ["run", "--recipes", "single", "--side-by-side", "2", "--out", f"{p}/o"],
+        "this machine has 0 GPUs; leave --side-by-side out",
+    ),
     "steps out of range": (lambda p: ["--recipes", "ddp", "--steps", "0"], "--steps at least 1"),
     "not a number": (lambda p: ["--recipes", "ddp", "--steps", "many"], "invalid int value"),
     "ema out of range": (lambda p: ["--recipes", "ddp", "--ema", "1"], "a decay lies in"),

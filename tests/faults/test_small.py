@@ -246,7 +246,8 @@ EVIL = "<img src=x onerror=alert(1)> [here](javascript:alert(1)) ```\n# no"
 def test_markdown_holds_what_results_say_as_text(tmp_path):
     results = list(cpu_set().values())
     results[0].meter_notes = [EVIL]
-    results[0].environment |= {"cpu": EVIL}
+    for result in results:
+        result.environment = {**result.environment, "cpu": EVIL}
     results[0].command = f"echo {EVIL}"
     lost = Result(status=Status.FAILED, spec=results[1].spec, reason=EVIL, way_out=EVIL)
     text = markdown.render(build([*results, lost], [f"x/result.json: {EVIL}"]))

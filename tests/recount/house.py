@@ -39,8 +39,9 @@ WORDS = {
     ("name", "field of Numbers", "what it is"),
     ("promise", "test"),
     ("file", "what to change there"),
-    ("station", "what"),
-    ("Goal", "Measured"),
+    ("you have", "you type"),
+    ("what happens", "the row"),
+    ("torch", "tried how"),
 }
 """Heads of the tables that measure nothing."""
 

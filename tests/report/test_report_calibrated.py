@@ -75,6 +75,20 @@ def test_without_one_or_with_another_device_s_there_is_no_such_table():
         assert "calibrated_step_seconds" not in export.csv_text(plain)
 
 
+def test_no_calibration_knows_the_network_between_machines():
+    ddp = cpu_set()["ddp"]
+    apart = dataclasses.replace(ddp, spec=dataclasses.replace(ddp.spec, nodes=2))
+    ends = [report(made(EPYC), [one]).groups[0].rows[0].calibrated for one in (ddp, apart)]
+    assert ends[0] is not None and ends[1] is None
+
+
+def test_processes_of_several_machines_do_not_share_one_memory():
+    ddp = cpu_set()["ddp"]
+    apart = dataclasses.replace(ddp, spec=dataclasses.replace(ddp.spec, nodes=2))
+    needs = [predicted_fit(one, Status.OK, foretold(one), [one]).need_bytes for one in (ddp, apart)]
+    assert needs[0] == 2 * needs[1] > 0
+
+
 def test_a_share_of_the_measured_peak_is_of_each_gpu_and_of_all_of_a_cpu():
     on_cpu, on_gpu = cpu_set()["ddp"], gpu_set()["ddp"]
     both = {}

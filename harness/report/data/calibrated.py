@@ -58,10 +58,13 @@ def read_calibration(folder: Path) -> Calibration | None:
 def calibrated_row(
     results: Sequence[Result], prediction: Prediction | None, found: Calibration | None
 ) -> Calibrated | None:
-    """A row beside its device's calibration; None without one, or for a simulated world."""
+    """A row beside its device's calibration; None without one, for a simulated world,
+    and on several machines, whose network no calibration has measured."""
     first = results[0]
     card = calibrated.of_environment(first.environment, found)
     if card is None or card.calibrated is None or first.spec.world:
+        return None
+    if first.spec.nodes > 1:
         return None
     plain = dataclasses.replace(card, calibrated=None)
     return Calibrated(

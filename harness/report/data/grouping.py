@@ -60,7 +60,7 @@ def build(
         for result, status, reason in ends
         if status is not Status.OK
     ]
-    ranked = [result for result in finished if not result.spec.recorded]
+    ranked = [r for r in finished if not r.spec.recorded and not r.beside]
     recorded = [
         result
         for result, status, _ in ends
@@ -75,6 +75,7 @@ def build(
         ),
         unfinished=unfinished,
         recorded=recorded,
+        memory_only=[result for result in finished if result.beside],
         skipped=list(skipped),
     )
 
@@ -234,11 +235,15 @@ def _labelled(rows: list[Row]) -> list[Row]:
     recipes = [row.label for row in rows]
     twice = {recipe for recipe in recipes if recipes.count(recipe) > 1}
     return [
-        dataclasses.replace(row, label=f"{row.label} x{row.spec.processes}")
+        dataclasses.replace(row, label=f"{row.label} x{_where(row.spec)}")
         if row.label in twice
         else row
         for row in rows
     ]
+
+
+def _where(spec: Spec) -> str:
+    return f"{spec.processes} on {spec.nodes} nodes" if spec.nodes > 1 else str(spec.processes)
 
 
 # ---- a row against its reference ----

@@ -37,7 +37,7 @@ __all__ = [
     "same_work",
 ]
 
-FREE = ("recipe", "processes", "repeat")
+FREE = ("recipe", "processes", "nodes", "repeat")
 """Fields of a spec in which rows of one group may differ: they do the same work."""
 
 
@@ -172,13 +172,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that stories and renderings need. ``skipped`` has a line for each file that was
-    no result."""
+    """Everything that stories and renderings need. ``memory_only`` are results that ran side by
+    side, without times; ``skipped`` has a line for each file that was no result."""
 
     suite: SuiteHead
     groups: list[Group] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     recorded: list[Result] = field(default_factory=list)
+    memory_only: list[Result] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 

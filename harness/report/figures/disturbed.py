@@ -34,13 +34,15 @@ FORCED_TIMES, FORCED_MORE = 2, 20
 
 
 class Step(NamedTuple):
-    """One timed step of all ranks; ``busy`` and ``cores`` as the slowest rank counted them."""
+    """One timed step of all ranks; ``busy`` and ``cores`` as the slowest rank counted them.
+    ``away``: the CPU seconds of ranks on other machines than its."""
 
     seconds: float
     cpu: float
     forced: int
     busy: float
     cores: int
+    away: float = 0.0
 
 
 def disturbed(result: Result) -> list[bool] | None:
@@ -57,7 +59,7 @@ def others_in_the_way(step: Step) -> bool:
     had = step.seconds * step.cores
     if not had or not step.busy:
         return False
-    others, idle = (step.busy - step.cpu) / had, 1 - step.busy / had
+    others, idle = (step.busy - (step.cpu - step.away)) / had, 1 - step.busy / had
     return others > OTHERS_LIMIT and idle < IDLE_LIMIT
 
 
@@ -93,11 +95,13 @@ def _steps(result: Result) -> list[Step]:
 
 def _step(result: Result, index: int) -> Step:
     slowest = max(result.ranks, key=lambda rank: rank.step_seconds[index])
-    used = [rank.step_usage for rank in result.ranks]
+    used, local = [rank.step_usage for rank in result.ranks], result.spec.local_processes
+    away = [r for r in result.ranks if r.rank // local != slowest.rank // local]
     return Step(
         seconds=slowest.step_seconds[index],
         cpu=sum(use.cpu_seconds[index] for use in used),
         forced=sum(use.forced_switches[index] for use in used),
         busy=slowest.step_usage.busy_seconds[index],
         cores=slowest.step_usage.cores,
+        away=sum(rank.step_usage.cpu_seconds[index] for rank in away),
     )

@@ -73,7 +73,7 @@ def _device_need(prediction: Prediction, beside: int) -> int | None:
 
 
 def _host_need(prediction: Prediction, result: Result) -> int | None:
-    """Of all processes, which share one host; without the interpreters and libraries."""
+    """Of all processes of one machine; without the interpreters and libraries."""
     on_cpu = result.spec.device == "cpu"
     process_bytes = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
-    return process_bytes and process_bytes * result.spec.processes
+    return process_bytes and process_bytes * result.spec.local_processes

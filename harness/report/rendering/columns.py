@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import effect_reasons, speed
+from harness.report.data import effect_reasons, nodes, speed
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
 from harness.report.figures import derive, parity, units
@@ -87,6 +87,7 @@ def flags(row: Row) -> str:
     words = ["front"] if row.versus.front else []
     words += ["noisy"] if row.numbers.noisy else []
     words += [f"{disturbed_steps(row)} steps disturbed"] if row.numbers.disturbed_steps else []
+    words += ["network paused?"] if any(map(nodes.paused_steps, row.results)) else []
     words += [row.versus.parity] if row.versus.wrong else []
     words += [kind] if (kind := parity.computation(row.first)) else []
     return ", ".join([*words, *_of_the_peak(row), *row.notes])

@@ -13,6 +13,7 @@ from harness.report.figures import units
 from harness.report.rendering import (
     charts,
     html_parts,
+    memory_only,
     recorded,
     scatter,
     sentences,
@@ -62,6 +63,7 @@ def render(report: Report) -> str:
     for index, group in enumerate(report.groups):
         parts.append(_group(group, index, several))
     parts += [
+        memory_only.html(report),
         recorded.html(report),
         _unfinished(report),
         _skipped(report),

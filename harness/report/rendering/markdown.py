@@ -8,7 +8,7 @@ from harness.report.data.answers import Answer, answers, fastest_that_fits
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
-from harness.report.rendering import in_force, recorded, sentences, tables
+from harness.report.rendering import in_force, memory_only, recorded, sentences, tables
 from harness.report.rendering.markdown_parts import code, fence, plain, table_lines
 from harness.report.rendering.story_stamp import story_stamp
 
@@ -31,7 +31,7 @@ def render(report: Report) -> str:
         lines += _table(grid)
     for group in report.groups:
         lines += _group(group)
-    lines += recorded.markdown(report)
+    lines += memory_only.markdown(report) + recorded.markdown(report)
     lines += in_force.markdown(report)
     if report.unfinished:
         lines += _table(tables.unfinished_grid(report.unfinished))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import environment_facts
+from harness.report.data import environment_facts, nodes
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive, parity
 from harness.report.figures.gpu_state import hindered
@@ -37,13 +37,15 @@ def summary(report: Report) -> str:
     recorded = [label(result.spec) for result in report.recorded if result.status is Status.OK]
     if recorded:
         labels["recorded"] = recorded
+    if report.memory_only:
+        labels["of memory only"] = [label(result.spec) for result in report.memory_only]
     if not measured and not labels:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in labels.items()]
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
         return " ".join([text, *dict.fromkeys(filter(None, map(stand_in, report.groups)))])
-    start = "Nothing to rank" if recorded else "No run finished"
+    start = "Nothing to rank" if recorded or report.memory_only else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
 
@@ -62,7 +64,8 @@ def setting(group: Group) -> str:
 
 def stamp(group: Group) -> str:
     """What these numbers are, and what they cannot be compared with."""
-    return f"{_simulated(group)} {_meter(group)}" if group.world else _meter(group)
+    parts = (_simulated(group) if group.world else "", _meter(group), nodes.between(group))
+    return " ".join(filter(None, parts))
 
 
 def _simulated(group: Group) -> str:
@@ -122,7 +125,7 @@ def warnings(group: Group) -> list[str]:
         )
     if noisy:
         texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
-    texts += _disturbed(group) + _not_alone(group) + _hindered(group)
+    texts += _disturbed(group) + _paused(group) + _not_alone(group) + _hindered(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
@@ -165,6 +168,17 @@ def _disturbed(group: Group) -> list[str]:
     return [
         "Disturbed steps, in which the machine was elsewhere: "
         f"{', '.join(marked)}. Their times are too long: measure again on a quieter machine."
+    ]
+
+
+def _paused(group: Group) -> list[str]:
+    """Rows on several nodes of which a step took far too long: the network came back."""
+    marked = nodes.paused_rows(group.rows)
+    if not marked:
+        return []
+    return [
+        f"Network paused? Steps of over {nodes.PAUSE} medians: {', '.join(marked)}. Look at the "
+        "link between the nodes, and measure again."
     ]
 
 

@@ -13,7 +13,7 @@ from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.compare import Comparison
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.figures import parity
-from harness.report.rendering import comparison, recorded, sentences, tables
+from harness.report.rendering import comparison, memory_only, recorded, sentences, tables
 from harness.report.rendering.narrow import draw, folded
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def render(report: Report, console: Console) -> None:
         console.print(escape(grid.note), style="dim", highlight=False)
     for group in report.groups:
         _group(group, console)
+    if report.memory_only:
+        console.print(escape(memory_only.sentence(report)), highlight=False)
     if report.recorded:
         console.print(escape(recorded.sentence(report)), highlight=False)
     if report.unfinished:

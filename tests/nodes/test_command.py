@@ -1,0 +1,115 @@
+"""The command of a row on several nodes: for a supervisor, and for a person at a shell."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+
+import pytest
+
+from harness import ROOT
+from harness.launch import command
+from harness.resolve import resolve, run_name
+from harness.spec import Spec, SpecError
+from harness.suite import matrix
+from harness.suite.file import SuiteError, load_suite
+from harness.system import kernel
+from strategies import engines
+from strategies.launch_file import FOLDER
+
+SPEC = Spec(recipe="zero2", processes=4, nodes=2)
+
+
+def test_a_node_gets_its_own_facts():
+    facts = {command.RANK: "1", command.HEAD: "10.0.0.1", command.PORT: "29511"}
+    words = command.as_node(command.command(resolve(SPEC), ROOT / "out", port=0), facts)
+    place = words.index("--num_machines")
+    assert words[place : place + 8] == [
+        *("--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "10.0.0.1"),
+        *("--main_process_port", "29511"),
+    ]
+    assert words[words.index("--num_processes") + 1] == "4" and "--nodes" in words
+
+
+def test_one_machine_is_started_as_before():
+    words = command.command(resolve(dataclasses.replace(SPEC, nodes=1)), ROOT / "out", port=5)
+    assert words[words.index("--main_process_port") + 1] == "5" and "--num_machines" not in words
+
+
+def test_threads_are_of_a_nodes_own_ranks(monkeypatch):
+    monkeypatch.setattr(kernel, "cores", lambda: 8)
+    added = command.environment(resolve(SPEC))
+    assert added["OMP_NUM_THREADS"] == "4"
+    assert added["GLOO_SOCKET_IFNAME"] == command.INTERFACE
+    alone = command.environment(resolve(dataclasses.replace(SPEC, nodes=1)))
+    assert (alone["OMP_NUM_THREADS"], alone["GLOO_SOCKET_IFNAME"]) == ("2", "lo")
+
+
+def shell(line: str, **variables: str) -> subprocess.CompletedProcess:
+    """``line`` in a shell in which ``env`` only prints its words."""
+    return subprocess.run(
+        ["bash", "-c", 'env() { printf "%s\\n" "$@"; }\n' + line],
+        env={"PATH": "/bin:/usr/bin", **variables}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_printed_line_runs_on_each_node_and_asks_for_what_it_lacks():
+    line = command.display(resolve(SPEC), ROOT / "results" / "x")
+    refused = shell(line)
+    assert refused.returncode and "network interface to the other nodes" in refused.stderr
+    refused = shell(line, IFNAME="eth0")
+    assert refused.returncode and "0 on the head" in refused.stderr
+    words = shell(line, IFNAME="eth0", NODE_RANK="1", HEAD="10.0.0.1").stdout.splitlines()
+    facts = {command.RANK: "1", command.HEAD: "10.0.0.1", command.PORT: "29500"}
+    wanted = command.as_node(command.command(resolve(SPEC), ROOT / "results" / "x", port=0), facts)
+    assert words[-len(wanted) :] == wanted and "GLOO_SOCKET_IFNAME=eth0" in words
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_no_launch_file_leaves_nodes_to_ssh(path):
+    """accelerate hands DeepSpeed to pdsh on several machines unless its file says otherwise."""
+    content = engines.of_file(path).file.content.get("deepspeed_config")
+    assert content is None or content["deepspeed_multinode_launcher"] == "standard"
+
+
+def test_variables_of_other_launchers_do_not_reach_accelerate(monkeypatch):
+    monkeypatch.setenv("PET_NNODES", "7")  # torchrun would take it for its own option
+    assert "PET_NNODES" not in command.inherited()
+
+
+# ---- specs ----
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"processes": 3, "nodes": 2}, "give --processes 2 or 4"),
+        ({"processes": 1, "nodes": 2}, "give --processes 2$"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 2, "processes": 1, "world": 4}, "leave --nodes out"),
+    ],
+)
+def test_processes_that_nodes_cannot_share_are_refused(given, words):
+    with pytest.raises(SpecError, match=words):
+        Spec(recipe="ddp", **given).check()
+
+
+def test_a_field_that_came_later_leaves_old_folders_their_names():
+    assert Spec(recipe="ddp").key == "126c724d3b"
+    assert run_name(SPEC).startswith("zero2-on2-")
+
+
+def test_a_row_of_one_process_stays_on_one_node(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("cpu: {model: DiT-T/4, processes: 2}\nrecipes: [ddp, single]\n")
+    rows = matrix.specs(load_suite(str(file), "cpu"), {"nodes": 2})
+    assert [(row.recipe, row.processes, row.nodes) for row in rows] == [
+        ("ddp", 2, 2), ("single", 1, 1),
+    ]  # fmt: skip
+
+
+def test_a_suites_file_does_not_say_how_many_machines_there_are(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("cpu: {model: DiT-T/4, nodes: 2}\nrecipes: [ddp]\n")
+    with pytest.raises(SuiteError, match=r"unknown key 'cpu\.nodes'"):
+        load_suite(str(file), "cpu")

@@ -1,0 +1,65 @@
+"""A plan over several machines: whose link a collective takes, and how fast that is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from harness.commands import plan
+from harness.commands.plan_asked import PlanError, asked_for, on_nodes
+from harness.predict import network
+from harness.predict.cards import find
+from harness.predict.roofline import Work, seconds, sent
+from harness.result import Wire
+from strategies.base import BadInput
+from tests.made.results import ok
+
+CARD = find("A100-80GB")
+SENT = [Work(phase="backward", kind="collective", dtype="", flops=0, bytes=10**9, count=1)]
+
+
+def taken(gpus: int, nodes: int | None) -> float:
+    return seconds(SENT, on_nodes(CARD, gpus, nodes), gpus).communication
+
+
+def test_gpus_of_one_machine_do_not_take_the_network():
+    near, far = (10**9 * 15 / 16 / rate for rate in (CARD.link_bandwidth, CARD.network_bandwidth))
+    assert near < 0.9 * far
+    assert taken(16, 1) == pytest.approx(near, rel=0.02)
+    assert taken(16, 2) == taken(16, None) == taken(16, 16) == pytest.approx(far, rel=0.02)
+    assert taken(4, 2) > taken(4, 1) == taken(4, None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "words"), [(16, 3, "give --gpus 15"), (8, 0, "at least 1")]
+)
+def test_nodes_that_cannot_share_alike(gpus, nodes, words):
+    with pytest.raises(PlanError, match=words):
+        on_nodes(CARD, gpus, nodes)
+
+
+def test_a_network_that_was_measured_counts(tmp_path):
+    with pytest.raises(BadInput, match="no result there has a network measured between GPUs"):
+        network.of_results(CARD, tmp_path)
+    for name, backend, speed in (("a", "nccl", 9e9), ("b", "nccl", 7e9), ("c", "gloo", 1e9)):
+        wire = Wire(backend=backend, latency_seconds=1e-5, bandwidth=speed, size_bytes=1 << 26)
+        row = dataclasses.replace(ok("ddp"), wire=wire)
+        row.write(tmp_path / "runs" / name / "result.json")
+    found = network.of_results(CARD, tmp_path)
+    assert found.network_bandwidth == 7e9 and found.network_told == str(tmp_path)
+
+
+def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
+    bytes_sent = [sent(SENT, 16, on_nodes(CARD, 16, nodes).node) for nodes in (1, 2)]
+    assert bytes_sent[0].across == bytes_sent[1].within == 0
+    assert bytes_sent[0].within == bytes_sent[1].across > 0
+
+
+@pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "results"]])
+def test_a_plan_for_this_cpu_is_of_one_machine(words):
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    with pytest.raises(PlanError, match="--cpu is one machine; leave out both"):
+        asked_for(parser.parse_args(["--cpu", "--recipes", "ddp", *words]))
