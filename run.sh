@@ -144,9 +144,13 @@ ENVIRONMENT_GIB=8
 install() {
     local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
     # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
-    # The pinned one, or the build of it that this machine's driver can run.
-    local torch
-    torch=$(cd "$here" && "$venv/bin/python" -m harness.system.wheels "$(pins "" | grep '^torch==')")
+    # The pinned one, or the build of it that this machine's driver can run, as far as that shows.
+    local pinned torch
+    pinned=$(pins "" | grep '^torch==')
+    torch=$(cd "$here" && "$venv/bin/python" -m harness.system.wheels "$pinned") || {
+        say "cannot tell which build of torch runs here; taking the pinned one"
+        torch=$pinned
+    }
     say "installing $torch"
     "${pip[@]}" "$torch"
     "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
@@ -170,7 +174,6 @@ ops_folder() {
 
 # What reports and comparisons need of a Python; they need no torch.
 check_reader() {
-    supported "$1" || die "HEADROOM_PYTHON=$1 is no working Python 3.10 to 3.13"
     "$1" - <<'PY' || exit 2
 import importlib.util, sys
 needed = {"numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
@@ -185,7 +188,6 @@ PY
 
 # A Python of the user's own: say what it lacks instead of changing it.
 check_own() {
-    supported "$1" || die "HEADROOM_PYTHON=$1 is no working Python 3.10 to 3.13"
     "$1" - <<'PY' || exit 2
 import importlib.util, sys
 needed = {"torch": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed",
@@ -207,6 +209,7 @@ PY
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
+    supported "$python" || die "HEADROOM_PYTHON=$python is no working Python 3.10 to 3.13"
     wheels=${HEADROOM_WHEELS:-$here/wheels}
     if [ -n "${HEADROOM_WHEELS:-}" ] || [ -d "$wheels" ]; then
         wheels=$(realpath -m "$wheels")

@@ -47,6 +47,11 @@ def test_every_page_sentence_and_set_is_recounted():
     assert {"README.md", "docs/claims.md", "docs/suites.md"} <= set(measured)
 
 
+@pytest.mark.parametrize("file", house.HELD.values())
+def test_a_table_that_another_test_holds_has_that_test(file):
+    assert (ROOT / file).is_file()
+
+
 # ---- no code is shared ----
 
 

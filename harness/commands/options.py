@@ -42,8 +42,8 @@ def add_shaping(parser: Any) -> None:
     """Options that shape a public model; its resolution is each command's own."""
     for f in dataclasses.fields(Spec):
         if f.name in ("config", "set", "frames", "text"):
-            told = {"default": f.default, "help": f.metadata["help"]}
-            parser.add_argument(f"--{f.name}", type=type(f.default), **told)
+            told = f"{f.metadata['help']} (default: the model's own)"
+            parser.add_argument(f"--{f.name}", type=type(f.default), default=f.default, help=told)
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -31,6 +31,9 @@ class Brought:
         # Each an attribute: a CPU's meter leaves out what a dataset's attributes are.
         vars(self).update({f"held_{name}": tensor for name, tensor in held.items()})
 
+    def begin(self, indices: np.ndarray) -> None:
+        """Its samples are in host memory: what a step takes is copied as it is taken."""
+
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Dataset.fetch``."""
         import torch

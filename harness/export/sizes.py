@@ -49,8 +49,8 @@ def trained_sizes(resolved: Resolved) -> Sizes:
             f"({said[-1] if said else 'no word of why'}); take a recipe without an adapter, or "
             "another --model"
         )
-    *numbers, weights = json.loads(ended.stdout.splitlines()[-1])
-    return Sizes(*numbers, tuple(weights))
+    found = json.loads(ended.stdout.splitlines()[-1])
+    return Sizes(**found | {"weights": tuple(found["weights"])})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     with storageless(), FakeTensorMode(allow_non_fake_inputs=True):
         building = Building(resolved)
         building.edit()
-        print(json.dumps(resolved.subject.sizes_of(building.module)))
+        print(json.dumps(resolved.subject.sizes_of(building.module)._asdict()))
     return 0
 
 

@@ -39,8 +39,11 @@ def environment(resolved: Resolved, imitation: Imitation) -> dict[str, str]:
     rank |= {"WORLD_SIZE": str(spec.processes), "LOCAL_WORLD_SIZE": str(spec.processes)}
     rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     variables = {k: v for k, v in command.environment(resolved).items() if k != "OMP_NUM_THREADS"}
+    # Of several processes accelerate calls the CPU cpu:0, which a fake tensor, unlike a real one,
+    # takes for another device than cpu.
+    variables |= {"ACCELERATE_TORCH_DEVICE": GPU if spec.device == "cuda" else "cpu"}
     if spec.device == "cuda":
-        variables |= {"ACCELERATE_TORCH_DEVICE": GPU, "CUDA_VISIBLE_DEVICES": ""}
+        variables |= {"CUDA_VISIBLE_DEVICES": ""}
     variables |= imitation.environment(resolved.launch)
     return {**variables, **rank} if imitation.ranks else variables
 

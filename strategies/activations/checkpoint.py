@@ -6,26 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.activations.parts import (
-    Recompute,
-    Split,
-    block_runs,
-    halves,
-    keep_products,
-    prefixes,
-    segments,
-)
-from strategies.activations.runners import runner_of, surround
-from strategies.base import Slot, demand
+from strategies.activations.parts import Recompute, keep_products
+from strategies.activations.recomputed import recomputed
+from strategies.activations.runners import surround
+from strategies.activations.splits import Split, halves, prefixes, segments
+from strategies.base import Slot
 from strategies.engine import Launch, Trained
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 __all__ = ["Checkpoint"]
-
-
-RNG_BYTES = 5056
-"""The CPU generator's state, which compiled checkpoints keep for each attention: it might draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +83,17 @@ class Checkpoint(Strategy):
         policy = keep_products if self.keep == "products" else None
         blocks = subject.blocks(module)
         split, random = self._split(len(blocks)), subject.random_blocks
-        chosen = None if self.share == 1 else blocks[: self._count(len(blocks))]
+        count = self._count(len(blocks))
+        chosen = None if count is None else blocks[:count]
         surround(
             module,
             subject,
             lambda inner: Recompute(inner, split, policy, random=random, chosen=chosen),
         )
 
-    def _count(self, depth: int) -> int:
-        """How many blocks are recomputed."""
-        return max(1, round(self.share * depth))
+    def _count(self, depth: int) -> int | None:
+        """How many blocks are recomputed, where it is not all."""
+        return None if self.share == 1 else max(1, round(self.share * depth))
 
     def _split(self, depth: int) -> Split:
         nested = {"nested": halves, "nothing": prefixes}
@@ -110,44 +101,7 @@ class Checkpoint(Strategy):
         return nested.get(self.keep) or segments(length)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        runner, depth = runner_of(trained.module, Recompute), len(trained.blocks())
-        demand(runner is not None, "the blocks are not run by parts")
-        demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are run by parts")
-        split = self._split(depth)
-        counts = [runner.recomputed(call.block, call.count) for call in runner.calls]
-        demand(
-            self.share == 1 or sum(counts) == self._count(depth),
-            f"{sum(counts)} of {depth} blocks are recomputed, not {self._count(depth)}",
+        depth = len(trained.blocks())
+        return recomputed(
+            trained, self._split(depth), self._count(depth), products=self.keep == "products"
         )
-        parts_of_call = [len(split(count, 0)[0]) if count else 0 for count in counts]
-        parts, ran = sum(parts_of_call), runner.parts_run / trained.micro_steps
-        demand(ran == parts, f"{ran} parts a micro step, not {parts}")
-        wider = 1 + ("doubles_tokens" in trained.launch.traits)
-        inputs = sum(
-            n * call.input_bytes for n, call in zip(parts_of_call, runner.calls, strict=True)
-        )
-        most = inputs * wider + RNG_BYTES * depth
-        demand(
-            0 < runner.kept_bytes <= most,
-            f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",
-        )
-        facts = {"parts": parts, "kept_bytes": runner.kept_bytes}
-        if "compiled" in trained.launch.traits:
-            return facts  # blocks are not counted inside a graph: what is kept shows the effect
-        forwards = runner.blocks_run / trained.micro_steps
-        kept_whole = sum(call.count for call in runner.calls) - sum(counts)
-        wanted = kept_whole + sum(block_runs(split, count) for count in counts if count)
-        demand(
-            forwards == wanted,
-            f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {wanted}",
-        )
-        if self.keep == "products":
-            kept, of_all = runner.products["kept"], trained.subject.survey.products
-            least = of_all * sum(counts) // depth
-            demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
-            facts["kept_products"] = runner.products["kept"]
-            if runner.products["bytes"]:
-                facts["kept_product_bytes"] = runner.products["bytes"]
-        if self.share < 1:
-            facts["blocks_recomputed"] = sum(counts)
-        return {**facts, "block_forwards": forwards / depth}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import states, updates
+from strategies.evidence import rules, states, updates
 from strategies.strategy import Strategy
 
 __all__ = ["Adafactor"]
@@ -66,7 +66,7 @@ class Adafactor(Strategy):
             "state_bytes_per_element": round(states.per_element(trained), 3),
         }
         for update in self.note(trained) or ():
-            error = updates.adafactor_error(update, settings)
+            error = rules.adafactor_error(update, settings)
             demand(error <= OFF, f"an update is {error:.2g} of itself away from Adafactor's rule")
             facts["update_error"] = float(f"{error:.2g}")
         return facts

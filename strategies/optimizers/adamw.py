@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Settings, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import states, updates
+from strategies.evidence import rules, states, updates
 from strategies.strategy import Strategy
 
 __all__ = ["AdamW"]
@@ -64,7 +64,7 @@ class AdamW(Strategy):
         states.agree(trained, **trained.settings.adam)
         facts = {"class": kind, "steps": states.steps(trained)}
         for update in self.note(trained) or ():
-            error = updates.adamw_error(update, trained.settings)
+            error = rules.adamw_error(update, trained.settings)
             demand(error <= OFF, f"an update is {error:.2g} of itself away from AdamW's rule")
             facts["update_error"] = float(f"{error:.2g}")
         if offloaded:

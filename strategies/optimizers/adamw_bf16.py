@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import updates
+from strategies.evidence import rules, updates
 from strategies.strategy import Strategy
 
 __all__ = ["AdamWBf16"]
@@ -61,7 +61,7 @@ class AdamWBf16(Strategy):
         demand(kept > 0 or self.write != "kahan", "nothing is carried to the next step")
         facts = {"rescued_in_first_step": rescued, "carried_elements": kept}
         for update in self.note(trained) or ():
-            share, chance = updates.taken(update, trained.settings)
+            share, chance = rules.taken(update, trained.settings)
             may = 0.01 + DEVIATIONS * chance
             demand(abs(share - 1) <= may, f"the weights took {share:.2f} of AdamW's update")
             facts |= {"update_taken": round(share, 3), "update_taken_within": round(may, 3)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from strategies.base import Settings, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import states, updates
+from strategies.evidence import rules, states, updates
 from strategies.evidence.settings import label
 from strategies.evidence.stored import bytes_of, stored
 
@@ -69,7 +69,8 @@ def _as_numbers(state: dict[str, Any], p: Any) -> dict[str, Any]:
     if "state1" in state:
         names = {"exp_avg": "1", "exp_avg_sq": "2"}
         return {name: _looked_up(state, number) for name, number in names.items()}
-    return {name: state[name].dequantize() for name in ("exp_avg", "exp_avg_sq")}
+    # Where the parameter is a DTensor they are too, and their codes are the share's.
+    return {name: updates.here(state[name]).dequantize() for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _looked_up(state: dict[str, Any], number: str) -> Any:
@@ -111,7 +112,7 @@ def low_bit_facts(
         "state_bytes_per_element": round(states.per_element(trained), 3),
     }
     for update in watched or ():
-        error = updates.adamw_weight_error(update, trained.settings)
+        error = rules.adamw_weight_error(update, trained.settings)
         demand(error <= OFF, f"an update is {error:.2g} of itself away from AdamW's rule")
         facts["update_error"] = float(f"{error:.2g}")
     return label(facts, "compiled_step") if compiled else facts

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import states, updates
+from strategies.evidence import rules, states, updates
 from strategies.strategy import Strategy
 
 __all__ = ["Sgd"]
@@ -77,7 +77,7 @@ class Sgd(Strategy):
             "state_bytes_per_element": mean,
         }
         for update in self.note(trained) or ():
-            error = updates.sgd_error(update, settings, self.momentum)
+            error = rules.sgd_error(update, settings, self.momentum)
             demand(error <= 0.01, f"an update is {error:.2g} of itself away from SGD's rule")
             facts["update_error"] = float(f"{error:.2g}")
         return facts

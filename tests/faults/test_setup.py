@@ -43,6 +43,9 @@ case "$1 $2" in
     *) step rest "$venv" ;;
     esac
     exit ;;
+"-m harness.system.wheels")
+    if [ "$AT" = wheels ]; then echo "no driver's words" >&2; exit 1; fi
+    echo "$3"; exit ;;
 "-m harness.system.probe")
     mkdir -p "$TORCH_EXTENSIONS_DIR"
     [ ! -e "$TORCH_EXTENSIONS_DIR/lock" ] || { echo "waits for a lock for ever" >&2; exit 1; }
@@ -166,6 +169,15 @@ def test_a_lost_network_is_said_and_the_next_set_up_is_whole(checkout):
     assert checkout.run()[0] == 0 and checkout.whole
 
 
+def test_where_the_build_of_torch_cannot_be_chosen_the_pinned_one_is_installed(checkout):
+    code, said = checkout.run(at="wheels")
+    assert (code, checkout.whole, checkout.journal) == (0, True, STEPS), said
+    assert "cannot tell which build of torch runs here; taking the pinned one" in said
+    pinned = next(x for x in said.splitlines() if "installing torch==" in x).split()[-1]
+    assert f'"{pinned}"' in (checkout.folder / "pyproject.toml").read_text()
+    assert (checkout.venv / "requirements.txt").read_text().startswith(f"{pinned}\n")
+
+
 def test_a_full_disk_is_named_with_what_is_free(checkout):
     checkout.tool("df", "#!/bin/bash\nprintf 'x\\n/dev/x 9 9 4096 99%% /\\n'\n")
     code, said = checkout.run(at="torch", how="fail")
@@ -248,3 +260,12 @@ def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
     assert code == 2 and "lacks: numpy, rich, pyyaml, which reports need" in said
     assert "Traceback" not in said and "-m pip install numpy rich pyyaml" in said
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_python_that_does_not_work_is_named_also_beside_carried_wheels(checkout, carried):
+    if carried:
+        (checkout.folder / "wheels").mkdir()
+    checkout.tool("broken", "#!/bin/bash\nexit 1\n")
+    code, said = checkout.run(HEADROOM_PYTHON=f"{checkout.folder}/bin/broken")
+    assert code == 2 and "bin/broken is no working Python 3.10 to 3.13" in said

@@ -188,5 +188,7 @@ def test_a_cpu_s_places_hold_what_a_gpu_s_do(recipe, place, places):
     here, there = (places[recipe, device][place] for device in ("cpu", "cuda"))
     assert there["total"] > MIB / 4
     for name in ("parameters", "optimizer_state", "ema"):
-        assert here[name] == pytest.approx(there[name], rel=0.01, abs=MIB / 64), name
+        # A GPU's average in host memory is fed through two small pinned buffers (``staging``).
+        slack = MIB if (name, place) == ("ema", "host") else 0
+        assert here[name] == pytest.approx(there[name], rel=0.01, abs=MIB / 64 + slack), name
     assert abs(here["gradients"] - there["gradients"]) <= 1.01 * LARGEST

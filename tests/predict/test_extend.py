@@ -19,6 +19,7 @@ CASES = [
     ("pixart-sigma", "zero2+bf16", 8, "epsilon"),
 ]
 BYTES, POOL, WORK = 0.005, 0.10, 0.03
+LAUNCHES = 0.05
 """How far tensors, the allocator's reserve and the work may be off."""
 
 
@@ -57,7 +58,8 @@ def test_two_blocks_of_each_group_tell_of_all(case, found):
     for name in ("flops", "bytes", "count"):
         sums = [sum(w[name] * (1 if name == "count" else w["count"]) for w in p["work"])
                 for p in (made, whole)]  # fmt: skip
-        assert sums[0] == pytest.approx(sums[1], rel=WORK), name
+        # Collectives go by buckets, which fill across blocks: their number is not a block's.
+        assert sums[0] == pytest.approx(sums[1], rel=LAUNCHES if name == "count" else WORK), name
 
 
 def test_a_straight_line_through_two_blocks_would_not_do(found):

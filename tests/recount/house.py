@@ -42,8 +42,19 @@ WORDS = {
     ("you have", "you type"),
     ("what happens", "the row"),
     ("torch", "tried how"),
+    ("name", "what it is"),
 }
 """Heads of the tables that measure nothing."""
+HELD = {
+    ("preset", "elements", "published", "objective", "usual sample"): (
+        "tests/subjects/test_library.py"
+    ),
+    (
+        *("run", "source", "settings", "reserved", "predicted", ""),
+        *("between steps", "predicted", ""),
+    ): "tests/test_public_peaks.py",
+}
+"""Heads of the tables whose numbers come from no result set -> the test that holds them."""
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
@@ -76,7 +87,7 @@ def page_faults_of(page: Path, root: Path = ROOT) -> Iterator[str]:
     """Mismatches of the tables of one page."""
     name = str(page.relative_to(root))
     for item in items(page):
-        if isinstance(item, Table) and tuple(item.heads) not in WORDS:
+        if isinstance(item, Table) and tuple(item.heads) not in {*WORDS, *HELD}:
             if is_of(item, name, calibrated.PLACE):
                 yield from (f"{name}: {fault}" for fault in calibrated.faults(item, root))
                 continue

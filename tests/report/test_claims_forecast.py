@@ -243,6 +243,10 @@ def test_the_command_keeps_what_was_predicted_and_reports_anew(tmp_path, monkeyp
 BAD = {
     "a model": (["--model", "DiT-S/2"], "model is DiT-S/2; --claims predicts the suite's own rows"),
     "cards": (["--gpus", "4"], "gpus is 4; --claims predicts the suite's own rows for one card"),
+    "nodes": (["--nodes", "2"], "leave --nodes out"),
+    "a network": (["--network", "here"], "leave --network out"),
+    "pixels": (["--resolution", "512"], "leave --resolution out"),
+    "frames": (["--frames", "9"], "leave --frames out"),
     "a batch": (["--global-batch", "8"], "leave --global-batch out"),
     "recipes": (["--recipes", "ddp"], "not allowed with argument"),
     "jobs": (["--jobs", "0"], "jobs is 0; give --jobs at least 1"),

@@ -23,7 +23,7 @@ from harness.memory.tracer import trace_step
 from harness.worker.loop import optimizer_step
 from strategies import CATALOG, parse
 from strategies.activations.checkpoint import Checkpoint
-from strategies.activations.parts import block_runs, halves, prefixes, segments
+from strategies.activations.splits import block_runs, halves, prefixes, segments
 from strategies.base import Conflict, NotInForce, Parity, Slot
 from strategies.engines.zero_sizes import buffer_sizes
 from strategies.evidence.settings import SETTINGS as LABEL

@@ -75,10 +75,11 @@ class TimelineTracer(Tracer):
         return measured_name(self.record.storages[index].kind, self.buckets)
 
     def _totals(self) -> list[tuple[int, ...]]:
-        """Bytes of each category after each event."""
+        """Bytes of each category after each event of the step; what dies later (the indices of a
+        step live until the next) is not part of it."""
         place = {name: index for index, name in enumerate(MEASURED)}
         sums, totals = [0] * len(MEASURED), []
-        for sign, index in self.record.events:
+        for sign, index in self.record.events[: len(self.at)]:
             sums[place[self._category(index)]] += sign * self.record.storages[index].size
             totals.append(tuple(sums))
         return totals

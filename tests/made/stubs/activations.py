@@ -10,7 +10,8 @@ from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile
 from strategies.activations.host import Host
 from strategies.activations.offload_activations import OffloadActivations
-from strategies.activations.parts import Recompute, segments
+from strategies.activations.parts import Recompute
+from strategies.activations.splits import segments
 from tests.made.stubs.parts import Table, nothing
 
 COMPILE = Compile.edit_model
