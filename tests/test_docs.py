@@ -147,6 +147,13 @@ def test_recorded_results_were_made_as_the_pages_say():
                 assert str(getattr(result.spec, option.replace("-", "_"))) == value, option
 
 
+def test_recorded_commands_name_no_folder_of_a_machine():
+    """They are to be pasted anywhere."""
+    commands = [r.command for path in RESULTS.iterdir() if path.is_dir() for r in load_all(path)[0]]
+    words = {word for line in commands for word in line.split() if word.startswith("/")}
+    assert len(commands) > 100 and words <= {"/dev/null"}
+
+
 def test_every_suite_is_told_of():
     told = re.search(r"\| suite \|.*?(?=\n\n)", SUITES.read_text(), re.S)[0]
     firsts = "".join(line.split("|")[1] for line in told.splitlines()[2:])
