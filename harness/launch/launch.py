@@ -31,9 +31,11 @@ __all__ = [
     "environment",
     "free_port",
     "own_caches",
+    "peak",
     "prepare",
     "read_log",
     "run",
+    "unfinished",
     "write",
 ]
 
@@ -150,7 +152,7 @@ class _Ticker:
                 "of": max(
                     (s.get("of") or 0 for s in statuses if s.get("phase") == phase), default=0
                 ),
-                "peak_bytes": _peak(statuses),
+                "peak_bytes": peak(statuses),
                 "tree_bytes": tree_bytes,
                 "elapsed_seconds": elapsed,
             }
@@ -220,20 +222,26 @@ def _facts(
 
 def _row(resolved: Resolved, folder: Path, facts: outcome.Facts) -> Result:
     """The worker's own result, or a row that says how far it came."""
-    spec, finished = resolved.spec, _worker_result(folder)
+    finished = _worker_result(folder)
     if finished:
         return finished
-    status, reason, way_out = outcome.classify(facts)
-    phase, step = outcome.where(facts)
+    return unfinished(resolved, folder, facts, outcome.classify(facts))
+
+
+def unfinished(
+    resolved: Resolved, folder: Path, facts: outcome.Facts, ended: outcome.Outcome
+) -> Result:
+    """The row of a run that left no result in ``folder``: how far it came, and why no further."""
+    spec, (phase, step) = resolved.spec, outcome.where(facts)
     return Result(
-        status=status,
+        status=ended.status,
         spec=spec,
-        reason=reason,
-        way_out=way_out,
+        reason=ended.reason,
+        way_out=ended.way_out,
         parity=resolved.recipe.parity.value,
         phase=phase,
         step=step,
-        peak_so_far_bytes=_peak(facts.statuses + facts.failures) or None,
+        peak_so_far_bytes=peak(facts.statuses + facts.failures) or None,
         meter="cuda" if spec.device == "cuda" else "resident",
         parameters=resolved.subject.parameters,
         micro_batch=resolved.micro_batch,
@@ -288,7 +296,8 @@ def _read(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
     return tuple(sorted(records, key=lambda data: data.get("rank") or 0))
 
 
-def _peak(records: tuple[dict[str, Any], ...]) -> int:
+def peak(records: Sequence[dict[str, Any]]) -> int:
+    """The highest ``peak_bytes`` that any of the ranks' records tells; 0 where none does."""
     return max((int(record.get("peak_bytes") or 0) for record in records), default=0)
 
 

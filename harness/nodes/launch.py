@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import result
-from harness.launch import launch, log, outcome, recordings
+from harness.launch import launch, outcome, recordings
 from harness.launch.command import command, display, environment
 from harness.nodes import preflight
 from harness.nodes.files import End, Order, log_of
-from harness.nodes.launched import END_SECONDS, Launched, make_order, peak, start
+from harness.nodes.launched import END_SECONDS, Launched, make_order, start
 from harness.nodes.outcome import NodeFacts, classify_nodes
 from harness.nodes.place import Place
 from harness.resolve import Resolved
@@ -248,26 +248,10 @@ def _row(
         return finished
     nodes = node_facts(spec, launched, ends)
     whole = _whole(spec, nodes, ended, launched.order.timeout, None)
-    status, reason, way_out = _refused(launched) or classify_nodes(
+    ended_by = _refused(launched) or classify_nodes(
         whole, nodes, place.said(launched.folder), launched.order.silence
     )
-    phase, step = outcome.where(whole)
-    return Result(
-        status=status,
-        spec=spec,
-        reason=reason,
-        way_out=way_out,
-        parity=resolved.recipe.parity.value,
-        phase=phase,
-        step=step,
-        peak_so_far_bytes=peak(whole.statuses + whole.failures) or None,
-        meter="cuda" if spec.device == "cuda" else "resident",
-        parameters=resolved.subject.parameters,
-        micro_batch=resolved.micro_batch,
-        accumulation=resolved.recipe.accumulation,
-        log_tail=log.tail(whole.log),
-        recordings=recordings.left_in(launched.folder),
-    )
+    return launch.unfinished(resolved, launched.folder, whole, ended_by)
 
 
 def _refused(launched: Launched) -> outcome.Outcome | None:

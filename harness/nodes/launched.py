@@ -17,7 +17,7 @@ from harness.nodes.place import Place
 from harness.result import NodeRecord
 from harness.system import kernel, process
 
-__all__ = ["END_SECONDS", "Launched", "make_order", "peak", "start"]
+__all__ = ["END_SECONDS", "Launched", "make_order", "start"]
 
 MARGIN_SECONDS = 300.0
 """Beyond the row's deadline, which the supervisors keep: for them to meet, to compile, to end."""
@@ -84,7 +84,7 @@ class Launched:
             "phase": phase,
             "step": step,
             "of": max(of, default=0),
-            "peak_bytes": peak(statuses),
+            "peak_bytes": launch.peak(statuses),
             "tree_bytes": max(sizes, default=0),
             "elapsed_seconds": elapsed,
         }
@@ -178,8 +178,3 @@ def start(
             on_tick=launched.tick,
         )
     return launched, ended
-
-
-def peak(records: Sequence[dict[str, Any]]) -> int:
-    """The highest peak in bytes that ranks have told."""
-    return max((int(record.get("peak_bytes") or 0) for record in records), default=0)

@@ -13,22 +13,13 @@ import torch
 from torch import Tensor
 
 from harness.subjects import densities
-from harness.subjects.objectives import OBJECTIVES, STEPS, Flow, Objective, Tables, linear_betas
+from harness.subjects.objectives import OBJECTIVES, Diffusion, Flow, Objective
 
 __all__ = ["Own", "Velocity", "objective_of"]
 
 
-class Velocity:
+class Velocity(Diffusion):
     """Prediction of v = a noise - s x, where the noisy sample is a x + s noise."""
-
-    def __init__(self) -> None:
-        self.tables = Tables(linear_betas())
-
-    def draw(self, generator, count, sample_shape, device):
-        """See ``Objective.draw``; t is int64 in [0, 1000)."""
-        t_B = torch.randint(0, STEPS, (count,), generator=generator, device=device)
-        noise = torch.randn((count, *sample_shape), generator=generator, device=device)
-        return t_B, noise
 
     def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the velocity."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.subjects.densities import Density
 
-__all__ = ["OBJECTIVES", "Epsilon", "Flow", "Objective", "spaced_steps"]
+__all__ = ["OBJECTIVES", "Diffusion", "Epsilon", "Flow", "Objective", "spaced_steps"]
 
 STEPS = 1000
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -128,8 +128,8 @@ def spaced_tables(steps: list[int]) -> Tables:
     return Tables(1 - kept / np.append(1.0, kept[:-1]))
 
 
-class Epsilon:
-    """Noise prediction with a learned variance."""
+class Diffusion:
+    """A discrete diffusion of 1000 steps, whatever of it is predicted."""
 
     def __init__(self) -> None:
         self.tables = Tables(linear_betas())
@@ -139,6 +139,10 @@ class Epsilon:
         t_B = torch.randint(0, STEPS, (count,), generator=generator, device=device)
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
+
+
+class Epsilon(Diffusion):
+    """Noise prediction with a learned variance."""
 
     def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
