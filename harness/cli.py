@@ -130,7 +130,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    from harness.commands.plan import add_arguments
+    from harness.commands.planning.plan import add_arguments
 
     example = (
         "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
@@ -141,7 +141,7 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    from harness.commands.export import add_arguments
+    from harness.commands.planning.export import add_arguments
 
     example = "./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home"
     text = "write a recipe's files, lines and options for your own trainer"
@@ -232,7 +232,7 @@ def _add_controls(commands: Any) -> None:
 
 
 def _add_calibrate(commands: Any) -> None:
-    from harness.commands.calibrate import add_arguments
+    from harness.commands.planning.calibrate import add_arguments
 
     example = (
         "./run.sh calibrate --minutes 20\n"
@@ -258,13 +258,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from harness.commands.plan import plan
+    from harness.commands.planning.plan import plan
 
     return plan(options)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from harness.commands.export import export
+    from harness.commands.planning.export import export
 
     return export(options, overrides(options))
 
@@ -334,7 +334,7 @@ def _controls(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from harness.commands.calibrate import calibrate
+    from harness.commands.planning.calibrate import calibrate
 
     return calibrate(options)
 

@@ -27,7 +27,7 @@ RUN_PHASES = {
 }
 """Phase, in the order in which a run goes through them -> what progress calls it. Memory is read in
 steps of its own and time in others: between them a process on CPUs gets another heap, and the
-steps of ``settle`` fill it (``harness.worker.passes``)."""
+steps of ``settle`` fill it (``harness.worker.measuring.passes``)."""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
 """Before the first step."""
 SETUP_PEAKS = ("load", "prepare")

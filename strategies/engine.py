@@ -168,7 +168,7 @@ class Told(NamedTuple):
 
 class Books(Protocol):
     """Where an imitation records what no op of a traced training shows; the tracer of a prediction
-    is one (``harness.predict.trace``)."""
+    is one (``harness.predict.tracing.trace``)."""
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
         """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
@@ -187,15 +187,15 @@ class Books(Protocol):
 
     def work(self, phase: str, kind: str, size: int) -> None:
         """Record ``size`` bytes moved in a phase of the step; kind is overlapped, host or nvme
-        (``harness.predict.roofline.Work``)."""
+        (``harness.predict.speed.roofline.Work``)."""
 
 
 class Imitation:
     """How a prediction stands in for an engine's launch, on tensors without storage.
 
-    Its methods are called in the order in which they stand here (``harness.predict.world`` and
-    ``simulate``); the defaults do nothing, which is right for an engine that runs without storage
-    as it is. ``ranks``: whether the engine wants a process group (a fake one is made).
+    Its methods are called in the order in which they stand here (``harness.predict.tracing``); the
+    defaults do nothing, which is right for an engine that runs without storage as it is.
+    ``ranks``: whether the engine wants a process group (a fake one is made).
     """
 
     ranks: ClassVar[bool] = True

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.calibrate.table import Table
-from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import Seconds, Work, seconds
+from harness.predict.speed.cards import Card
+from harness.predict.speed.roofline import Seconds, Work, seconds
 from harness.report.figures import derive
 from harness.result import Result
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from harness.calibration.record import Calibration, Ceilings, Device, MeasuredRow, StandingBytes
 from harness.calibration.store import Applied
-from harness.predict import cards
 from harness.predict.prediction import Prediction
-from harness.predict.rates import rates
-from harness.predict.roofline import parts_of, seconds
+from harness.predict.speed import cards
+from harness.predict.speed.rates import rates
+from harness.predict.speed.roofline import parts_of, seconds
 from harness.report.figures import derive
 from harness.report.figures.predicted import predicted_and_measured
 from harness.result import Result, Status

@@ -9,8 +9,9 @@ from harness.calibrate.goals import Judged
 from harness.calibrate.outcome import Outcome
 from harness.calibration.record import Calibration, MeasuredRow
 from harness.calibration.residuals import Fitted, fitted, left_out_errors, predicted_seconds
-from harness.predict import cards, workspace
-from harness.predict.roofline import CPU_SPREAD, SPREAD
+from harness.predict import workspace
+from harness.predict.speed import cards
+from harness.predict.speed.roofline import CPU_SPREAD, SPREAD
 from harness.report.figures.categories import CATEGORIES
 from harness.report.figures.units import GIB, MIB
 

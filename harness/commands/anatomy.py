@@ -21,7 +21,7 @@ from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.portrait import Portrait, load
-from harness.predict import calibrated
+from harness.predict.speed import calibrated
 from harness.report.anatomy import files, page
 from harness.report.figures import derive
 from harness.result import Result, Status

@@ -16,7 +16,7 @@ from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
 from harness.data.feed import check_data
 from harness.data.latents import Folder
-from harness.predict import calibrated
+from harness.predict.speed import calibrated
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system.machine import Machine, recall

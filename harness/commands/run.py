@@ -23,14 +23,15 @@ from harness.commands.console import (
     slug,
 )
 from harness.commands.options import add_settings, folder_name, seconds
-from harness.commands.plan_table import PlanProgress
+from harness.commands.planning.plan_table import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
 from harness.nodes.place import Place
-from harness.predict import attention, calibrated, pool
+from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import load as load_prediction
+from harness.predict.speed import calibrated
 from harness.report import write_report
 from harness.report.data.rows import label
 from harness.report.figures.predicted import FILE

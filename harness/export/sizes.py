@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Edit the model of a spec without storage and print its sizes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from harness.predict.storageless import storageless
+    from harness.predict.tracing.storageless import storageless
     from harness.worker.building import Building
 
     resolved = resolve(Spec(**json.loads(argv[0])))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.predict.roofline import Work
+from harness.predict.speed.roofline import Work
 from harness.predict.verdict import Fit
 from harness.result import write_json
 from harness.spec import Spec

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.memory.record import Held, Instant
-from harness.predict.roofline import Work
+from harness.predict.speed.roofline import Work
 from harness.resolve import Resolved
 from harness.result import write_json
 

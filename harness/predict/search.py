@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.predict import attention, pool, verdict
-from harness.predict.cards import Card
+from harness.predict.speed.cards import Card
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import BadInput

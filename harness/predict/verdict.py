@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.predict.attention import WORDS, preferred
-from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import Seconds, seconds
+from harness.predict.speed.cards import Card
+from harness.predict.speed.roofline import Seconds, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
 from harness.system.requirements import card_lacks

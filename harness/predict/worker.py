@@ -34,7 +34,7 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
         # The compiler decides anew what is kept for backward and what is fused away.
         return none(resolved, "compiled graphs keep other tensors than eager ones")
     try:
-        from harness.predict import extend, simulate
+        from harness.predict.tracing import extend, simulate
 
         if extend.shallow(resolved):
             return extend.extended(resolved, kind)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.calibration.record import StandingBytes
-from harness.predict.cards import Card
+from harness.predict.speed.cards import Card
 
 __all__ = ["Standing", "libraries", "scratch", "standing"]
 

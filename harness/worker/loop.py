@@ -11,8 +11,8 @@ import torch
 
 from harness.data.feed import Batch, Feed
 from harness.subjects.objectives import Objective
-from harness.worker import usage
-from harness.worker.meter import Meter
+from harness.worker.measuring import usage
+from harness.worker.measuring.meter import Meter
 from harness.worker.projections import Inputs
 from strategies.engine import Trained
 

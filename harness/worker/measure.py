@@ -12,17 +12,17 @@ from harness.resolve import Resolved
 from harness.result import Check, Projections, Rank, Result, Status
 from harness.worker import environment, record, setup
 from harness.worker.audit import audit, collect_evidence, gather
-from harness.worker.bench import Bench
-from harness.worker.gpu_watch import GpuWatch
 from harness.worker.loop import Log, Run
-from harness.worker.memory_limit import hold
-from harness.worker.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
-from harness.worker.passes import measured_steps, training_steps, trial_steps
+from harness.worker.measuring.bench import Bench
+from harness.worker.measuring.gpu_watch import GpuWatch
+from harness.worker.measuring.memory_limit import hold
+from harness.worker.measuring.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.measuring.passes import measured_steps, training_steps, trial_steps
+from harness.worker.measuring.usage import as_usage
 from harness.worker.projections import Watch
 from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
-from harness.worker.usage import as_usage
 from strategies.evidence import frozen
 from strategies.evidence.watching import observe_step
 

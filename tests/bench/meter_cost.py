@@ -30,11 +30,12 @@ from harness import ROOT
 from harness.launch.command import ALLOCATOR
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.worker import heap, setup, usage
-from harness.worker.bench import Bench
+from harness.worker import setup
 from harness.worker.loop import Log, optimizer_step
-from harness.worker.meter import make_meter
-from harness.worker.passes import SETTLING, measured_steps
+from harness.worker.measuring import heap, usage
+from harness.worker.measuring.bench import Bench
+from harness.worker.measuring.meter import make_meter
+from harness.worker.measuring.passes import SETTLING, measured_steps
 from harness.worker.status import Reporter
 
 KINDS = ("plain", "measured", "bent")

@@ -14,8 +14,9 @@ from harness.calibrate.against import Held, as_json, from_json, held, table
 from harness.calibrate.table import times
 from harness.calibration import record, store
 from harness.calibration.residuals import left_out_errors
-from harness.predict import cards, pool
-from harness.predict.roofline import Work
+from harness.predict import pool
+from harness.predict.speed import cards
+from harness.predict.speed.roofline import Work
 from harness.result import Status
 from tests.made.calibrations import CPU, made, row, rows
 from tests.made.predictions import foretold

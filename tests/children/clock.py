@@ -15,7 +15,8 @@ import torch
 
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.worker import heap, measure
+from harness.worker import measure
+from harness.worker.measuring import heap
 from harness.worker.status import Reporter
 
 SPEC = Spec(recipe="single", model="DiT-T/4", global_batch=8, warmup=2, steps=4)

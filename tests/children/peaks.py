@@ -21,7 +21,7 @@ import deepspeed  # noqa: F401
 import torch
 
 from harness.memory.record import peak
-from harness.predict.simulate import trace_training
+from harness.predict.tracing.simulate import trace_training
 from harness.resolve import resolve
 from harness.spec import Spec
 

@@ -21,9 +21,9 @@ from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kern
 from harness.memory.categories import CATEGORIES, measured
 from harness.memory.record import peak
 from harness.memory.tracer import Tracer
-from harness.predict import trace
-from harness.predict.simulate import trace_training
-from harness.predict.world import GPU
+from harness.predict.tracing import trace
+from harness.predict.tracing.simulate import trace_training
+from harness.predict.tracing.world import GPU
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies.engine import Trained

@@ -17,7 +17,7 @@ from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kern
 
 from torch.overrides import BaseTorchFunctionMode
 
-from harness.predict import simulate
+from harness.predict.tracing import simulate
 from harness.predict.worker import predict
 from harness.resolve import resolve
 from harness.spec import Spec

@@ -15,7 +15,8 @@ import pytest
 
 from harness import ROOT, cli
 from harness.calibration import here, record, store
-from harness.commands import anatomy, calibrate, console, one_row, run, train
+from harness.commands import anatomy, console, one_row, run, train
+from harness.commands.planning import calibrate
 from harness.launch import launch
 from harness.predict import pool
 from harness.predict.prediction import Prediction

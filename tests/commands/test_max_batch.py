@@ -104,7 +104,7 @@ def test_bad_input_is_answered_in_one_line(words, told, capsys, tmp_path):
 def test_a_process_is_held_to_its_limit():
     code = """
 import torch
-from harness.worker.memory_limit import hold
+from harness.worker.measuring.memory_limit import hold
 hold(torch.device("cpu"), 64 * 2**20)
 kept = torch.ones(32 * 2**18)
 try:

@@ -7,7 +7,7 @@ import dataclasses
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import Work
+from harness.predict.speed.roofline import Work
 from harness.resolve import resolve
 from harness.result import Result
 from harness.spec import Spec

@@ -23,8 +23,8 @@ from harness.report.anatomy import charts, files, laws, page
 from harness.resolve import resolve
 from harness.result import BadResult
 from harness.subjects.dit import presets
-from harness.worker.bench import Bench
-from harness.worker.meter import make_meter
+from harness.worker.measuring.bench import Bench
+from harness.worker.measuring.meter import make_meter
 from harness.worker.status import Reporter
 
 PORTRAITS: dict[str, portrait.Portrait] = {}

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.memory.dissect.costs import Costs
-from harness.predict.work import Counter
+from harness.predict.tracing.work import Counter
 
 FREE = {
     "empty": lambda x: torch.empty(3, 5),

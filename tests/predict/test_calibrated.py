@@ -9,8 +9,9 @@ import pytest
 
 from harness import cli
 from harness.calibration import here, store
-from harness.predict import calibrated, cards, pool, rates, roofline, verdict, workspace
-from harness.predict.roofline import SPREAD, Work
+from harness.predict import pool, verdict, workspace
+from harness.predict.speed import calibrated, cards, rates, roofline
+from harness.predict.speed.roofline import SPREAD, Work
 from strategies.base import BadInput
 from tests.made.calibrations import CEILINGS, CPU, GIB, H200, MIB, made, row, rows
 from tests.made.predictions import asked, prediction

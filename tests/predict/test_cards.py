@@ -10,8 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import cli
-from harness.predict import attention, cards, pool, verdict, workspace
+from harness.predict import attention, pool, verdict, workspace
 from harness.predict.attention import NoKernel, choose, preferred
+from harness.predict.speed import cards
 from harness.system import capability, probe
 from harness.system import requirements as doctor
 from harness.worker import environment

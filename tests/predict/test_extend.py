@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from harness import ROOT
-from harness.predict import extend
+from harness.predict.tracing import extend
 from harness.resolve import resolve
 from harness.spec import Spec
 

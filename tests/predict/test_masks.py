@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.predict.cudalike import as_bias, cuda_like
+from harness.predict.tracing.cudalike import as_bias, cuda_like
 
 
 class Ran(TorchDispatchMode):

@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 
-from harness.commands import plan
-from harness.commands.plan_asked import PlanError, asked_for, on_nodes
-from harness.predict import network
-from harness.predict.cards import find
-from harness.predict.roofline import Work, seconds, sent
+from harness.commands.planning import plan
+from harness.commands.planning.plan_asked import PlanError, asked_for, on_nodes
+from harness.predict.speed import network
+from harness.predict.speed.cards import find
+from harness.predict.speed.roofline import Work, seconds, sent
 from harness.result import Wire
 from strategies.base import BadInput
 from tests.made.results import ok

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.commands.plan_table import answer
+from harness.commands.planning.plan_table import answer
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
-from harness.predict import cards, limits, pool, rates, roofline, verdict, workspace
-from harness.predict.allocator import Allocator, replay
+from harness.predict import limits, pool, verdict, workspace
 from harness.predict.prediction import Prediction, load
-from harness.predict.roofline import Work
+from harness.predict.speed import cards, rates, roofline
+from harness.predict.speed.roofline import Work
+from harness.predict.tracing.allocator import Allocator, replay
 from strategies import CATALOG, parse
 from strategies.engine import Maker
 from strategies.sizes import pinned_block
@@ -74,7 +75,7 @@ class Copier:
     ({"meta": "device", "cpu": "host"}, 16 * MIB), ({"cpu": "device"}, 9 * MIB),
 ])  # fmt: skip
 def test_what_is_offloaded_takes_whole_pinned_blocks_on_a_gpu_s_host(pools, taken):
-    from harness.predict.trace import StoragelessTracer
+    from harness.predict.tracing.trace import StoragelessTracer
 
     tracer = StoragelessTracer(pools)
     with tracer.watching([Maker(Copier, "out", "", place="host", pinned=True)]), tracer:
@@ -85,7 +86,7 @@ def test_what_is_offloaded_takes_whole_pinned_blocks_on_a_gpu_s_host(pools, take
 def test_an_engine_s_books_pin_a_tensor_and_let_go_of_it():
     import torch
 
-    from harness.predict.trace import StoragelessTracer
+    from harness.predict.tracing.trace import StoragelessTracer
 
     tracer = StoragelessTracer({"meta": "device", "cpu": "host"})
     with tracer:
@@ -433,7 +434,7 @@ def test_an_overlapped_collective_hides_behind_its_own_phase_alone():
 def test_collectives_of_a_phase_that_overlaps_are_counted_so():
     import torch
 
-    from harness.predict.work import Counter
+    from harness.predict.tracing.work import Counter
 
     class AllReduce:
         namespace = "c10d"

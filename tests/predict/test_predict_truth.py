@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from harness import ROOT
 from harness.memory.record import peak
 from harness.predict import pool
-from harness.predict.simulate import kernel_scratch, simulate, trace_training
+from harness.predict.tracing.simulate import kernel_scratch, simulate, trace_training
 from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
@@ -280,7 +280,7 @@ def test_overflow_is_looked_for_in_a_copy_of_the_gradients():
 
 
 def test_a_trace_without_an_optimizer_s_step_is_none(monkeypatch):
-    from harness.predict import storageless
+    from harness.predict.tracing import storageless
 
     monkeypatch.setattr(storageless, "step_always", lambda *given, **more: None)
     found = predict(on_gpu("single+fp16+adamw:impl=plain", "DiT-T/8", 8))
@@ -301,7 +301,7 @@ RAISED = {
 
 @pytest.mark.parametrize("recipe", RAISED)
 def test_what_cannot_be_traced_says_why(recipe, monkeypatch):
-    from harness.predict import simulate as module
+    from harness.predict.tracing import simulate as module
 
     def stumble(resolved: Resolved, kind: str) -> None:
         raise NotImplementedError("a kernel that knows no tensors without storage")
@@ -314,7 +314,7 @@ def test_what_cannot_be_traced_says_why(recipe, monkeypatch):
 
 
 def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
-    from harness.predict import simulate as module
+    from harness.predict.tracing import simulate as module
 
     def refuse(resolved: Resolved, kind: str) -> None:
         raise BadInput("attend: no such kernel; take another")

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from harness import cli
-from harness.commands.largest_table import print_largest
-from harness.commands.plan import Asked
-from harness.predict import cards, pool, search, ways_out, workspace
+from harness.commands.planning.largest_table import print_largest
+from harness.commands.planning.plan import Asked
+from harness.predict import pool, search, ways_out, workspace
 from harness.predict.prediction import Prediction
+from harness.predict.speed import cards
 from harness.resolve import Resolved
 from tests.made.predictions import GIB, asked, prediction
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.commands.plan_table import answer, explained
+from harness.commands.planning.plan_table import answer, explained
 from harness.memory.record import Held
-from harness.predict import cards, verdict, ways_out
-from harness.predict.roofline import Seconds, Work, seconds
+from harness.predict import verdict, ways_out
+from harness.predict.speed import cards
+from harness.predict.speed.roofline import Seconds, Work, seconds
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import Slot

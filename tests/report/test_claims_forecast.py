@@ -11,13 +11,14 @@ import pytest
 
 from harness import ROOT, cli
 from harness.commands import suites
-from harness.commands.plan_claims import rows_of
+from harness.commands.planning.plan_claims import rows_of
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant
-from harness.predict import attention, cards, forecast, pool
+from harness.predict import attention, forecast, pool
 from harness.predict.forecast import Forecast, Foretold, block_forwards
 from harness.predict.prediction import Prediction, none
-from harness.predict.roofline import Work
+from harness.predict.speed import cards
+from harness.predict.speed.roofline import Work
 from harness.report import build, read_suite, write_report
 from harness.report.data.rows import SuiteHead
 from harness.report.rendering import markdown

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from harness.memory.portrait import Portrait
-from harness.predict import calibrated
-from harness.predict.roofline import Work
+from harness.predict.speed import calibrated
+from harness.predict.speed.roofline import Work
 from harness.report import build, read_suite
 from harness.report.data.rows import SuiteHead
 from harness.report.figures.predicted import predicted_and_measured

@@ -57,7 +57,7 @@ def test_products_are_kept_by_a_torch_that_does_not_show_them(train_here, monkey
 
 def test_the_only_gpu_of_a_process_can_be_limited_though_it_has_no_number(monkeypatch):
     """accelerate's device of a process that trains alone is "cuda"; torch wants its index."""
-    from harness.worker.memory_limit import hold
+    from harness.worker.measuring.memory_limit import hold
 
     taken = {}
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
-from harness.worker import heap, usage
+from harness.worker.measuring import heap, usage
 
 
 @pytest.fixture(scope="module")

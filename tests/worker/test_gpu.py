@@ -14,7 +14,7 @@ from harness.spec import Spec
 from harness.system.machine import examine
 from harness.system.requirements import obstacle
 from harness.worker.environment import attention
-from harness.worker.meter import CudaMeter
+from harness.worker.measuring.meter import CudaMeter
 from strategies.sizes import pinned_block
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_an_average_in_host_memory_is_staged_through_pinned_buffers(tmp_path):
 
 
 def test_pinned_blocks_are_what_predictions_take_them_for():
-    from harness.worker.meter import pinned_bytes
+    from harness.worker.measuring.meter import pinned_bytes
 
     before = pinned_bytes()
     kept = torch.empty(9 * 2**20, dtype=torch.uint8, pin_memory=True)

@@ -18,15 +18,16 @@ from harness import ROOT
 from harness.launch.command import ALLOCATOR
 from harness.memory.tracer import trace_step
 from harness.phases import PEAK_PHASES
-from harness.predict import trace
+from harness.predict.tracing import trace
 from harness.result import Peak
-from harness.worker import environment, meter, sampling
+from harness.worker import environment
 from harness.worker.loop import Log, optimizer_step
+from harness.worker.measuring import meter, sampling
 
 MIB = 2**20
 CHILD = """
 import json, torch
-from harness.worker.meter import ResidentMeter
+from harness.worker.measuring.meter import ResidentMeter
 torch.ones(2**20).add_(1)
 meter = ResidentMeter()
 meter.enter("big")

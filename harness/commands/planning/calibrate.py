@@ -20,10 +20,10 @@ from harness.calibrate.station import Planned, schedule
 from harness.calibrate.table import Table
 from harness.calibration import here, store
 from harness.calibration.record import Calibration, public
-from harness.commands.calibrate_against import against
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import check_file
-from harness.predict.calibrated import measured_on
+from harness.commands.planning.calibrate_against import against
+from harness.predict.speed.calibrated import measured_on
 from harness.report.data.grid import Grid, text_grid
 from harness.report.rendering.narrow import draw
 from harness.result import Result, Status, load_all

@@ -13,10 +13,11 @@ from rich.markup import escape
 from harness.calibrate.against import as_json, held, table
 from harness.calibrate.table import lines
 from harness.calibration import store
-from harness.commands.plan_table import PlanProgress
-from harness.predict import attention, calibrated, cards, pool
-from harness.predict.cards import Card
+from harness.commands.planning.plan_table import PlanProgress
+from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
+from harness.predict.speed import calibrated, cards
+from harness.predict.speed.cards import Card
 from harness.resolve import resolve
 from harness.result import Result, Status, load_all, write_json
 from harness.spec import SpecError

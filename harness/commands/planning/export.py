@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from harness.commands import plan
 from harness.commands.console import OK, make_console, slug
-from harness.commands.export_table import print_export
-from harness.commands.plan_asked import Asked, asked_for
+from harness.commands.planning import plan
+from harness.commands.planning.export_table import print_export
+from harness.commands.planning.plan_asked import Asked, asked_for
 from harness.export import trainers
 from harness.export.bundle import bundle, write
 from harness.predict import attention, pool, verdict

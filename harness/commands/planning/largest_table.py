@@ -18,7 +18,7 @@ from harness.resolve import Resolved
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.commands.plan_asked import Asked
+    from harness.commands.planning.plan_asked import Asked
 
 __all__ = ["print_largest"]
 

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.console import make_console
-from harness.commands.largest_table import print_largest
 from harness.commands.options import add_shaping, check_file
-from harness.commands.plan_asked import CUSTOM, Asked, asked_for
-from harness.commands.plan_claims import plan_claims
-from harness.commands.plan_table import PlanProgress, print_explained, print_plan
-from harness.predict import attention, calibrated, pool, verdict, ways_out
-from harness.predict.calibrated import NONE
+from harness.commands.planning.largest_table import print_largest
+from harness.commands.planning.plan_asked import CUSTOM, Asked, asked_for
+from harness.commands.planning.plan_claims import plan_claims
+from harness.commands.planning.plan_table import PlanProgress, print_explained, print_plan
+from harness.predict import attention, pool, verdict, ways_out
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import sent
 from harness.predict.search import Largest, largest_batch, largest_model
+from harness.predict.speed import calibrated
+from harness.predict.speed.calibrated import NONE
+from harness.predict.speed.roofline import sent
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.resolve import Resolved

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from harness.commands import suites
 from harness.data.feed import check_data
-from harness.predict import calibrated, cards, network
-from harness.predict.cards import Card
+from harness.predict.speed import calibrated, cards, network
+from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of

@@ -14,13 +14,14 @@ from rich.console import Console
 
 from harness.commands import suites
 from harness.commands.console import OK
-from harness.commands.plan_asked import PlanError, card_of
-from harness.commands.plan_table import PlanProgress
+from harness.commands.planning.plan_asked import PlanError, card_of
+from harness.commands.planning.plan_table import PlanProgress
 from harness.commands.reports import report
-from harness.predict import attention, calibrated, pool, verdict
-from harness.predict.cards import Card
+from harness.predict import attention, pool, verdict
 from harness.predict.forecast import Forecast, Foretold, foretold
 from harness.predict.prediction import Prediction
+from harness.predict.speed import calibrated
+from harness.predict.speed.cards import Card
 from harness.report import read_suite
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.memory.record import Instant
-from harness.predict import calibrated, verdict
-from harness.predict.cards import Card
+from harness.predict import verdict
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import sent
+from harness.predict.speed import calibrated
+from harness.predict.speed.cards import Card
+from harness.predict.speed.roofline import sent
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid

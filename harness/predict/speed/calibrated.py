@@ -10,8 +10,8 @@ from typing import Any
 from harness.calibration import here, store
 from harness.calibration.record import Calibration, Device, load
 from harness.calibration.store import Applied
-from harness.predict import cards
-from harness.predict.cards import Card
+from harness.predict.speed import cards
+from harness.predict.speed.cards import Card
 from harness.system import gpus
 from strategies.base import BadInput
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from harness.predict.cards import Card
+from harness.predict.speed.cards import Card
 from harness.result import Wire, load_all
 from strategies.base import BadInput
 

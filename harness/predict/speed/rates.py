@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.calibration.record import AttentionRate, Ceilings, Stream
 from harness.predict import attention
-from harness.predict.cards import Card
+from harness.predict.speed.cards import Card
 
 __all__ = ["LAUNCH", "Rates", "rates"]
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.predict.cards import NODE, Card
-from harness.predict.rates import Rates, rates
+from harness.predict.speed.cards import NODE, Card
+from harness.predict.speed.rates import Rates, rates
 
 __all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "parts_of", "seconds", "sent"]
 

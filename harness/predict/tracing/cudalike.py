@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from harness.predict import attention
-from harness.predict.shortcuts import stays_in_backward
-from harness.predict.world import GPU
+from harness.predict.tracing.shortcuts import stays_in_backward
+from harness.predict.tracing.world import GPU
 
 __all__ = ["CudaLike", "cuda_like"]
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Held, Instant
-from harness.predict.landmarks import parts
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import Work
-from harness.predict.simulate import summary, trace_bordered
+from harness.predict.speed.roofline import Work
+from harness.predict.tracing.landmarks import parts
+from harness.predict.tracing.simulate import summary, trace_bordered
 from harness.resolve import Resolved
 from harness.worker.setup import LIBRARIES
 

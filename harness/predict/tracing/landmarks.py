@@ -2,7 +2,7 @@
 
 A step of a deep model repeats what it does for a block. Cut at the blocks' borders, each part of a
 step grows in a straight line with the number of blocks, whichever part is the fullest in the end:
-so a shallow model tells of a deep one (``harness.predict.extend``).
+so a shallow model tells of a deep one (``harness.predict.tracing.extend``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from harness.memory.record import Record
-from harness.predict.trace import StoragelessTracer
+from harness.predict.tracing.trace import StoragelessTracer
 from strategies.engine import Trained
 
 __all__ = ["Part", "bordered", "parts"]

@@ -16,16 +16,17 @@ from torch.utils._pytree import tree_leaves
 
 from harness.memory.record import Record, beyond_state, peak, phase_peaks, running
 from harness.memory.tracer import following
-from harness.predict import landmarks, workspace, world
-from harness.predict.allocator import replay
+from harness.predict import workspace
 from harness.predict.attention import USUAL, of_operations
-from harness.predict.cudalike import cuda_like
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
-from harness.predict.shortcuts import Shortcuts, stays_in_backward
-from harness.predict.storageless import storageless
-from harness.predict.trace import StoragelessTracer
-from harness.predict.work import Counter
+from harness.predict.tracing import landmarks, world
+from harness.predict.tracing.allocator import replay
+from harness.predict.tracing.cudalike import cuda_like
+from harness.predict.tracing.shortcuts import Shortcuts, stays_in_backward
+from harness.predict.tracing.storageless import storageless
+from harness.predict.tracing.trace import StoragelessTracer
+from harness.predict.tracing.work import Counter
 from harness.resolve import Resolved
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
@@ -57,8 +58,7 @@ def trace_training(
 def trace_bordered(
     resolved: Resolved, kind: str = USUAL, steps: int = STEPS, *, watch: bool = True
 ) -> tuple[StoragelessTracer, Counter, int, list[tuple[int, str]]]:
-    """The same, with the events at which blocks begin (``harness.predict.landmarks``), if they are
-    to be watched."""
+    """The same, with the events at which blocks begin (``landmarks``), where they are watched."""
     resolved.subject.idle  # noqa: B018 (surveyed now: a survey's tensors are not the training's)
     imitation = resolved.launch.engine.imitation()
     counter = _counter(resolved, imitation)

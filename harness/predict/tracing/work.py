@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
-from harness.predict.roofline import Work
+from harness.predict.speed.roofline import Work
 from strategies.evidence.flops import left_out
 
 __all__ = ["Counter"]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.calibration.record import Calibration, load
-from harness.predict import calibrated
-from harness.predict.cards import Card
 from harness.predict.prediction import Prediction
-from harness.predict.roofline import Seconds, seconds
+from harness.predict.speed import calibrated
+from harness.predict.speed.cards import Card
+from harness.predict.speed.roofline import Seconds, seconds
 from harness.report.figures import derive
 from harness.result import Result
 from strategies.base import BadInput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.predict import cards
+from harness.predict.speed import cards
 
 __all__ = ["peak_flops"]
 

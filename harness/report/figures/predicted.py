@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.calibration.record import Calibration
 from harness.memory.record import as_measured
-from harness.predict import calibrated, workspace
+from harness.predict import workspace
 from harness.predict.prediction import Prediction, load
+from harness.predict.speed import calibrated
 from harness.report.figures import categories, derive
 from harness.report.figures.categories import CATEGORIES
 from harness.result import Categories, Result

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.calibration.record import Calibration
-from harness.predict import calibrated, workspace
+from harness.predict import workspace
 from harness.predict.prediction import Prediction
+from harness.predict.speed import calibrated
 from harness.result import Result, Status
 
 __all__ = ["OUT_OF_MEMORY", "PredictedFit", "predicted_fit"]

@@ -8,9 +8,9 @@ from typing import Any
 
 from harness.memory import dissect
 from harness.resolve import Resolved
-from harness.worker.gpu_watch import GpuWatch
 from harness.worker.loop import Log, Run, optimizer_step
-from harness.worker.meter import Meter
+from harness.worker.measuring.gpu_watch import GpuWatch
+from harness.worker.measuring.meter import Meter
 from harness.worker.status import Reporter
 
 __all__ = ["Bench"]

@@ -19,7 +19,7 @@ import torch
 
 from harness.launch.command import ALLOCATOR
 from harness.result import Peak
-from harness.worker.sampling import Highest, Sampler, is_sampled
+from harness.worker.measuring.sampling import Highest, Sampler, is_sampled
 
 __all__ = ["CudaMeter", "Meter", "ResidentMeter", "make_meter", "resident_peak_bytes"]
 
@@ -153,7 +153,7 @@ class ResidentMeter(_Phases):
 
     Follows live tensors only while freed memory goes back to the kernel at once: see
     ``launch.command.ALLOCATOR``, which must be in the environment when the process starts, and
-    ``harness.worker.heap``, which ends it before the timed steps.
+    ``harness.worker.measuring.heap``, which ends it before the timed steps.
     """
 
     kind = "resident"

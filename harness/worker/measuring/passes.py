@@ -1,7 +1,7 @@
 """The steps of a run: first those in which memory is read, then those in which time is.
 
-The two want different heaps of a process on CPUs (``harness.worker.heap``), and a meter has nothing
-to do in a timed step. So a measured run takes its warm-up, a step as a whole (``steady``) and one
+The two want different heaps of a process on CPUs (``heap``), and a meter has nothing to do in a
+timed step. So a measured run takes its warm-up, a step as a whole (``steady``) and one
 that is cut into its phases under the meter, then some steps that settle the other heap, then the
 timed ones. On a GPU nothing has to change between them, and the steps are the same.
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.worker import heap
-from harness.worker.bench import Bench
 from harness.worker.loop import timed_step
+from harness.worker.measuring import heap
+from harness.worker.measuring.bench import Bench
 from harness.worker.training import Training
 
 __all__ = ["SETTLING", "measured_steps", "training_steps", "trial_steps"]

@@ -1,0 +1,1 @@
+"""A training followed from its first line on, on tensors without storage."""
