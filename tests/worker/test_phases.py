@@ -32,7 +32,7 @@ def entered(*paths) -> dict[str, str]:
 
 
 def test_every_phase_that_a_worker_enters_is_in_the_list():
-    worker = [ROOT / "harness" / "train.py", *(ROOT / "harness" / "worker").glob("*.py")]
+    worker = [ROOT / "harness" / "train.py", *(ROOT / "harness" / "worker").rglob("*.py")]
     names = entered(*worker)
     assert len(names) > 5 and "measure" in names
     assert {name: at for name, at in names.items() if name not in RUN_PHASES} == {}
