@@ -94,6 +94,12 @@ def test_what_a_worker_runs_makes_kept_results_stale(house):
     assert rooms <= {*MEASURED, "system"} and {"worker", "memory", "subjects"} <= rooms
 
 
+def test_every_test_file_has_a_name_of_its_own():
+    """Without packages pytest imports a second file of one name as the first, and fails."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 100 and sorted(set(names)) == sorted(names)
+
+
 def test_no_test_imports_another():
     """What two of them need lies in tests/made; conftest is nobody's test."""
     tests = sources("tests")
