@@ -8,6 +8,7 @@ import ast
 import pytest
 from conftest import LONGEST
 
+from harness import ROOT
 from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
 from tests.made.imports import Sources, circle, imported, sources
