@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_arguments(several.add_arguments(parser))
     parser.set_defaults(parser=parser)
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
-    add_settings(settings, "recipe", "repeat", defaults=SUITE_S)
+    add_settings(settings, "recipe", "repeat", defaults=SUITE_S, sampling=True)
 
 
 def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
