@@ -105,7 +105,7 @@ def fit_words(options: argparse.Namespace) -> list[str]:
     """The worker's own options, paths made absolute: the worker starts in the root folder."""
     _check_saved(Path(options.checkpoint), options)
     words = ["--resume"] if options.resume else []
-    for name in ("checkpoint", "samples", "trained", "averaged"):
+    for name in ("checkpoint", "samples", "trained"):
         if getattr(options, name):
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
     for name in ("save_every", "sample_steps", "guidance"):
@@ -114,6 +114,8 @@ def fit_words(options: argparse.Namespace) -> list[str]:
             raise SpecError(f"{name} is {value}; give --{name.replace('_', '-')} above 0")
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    if options.averaged:
+        words += ["--averaged", os.path.abspath(options.averaged)]
     return words
 
 

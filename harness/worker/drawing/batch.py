@@ -93,7 +93,8 @@ class Drawing:
         return out.float()  # the two halves are far larger than their difference
 
     def step(self) -> None:
-        """A whole batch, kept until the next."""
+        """A whole batch, kept until the next begins."""
+        self.drawn = None
         self.drawn = self.batch()
 
     def watched_step(self) -> None:

@@ -46,11 +46,12 @@ class DrawingBench(Bench):
     """A bench on which a step is a batch of samples."""
 
     drawing: Drawing
+    kept: Tensor | None = None
 
     @property
     def baseline(self) -> tuple[Any, ...]:
-        """Nothing: no data is opened."""
-        return ()
+        """The samples that are kept for the result: whoever draws some hands them on."""
+        return () if self.kept is None else (self.kept,)
 
     def step(self) -> None:
         self.drawing.step()
@@ -62,7 +63,8 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result:
     bench = _begin(resolved, folder, reporter)
     drawing, trained = bench.drawing, bench.run.trained
     _batches(bench)
-    kept, alone = drawing.drawn, _alone(bench)
+    kept = bench.kept = drawing.drawn
+    alone = _alone(bench)
     reporter.enter("anatomy")
     categories = traced_steps(bench)
     observe_step(trained, resolved.recipe.strategies, drawing.watched_step)
