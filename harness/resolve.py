@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from harness.data.feed import check_data
-from harness.spec import Spec
+from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from strategies import parse
 from strategies.base import Conflict, Settings
@@ -41,13 +41,24 @@ class Resolved:
 
     @property
     def flops_per_step(self) -> int:
-        """FLOPs of one training step of the whole job, for FLOP/s and MFU; 0: not counted.
+        """FLOPs of one training step of the whole job, or of a batch of drawn samples, for FLOP/s
+        and MFU; 0: not counted.
 
         They are of the whole model with every weight trained. A part that freezes, adds or
         removes weights does other products, for which a wrong number is worse than none.
         """
-        other = "other_products" in self.launch.traits
-        return 0 if other else self.subject.train_flops(self.spec.global_batch)
+        if "other_products" in self.launch.traits:
+            return 0
+        if self.spec.sampling:  # forward is a third of a training step
+            calls = self.evaluations * (1 if self.spec.scale == 1 else 2)
+            return self.subject.train_flops(self.spec.global_batch) * calls // 3
+        return self.subject.train_flops(self.spec.global_batch)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the guided model that the sampler takes from noise to samples."""
+        heun = self.spec.objective.partition(":")[0] == "flow"  # two calls a step
+        return self.spec.drawn_steps * (2 if heun else 1)
 
 
 def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
@@ -59,8 +70,9 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
             thing and the way out.
     """
     spec.check()
-    recipe = parse(spec.recipe, ema=spec.ema > 0)
-    _check_average(spec, recipe)
+    recipe = parse(spec.recipe, ema=spec.ema > 0, workload=spec.workload)
+    if not spec.sampling:
+        _check_average(spec, recipe)
     subject = subject_of(
         spec.model,
         facts or check_data(spec.data),
@@ -74,7 +86,10 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         subject,
         clips=spec.grad_clip > 0,
         simulated=spec.world > 0,
+        workload=spec.workload,
     )
+    if spec.sampling:
+        _check_sampling(spec, recipe, subject)
     return Resolved(
         spec=spec,
         recipe=recipe,
@@ -90,6 +105,19 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         micro_batch=spec.micro_batch(launch.layout.data, recipe.accumulation),
         refusal=recipe.refusal(launch),
     )
+
+
+def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
+    if subject.brings_samples:
+        raise SpecError(
+            f"{subject.name} takes conditions of its own (texts), which sampling does not make; "
+            "take a DiT, or a model of your own"
+        )
+    if recipe.guides_apart and spec.scale == 1:
+        raise Conflict(
+            "cfg_scale is 1, which predicts once, but the recipe names 'guidance:how=sequential'; "
+            "drop one of them"
+        )
 
 
 def shaping(spec: Spec) -> Shaping:

@@ -24,6 +24,7 @@ __all__ = [
     "BadResult",
     "Categories",
     "Check",
+    "Drawn",
     "GpuSample",
     "LaunchRecord",
     "NodeRecord",
@@ -269,6 +270,29 @@ class Wire:
 
 
 @dataclass(kw_only=True)
+class Drawn:
+    """What a run drew from noise, for its distance to what another drew.
+
+    ``samples`` in a batch, of which ``latents`` holds the first: float32, little-endian, in base64,
+    of ``shape`` [B, C, H, W]. ``labels`` are theirs, ``noise`` is a hash of what all were drawn
+    from. ``evaluations`` of the guided model a sample took, each of ``products`` linear layers.
+    ``latency_seconds``: of single samples drawn alone, without a warm-up of the clock.
+    ``echo``: how far the same samples move, relative to their norm, where the noise is moved by the
+    last bit of each float32: how much the sampler makes of a rounding.
+    """
+
+    samples: int
+    evaluations: int
+    products: int
+    shape: list[int]
+    latents: str
+    labels: list[int]
+    noise: str
+    latency_seconds: list[float]
+    echo: float
+
+
+@dataclass(kw_only=True)
 class Result:
     """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
     the rest is raw.
@@ -285,6 +309,7 @@ class Result:
     without a GPU or nvidia-smi. ``nodes`` and ``wire`` are of runs on several machines; ``token``
     names the launch that wrote it, so that no other launch's result is taken for it. ``beside``:
     how many rows ran at a time, each on its own GPU (0: this one alone); then no time was kept.
+    ``drawn``: what a sampling run drew, whose steps are batches of samples; None of a training.
     """
 
     status: Status
@@ -322,6 +347,7 @@ class Result:
     wire: Wire | None = None
     token: str = ""
     beside: int = 0
+    drawn: Drawn | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""

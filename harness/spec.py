@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import ROOT
 from strategies.base import BadInput
+from strategies.workloads import SAMPLE, TRAIN, WORKLOADS
 
 __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 
@@ -22,7 +24,12 @@ DEVICES = ("cpu", "cuda")
 LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
 LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
+LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0}
 """Fields that came after results were recorded, with their defaults."""
+
+
+SAMPLER_STEPS, CFG_SCALE = 8, 2.0
+"""What a sampling run takes where nothing is said."""
 
 
 class SpecError(BadInput):
@@ -67,6 +74,10 @@ class Spec:
     grad_clip: float = _option(0.0, "gradient norm limit; 0 clips nothing")
     ema: float = _option(0.9999, "decay of the weight average; 0 keeps none")
     class_dropout: float = _option(0.1, "share of labels dropped for guidance")
+    workload: str = _option(TRAIN, "train, or sample: draw samples from noise, in batches")
+    weights: str = _option("", "with sample: weights in a file that train wrote (else drawn ones)")
+    sampler_steps: int = _option(0, f"with sample: steps of the sampler (0: {SAMPLER_STEPS})")
+    cfg_scale: float = _option(0.0, f"with sample: guidance scale, 1: none (0: {CFG_SCALE:g})")
     repeat: int = _option(0, "index of this repetition")
     profile: bool = _option(False, "record a profiler's trace of extra steps; not ranked")
     snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
@@ -109,10 +120,40 @@ class Spec:
             raise SpecError(f"beta2 is {self.beta2}; it lies in [0, 1)")
         if not 0 < self.learning_rate < float("inf"):
             raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
-        known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES}
+        known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES, "workload": WORKLOADS}
         for name, words in known.items():
             if getattr(self, name).partition(":")[0] not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        if not self.sampling:
+            for name in ("weights", "sampler_steps", "cfg_scale"):
+                if getattr(self, name):
+                    flag = name.replace("_", "-")
+                    way_out = f"give --workload sample, or leave --{flag} out"
+                    raise SpecError(f"{name} is {getattr(self, name)}, of no use here; {way_out}")
+            return
+        if not 0 <= self.cfg_scale < float("inf"):
+            raise SpecError(f"cfg_scale is {self.cfg_scale}; a scale above 0, 1 guides nothing")
+        least, most = (2, 1000) if self.objective == "epsilon" else (1, 1000)
+        if not least <= self.drawn_steps <= most:
+            told = f"give --sampler-steps {least} to {most}"
+            raise SpecError(f"sampler_steps is {self.sampler_steps}; {told}")
+        if self.objective.partition(":")[0] not in ("epsilon", "flow"):
+            raise SpecError(
+                f"objective is {self.objective!r}; samples are drawn of epsilon and flow"
+            )
+        if self.scale != 1 and not self.class_dropout:
+            raise SpecError(
+                "class_dropout is 0, so that the model knows no withheld label to guide away "
+                "from; give --cfg-scale 1"
+            )
+        for name in ("world", "profile"):
+            if getattr(self, name):
+                raise SpecError(f"{name} is of training; leave --{name} out")
+        if self.weights and not (ROOT / self.weights).is_file():
+            raise SpecError(f"weights is {self.weights}, and there is no such file; train one")
 
     def _check_nodes(self) -> None:
         if self.world and self.nodes > 1:
@@ -127,6 +168,21 @@ class Spec:
                 f"processes is {self.processes} and nodes is {self.nodes}: nodes share alike; "
                 f"give --processes {near}"
             )
+
+    @property
+    def sampling(self) -> bool:
+        """Whether samples are drawn, and nothing is trained."""
+        return self.workload == SAMPLE
+
+    @property
+    def drawn_steps(self) -> int:
+        """Steps of the sampler."""
+        return self.sampler_steps or SAMPLER_STEPS
+
+    @property
+    def scale(self) -> float:
+        """The guidance scale; 1 guides nothing."""
+        return self.cfg_scale or CFG_SCALE
 
     @property
     def local_processes(self) -> int:
@@ -196,6 +252,10 @@ def located(settings: Mapping[str, Any]) -> dict[str, Any]:
         absolute["data"] = f"{kind}{colon}{Path(folder).absolute()}"
     if absolute.get("config"):
         absolute["config"] = str(Path(absolute["config"]).absolute())
+    if absolute.get("weights"):
+        path = Path(absolute["weights"]).absolute()
+        # A worker starts at the root, and a recorded command should name no folder of a machine.
+        absolute["weights"] = str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
     file, colon, name = str(absolute.get("model", "")).partition(":")
     if file.endswith(".py"):
         absolute["model"] = f"{Path(file).absolute()}{colon}{name}"

@@ -23,10 +23,12 @@ import torch
 
 from harness.data.feed import check_data
 from harness.launch import recordings
-from harness.resolve import resolve
+from harness.resolve import Resolved, resolve
+from harness.result import Result
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.system import process
 from harness.worker import measure, record, training
+from harness.worker.drawing import measure as drawing
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
@@ -59,6 +61,31 @@ def _own(folder: Path) -> Path:
     return Path(os.environ.get("HEADROOM_LOCAL") or folder)
 
 
+def _check_words(spec: Spec, options: argparse.Namespace) -> None:
+    words = ("checkpoint", "samples", "trained", "anatomy", "memory_limit", "sabotage")
+    asked = [word for word in words if getattr(options, word)] if spec.sampling else []
+    if asked:
+        raise Conflict(
+            f"{asked[0]} is of a training, and the workload is {spec.workload}; leave "
+            f"--{asked[0].replace('_', '-')} out"
+        )
+
+
+def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporter) -> Result | None:
+    """The run, by its workload; the result on rank 0."""
+    if resolved.spec.sampling:
+        return drawing.measure(resolved, options.out, reporter)
+    return measure.measure(
+        resolved,
+        options.out,
+        reporter,
+        training.from_options(options),
+        options.memory_limit,
+        portrait=options.anatomy,
+        control=options.sabotage,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m harness.train``; the exit code."""
     process.die_with_parent()
@@ -71,22 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         resolved = resolve(spec, check_data(spec.data, thorough=False))
         if resolved.refusal:
             raise Conflict(resolved.refusal)
+        _check_words(spec, options)
     except BadInput as error:
         reporter.failed(error)
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        wanted = training.from_options(options)
         with _history(resolved.spec, options.out, reporter.rank):
-            result = measure.measure(
-                resolved,
-                options.out,
-                reporter,
-                wanted,
-                options.memory_limit,
-                portrait=options.anatomy,
-                control=options.sabotage,
-            )
+            result = _measured(resolved, options, reporter)
     except BaseException as error:
         reporter.failed(error)
         raise

@@ -24,8 +24,12 @@ from strategies.optimizers.sgd import Sgd
 from strategies.precision.bfloat import Bf16Master, Bf16Pure
 from strategies.precision.fp8 import Fp8
 from strategies.precision.fp16 import Fp16
+from strategies.precision.half import Fp16Pure
 from strategies.precision.mixed import Bf16, Fp32, Tf32
 from strategies.recipe import Recipe
+from strategies.sampling.guidance import Guidance
+from strategies.sampling.palette import Palette
+from strategies.sampling.quantised import Int8, Nf4
 from strategies.sharding import sharding_kinds
 from strategies.sparsity.prune import Prune
 from strategies.sparsity.prune_structured import PruneStructured
@@ -35,6 +39,7 @@ from strategies.step.backward import Backward
 from strategies.step.ema import Ema
 from strategies.step.optimizer_in_backward import OptimizerInBackward
 from strategies.strategy import Strategy
+from strategies.workloads import SAMPLE, TRAIN
 
 __all__ = ["CATALOG", "parse"]
 
@@ -46,6 +51,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "bf16_master": Bf16Master,
     "bf16_pure": Bf16Pure,
     "fp16": Fp16,
+    "fp16_pure": Fp16Pure,
     "fp8": Fp8,
     "lora": Lora,
     "dora": Dora,
@@ -56,6 +62,9 @@ CATALOG: dict[str, type[Strategy]] = {
     "prune": Prune,
     "prune_structured": PruneStructured,
     "sparse24": Sparse24,
+    "int8": Int8,
+    "nf4": Nf4,
+    "palette": Palette,
     "attend": Attend,
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
@@ -77,15 +86,19 @@ CATALOG: dict[str, type[Strategy]] = {
     "topk": TopK,
     "sparse_embedding": SparseEmbedding,
     "ema": Ema,
+    "guidance": Guidance,
 }
 
 
-def parse(text: str, *, ema: bool = True) -> Recipe:
-    """The recipe that ``text`` names; open places get fp32, adamw and (if ``ema``) the average.
+def parse(text: str, *, ema: bool = True, workload: str = TRAIN) -> Recipe:
+    """The recipe that ``text`` names; open places get fp32, adamw and (if ``ema``) the average, or
+    where samples are drawn fp32 and guidance in one batch.
 
     Raises:
         recipe.RecipeError: an unknown strategy or parameter, or a bad value.
         base.Conflict: two strategies for one place, or no sharding strategy.
     """
+    if workload == SAMPLE:
+        return recipe.parse(text, CATALOG, defaults=(Fp32(), Guidance()))
     average = Ema() if ema else Ema(place="none")
     return recipe.parse(text, CATALOG, defaults=(Fp32(), AdamW(), average))

@@ -26,21 +26,24 @@ __all__ = [
 
 
 class Slot(IntEnum):
-    """The places a training step leaves open, in the order in which they are filled."""
+    """The places a training step, or a batch of drawn samples, leaves open, in the order in which
+    they are filled."""
 
     SHARD = 0
     PRECISION = 1
     ADAPT = 2
     SPARSIFY = 3
-    ATTEND = 4
-    RECOMPUTE = 5
-    OFFLOAD = 6
-    COMPILE = 7
-    OPTIMIZE = 8
-    STEP = 9
-    ACCUMULATE = 10
-    COMPRESS = 11
-    AVERAGE = 12
+    STORE = 4
+    ATTEND = 5
+    RECOMPUTE = 6
+    OFFLOAD = 7
+    COMPILE = 8
+    OPTIMIZE = 9
+    STEP = 10
+    ACCUMULATE = 11
+    COMPRESS = 12
+    AVERAGE = 13
+    GUIDE = 14
 
 
 TRAITS = {
@@ -67,6 +70,8 @@ TRAITS = {
     "sparse_gradients": "a gradient is a sparse tensor",
     "takes_sparse": "the optimizer takes sparse gradients",
     "own_state": "the optimizer's state is not two float moments a parameter",
+    # Of the workload:
+    "sampling": "samples are drawn: there is no backward, no gradient and no optimizer",
     # Of engines:
     "one_process": "one process trains, and sends nothing",
     "replicas": "gradients of whole replicas are averaged by an all-reduce that a hook can replace",

@@ -33,6 +33,7 @@ from strategies.launch_file import LaunchFile
 from strategies.settled import Settled
 from strategies.sizes import Sizes
 from strategies.subject import Subject
+from strategies.workloads import TRAIN
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,8 @@ __all__ = [
     "Launch",
     "Layout",
     "Maker",
+    "NoOptimizer",
+    "Sampling",
     "Told",
     "Trained",
     "Workload",
@@ -392,6 +395,12 @@ class Engine:
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return accelerator.prepare(module, optimizer)
 
+    def prepare_to_sample(self, accelerator: Any, module: Any) -> Any:
+        """The model as samples are drawn with it (``Trained.model``): ``module`` takes no gradient
+        and is in eval mode, and there is no optimizer. Called in place of ``prepare`` where the
+        workload is sampling."""
+        return accelerator.prepare_model(module, evaluation_mode=True)
+
     def ready(self, trained: Trained) -> None:
         """Called when every strategy is attached: the last thing before the first step."""
 
@@ -587,11 +596,30 @@ class Launch:
     clips: bool = False
     simulated: bool = False
     traits: frozenset[str] = frozenset()
+    workload: str = TRAIN
 
     @property
     def layout(self) -> Layout:
         """How the engine uses the ranks."""
         return self.engine.layout(self.processes)
+
+
+class NoOptimizer:
+    """In the place of an optimizer where there is none: it updates nothing and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[Any, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What a batch of drawn samples takes: ``samples`` in it, ``evaluations`` of the guided model
+    from noise to the samples, and the ``guidance`` scale (1: none)."""
+
+    samples: int
+    evaluations: int
+    guidance: float
 
 
 @dataclass(kw_only=True)
@@ -603,9 +631,10 @@ class Trained:
     ``optimizer_steps`` of the whole training, ``resumed_steps`` of them by an earlier process,
     ``micro_steps`` by this one. ``ops`` names every operator of one whole step, as torch's
     dispatcher spells them; empty where no step was traced (a training run). ``observed`` is what
-    one step showed that was watched for evidence, None where none was. Where gradients are
-    gone before the loop could look at them, whoever takes them sets ``gradient_norm``: the global
-    norm of the backward that just ended.
+    one step showed that was watched for evidence, None where none was. Where samples are drawn
+    (``sampling``) a step is a batch of them, and a micro step a call of the model. Where gradients
+    are gone before the loop could look at them, whoever takes them sets ``gradient_norm``: the
+    global norm of the backward that just ended.
     """
 
     accelerator: Any
@@ -618,6 +647,7 @@ class Trained:
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
+    sampling: Sampling | None = None
     gradient_norm: Callable[[], Any] | None = None
     ops: set[str] = field(default_factory=set)
     observed: Observed | None = None

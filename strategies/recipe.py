@@ -16,6 +16,7 @@ from strategies.base import BadInput, Conflict, Parity, Slot
 from strategies.engine import Launch
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import SAMPLE, TRAIN
 
 __all__ = ["Recipe", "RecipeError", "nearest", "parse"]
 
@@ -68,6 +69,12 @@ class Recipe:
         part = self.in_slot(Slot.ACCUMULATE)
         return part.steps if part else 1
 
+    @property
+    def guides_apart(self) -> bool:
+        """Whether the two halves of guidance are predicted one after the other."""
+        part = self.in_slot(Slot.GUIDE)
+        return part is not None and part.how == "sequential"
+
     def launch(
         self,
         device: str,
@@ -76,22 +83,25 @@ class Recipe:
         *,
         clips: bool = False,
         simulated: bool = False,
+        workload: str = TRAIN,
     ) -> Launch:
         """What the launch file says, and what the parts have to know of one another."""
         launch = self.sharding.launch(device, processes, subject)
+        of_parts = [part.traits() for part in self.strategies]
         return dataclasses.replace(
             launch,
             engine=launch.engine.chosen(self.sharding.choices),
             accumulation=self.accumulation,
             clips=clips,
             simulated=simulated,
-            traits=launch.traits.union(*(part.traits() for part in self.strategies)),
+            traits=launch.traits.union(*of_parts, {"sampling"} if workload == SAMPLE else ()),
+            workload=workload,
         )
 
     def refusal(self, launch: Launch) -> str | None:
         """The first reason why a part refuses ``launch``, prefixed by the part's name."""
         for part in self.strategies:
-            reason = part.refuses(launch)
+            reason = part.out_of_place(launch) or part.refuses(launch)
             if reason:
                 return f"{part.name}: {reason}"
         return None

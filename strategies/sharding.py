@@ -21,6 +21,7 @@ from strategies.evidence.settings import label
 from strategies.launch_file import FOLDER
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import SAMPLE
 
 __all__ = ["Sharding", "sharding_kinds"]
 
@@ -59,6 +60,10 @@ class Sharding(Strategy):
     def __post_init__(self) -> None:
         if self.choices:
             self.engine("cuda").chosen(self.choices)
+
+    def out_of_place(self, launch: Launch) -> str | None:
+        samples = launch.workload == SAMPLE and "one_process" in launch.engine.traits
+        return None if samples else super().out_of_place(launch)
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return launch.engine.needs

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strategies.base import Attachment, Parity, Settings, Slot
 from strategies.engine import Launch, Trained
 from strategies.subject import Subject
+from strategies.workloads import TRAIN, out_of_place
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,17 @@ class Strategy:
     reads_weights: ClassVar[bool] = False
     """Whether ``edit_model`` reads or writes values of weights: the whole model is then drawn, in
     host memory, before it is called. Else it may be called when they are not there yet."""
+
+    workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
+    """Where it has an effect (``strategies.workloads``); elsewhere it is refused."""
+    idle: ClassVar[str] = ""
+    """Why it has none in the other workload, and the way out, where its slot does not say it."""
+
+    def out_of_place(self, launch: Launch) -> str | None:
+        """Why it makes no sense in this workload, with the way out; None where it does."""
+        if launch.workload in self.workloads:
+            return None
+        return self.idle or out_of_place(self.slot, launch.workload)
 
     def traits(self) -> frozenset[str]:
         """What other parts may have to know of this one; the words are listed in TRAITS."""

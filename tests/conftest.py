@@ -35,6 +35,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 process.own_tools_first()
 
 TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
+DRAWN = dataclasses.replace(
+    TINY, workload="sample", objective="flow", global_batch=2, sampler_steps=2
+)
 STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", objective="flow")
 """A subject that is no DiT."""
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
@@ -161,18 +164,45 @@ def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def draw_here() -> Iterator[Callable]:
+    """Prepare a spec in this process and draw two batches, the second watched:
+    ``draw_here(spec) -> Drawing``."""
+    import torch
+
+    from harness.worker import setup
+    from harness.worker.drawing.prepare import prepare
+    from strategies.evidence.watching import observe_step
+
+    def go(spec: Spec):
+        forget()
+        torch.set_num_threads(1)
+        resolved = resolve(spec)
+        accelerator = setup.make_accelerator(resolved)
+        drawing, _ = prepare(resolved, accelerator, lambda phase: None)
+        drawing.step()
+        observe_step(drawing.trained, resolved.recipe.strategies, drawing.watched_step)
+        return drawing
+
+    yield go
+    forget()
+
+
+def forget() -> None:
+    """Let accelerate begin anew in this process."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState._reset_state()
+    GradientState._reset_state()
+
+
+@pytest.fixture
 def train_here() -> Iterator[Callable]:
     """Prepare a spec in this process and take steps: ``train_here(spec, steps) -> (Run, Log)``."""
     import torch
-    from accelerate.state import AcceleratorState, GradientState, PartialState
 
     from harness.worker import setup
     from harness.worker.loop import Log, optimizer_step
-
-    def forget() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        PartialState._reset_state()
-        GradientState._reset_state()
 
     def go(spec: Spec, steps: int, scratch: Path = Path("unused")):
         forget()

@@ -24,16 +24,24 @@ __all__ = [
 ]
 
 
+OF_SAMPLING = ("workload", "weights", "sampler_steps", "cfg_scale")
+"""Fields of a spec that are left out by commands which only train."""
 ALL_GPUS = "all GPUs, else 1"
 """How the help says which number of processes a command of one recipe takes."""
 
 
-def add_settings(parser: Any, *leave_out: str, defaults: Mapping[str, Any] | None = None) -> None:
+def add_settings(
+    parser: Any,
+    *leave_out: str,
+    defaults: Mapping[str, Any] | None = None,
+    sampling: bool = False,
+) -> None:
     """An option for each field of a spec but ``leave_out``; ``parser`` may be a group of one. How
     many machines share a run is asked for by the commands that can start on several.
 
-    ``defaults``: the command's own, for the help to say.
+    ``defaults``: the command's own, for the help to say. ``sampling``: whether it can draw samples.
     """
+    leave_out += () if sampling else OF_SAMPLING
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add_arguments(parser, leave_out=(*leave_out, "device", "nodes"), defaults=defaults)
 

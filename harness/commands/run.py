@@ -49,6 +49,7 @@ from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
 from harness.system.tree import at_work
 from strategies.subject import DataFacts
+from strategies.workloads import TRAIN
 
 __all__ = ["add_arguments", "predict_measured", "run"]
 
@@ -60,9 +61,9 @@ SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``run``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    told = "which (default: default); ./run.sh list names them"
+    told = "which (default: default, or sampling); ./run.sh list names them"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
-    told = "recipes instead, with the settings of the suite default; the first is the reference"
+    told = "recipes instead, with the settings of the usual suite; the first is the reference"
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
     told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
@@ -77,13 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_arguments(several.add_arguments(parser))
     parser.set_defaults(parser=parser)
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
-    add_settings(settings, "recipe", "repeat", defaults=SUITE_S)
+    add_settings(settings, "recipe", "repeat", defaults=SUITE_S, sampling=True)
 
 
 def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run a suite, print its table, name the report's files."""
     console = make_console()
-    name = "recipes" if options.recipes else options.suite or "default"
+    usual = matrix.SUITES.get(given.get("workload", TRAIN), "default")
+    name = "recipes" if options.recipes else options.suite or usual
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
     if options.on:
         return cluster.run(options, out, slug(name), console)
@@ -210,9 +212,10 @@ class AskedRows:
             why = (machine.probe or {}).get("no_cuda")
             seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
             raise SpecError(f"device is cuda, and {seen}; use --device cpu")
+        workload = self.given.get("workload", TRAIN)
         if options.recipes:
-            return matrix.ad_hoc(options.recipes, device)
-        return suites.load(options.suite or "default", device)
+            return matrix.ad_hoc(options.recipes, device, workload)
+        return suites.load(options.suite or matrix.SUITES.get(workload, "default"), device)
 
 
 def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:

@@ -17,7 +17,13 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands import one_row
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_name, seconds
+from harness.commands.options import (
+    ALL_GPUS,
+    add_settings,
+    check_file,
+    folder_name,
+    seconds,
+)
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, finished, newest_whole, terms
@@ -59,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
     told = "what was trained, by itself: adapters, not the model (default: not written)"
     add("--trained", metavar="FILE", help=told)
+    told = "the averaged weights, for --weights (default: OUT/averaged.safetensors)"
+    add("--averaged", metavar="FILE", help=told)
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler (default: 25)")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale (default: 2.0)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
@@ -76,6 +84,8 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     options.checkpoint = options.checkpoint or str(folder / "checkpoint")
     if given.get("ema", DEFAULTS["ema"]) and not options.samples:
         options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
+    if given.get("ema", DEFAULTS["ema"]) and not options.averaged:
+        options.averaged = str(folder / "averaged.safetensors")
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
     _, row = one_row.planned(ask, folder, options.device)
@@ -83,7 +93,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if options.dry_run:
         print(_line(row, extra))
         return OK
-    for name in ("samples", "trained"):
+    for name in ("samples", "trained", "averaged"):
         if getattr(options, name):
             check_file(Path(getattr(options, name)), name)
     check_file(Path(options.checkpoint) / "step", "checkpoint")
@@ -104,6 +114,8 @@ def fit_words(options: argparse.Namespace) -> list[str]:
             raise SpecError(f"{name} is {value}; give --{name.replace('_', '-')} above 0")
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    if options.averaged:
+        words += ["--averaged", os.path.abspath(options.averaged)]
     return words
 
 
@@ -184,7 +196,7 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
         ends = [result.losses[:SHOWN], result.losses[-SHOWN:]]
         first, last = (sum(part) / len(part) for part in ends)
         console.print(f"loss {first:.4f} -> {last:.4f} over {len(result.losses)} steps")
-    for name in ("checkpoint", "samples", "trained"):
+    for name in ("checkpoint", "samples", "trained", "averaged"):
         path = getattr(options, name)
         if path and os.path.exists(path):
             console.print(Text(f"{name}: {short(Path(path))}"), soft_wrap=True)

@@ -47,7 +47,7 @@ STATUS_SECONDS = 0.5
 LOG_BYTES = 1 << 20  # the end of the log is enough: tracebacks come last
 PROBE_BYTES = 1 << 20
 COMPILED = "compiled"
-STALE = ("ranks", "nvme", COMPILED, recordings.PROFILE, "result.json", "log.txt")
+STALE = ("ranks", "nvme", COMPILED, recordings.PROFILE, "result.json", "log.txt", "samples.png")
 
 
 class LaunchError(OSError):

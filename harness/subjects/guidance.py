@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from strategies.subject import Subject
 
-__all__ = ["guide", "guided"]
+__all__ = ["Ask", "guide", "guided", "guided_by"]
+
+Ask = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
+"""(x, t, conditions) -> the model's output for them."""
 
 
 def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor:
@@ -42,17 +45,35 @@ def guided(
 
     ``channels``: how many leading channels of the output are guided; None for the data's.
     """
-    first = next(iter(conditions.values()))
-    none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
-    if scale == 1:
-        withheld_none = dict(conditions) | {"drop": none_B}
-        return lambda x, t_B: subject.predict(module, x, t_B, withheld_none)
-    twice = {name: torch.cat([value, value]) for name, value in conditions.items()}
-    twice["drop"] = torch.cat([none_B, ~none_B])
     leading = subject.data.channels if channels is None else channels
 
+    def ask(x: Tensor, t_B: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        return subject.predict(module, x, t_B, given)
+
+    return guided_by(ask, conditions, scale, leading)
+
+
+def guided_by(
+    ask: Ask, conditions: Mapping[str, Tensor], scale: float, leading: int, *, apart: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A prediction (x, t), guided by ``scale`` towards ``conditions``, of what ``ask`` predicts.
+
+    ``leading`` channels of the output are guided. ``apart``: the predictions with and without the
+    conditions are asked for one after the other, not in one batch of twice the samples.
+    """
+    first = next(iter(conditions.values()))
+    none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
+    held = dict(conditions) | {"drop": none_B}
+    if scale == 1:
+        return lambda x, t_B: ask(x, t_B, held)
+    withheld = dict(conditions) | {"drop": ~none_B}
+    if apart:
+        return lambda x, t_B: guide(
+            torch.cat([ask(x, t_B, held), ask(x, t_B, withheld)]), scale, leading
+        )
+    twice = {name: torch.cat([value, withheld[name]]) for name, value in held.items()}
+
     def predict(x: Tensor, t_B: Tensor) -> Tensor:
-        out = subject.predict(module, torch.cat([x, x]), torch.cat([t_B, t_B]), twice)
-        return guide(out, scale, leading)
+        return guide(ask(torch.cat([x, x]), torch.cat([t_B, t_B]), twice), scale, leading)
 
     return predict

@@ -14,6 +14,7 @@ import yaml
 from harness.spec import DEVICES, Spec, located
 from strategies import parse
 from strategies.base import BadInput
+from strategies.workloads import TRAIN
 
 __all__ = [
     "ALL",
@@ -271,7 +272,8 @@ def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Suit
 def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -> str:
     """Equal recipes get equal text, whatever the order of their parts."""
     try:
-        return parse(text, ema=settings.get("ema", 1.0) > 0).text
+        workload = settings.get("workload", TRAIN)
+        return parse(text, ema=settings.get("ema", 1.0) > 0, workload=workload).text
     except BadInput as error:
         raise SuiteError(f"{path}: {where}: {error}") from None
 

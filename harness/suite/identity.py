@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from harness import ROOT
 from harness.data.feed import stamp
 from harness.launch.sources import MEASURED, digest
 from harness.resolve import Resolved
@@ -31,8 +32,18 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     facts = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
     facts += [machine.versions, from_file.identity(spec.model)]
     facts.append(resolved.subject.identity)
+    facts += _file(spec.weights)
     facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
     return hashlib.sha256(json.dumps([*facts, _devices(spec, machine)]).encode()).hexdigest()[:16]
+
+
+def _file(name: str) -> list[Any]:
+    """What tells another file of this name from it; nothing without a name."""
+    path = ROOT / name
+    if not name or not path.exists():
+        return []
+    told = path.stat()
+    return [told.st_size, told.st_mtime_ns]
 
 
 def _devices(spec: Spec, machine: Machine) -> list[Any]:

@@ -15,19 +15,25 @@ from harness.spec import Spec
 from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
 from strategies import CATALOG, parse
 from strategies.base import Slot
+from strategies.workloads import SAMPLE, TRAIN
 
-__all__ = ["ad_hoc", "alone_beside", "on_processes", "specs", "unreplicated"]
+__all__ = ["SUITES", "ad_hoc", "alone_beside", "on_processes", "specs", "unreplicated"]
 
 
-def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
-    """A suite of recipes named on the command line, with the default suite's settings.
+SUITES = {TRAIN: "default", SAMPLE: "sampling"}
+"""Workload -> the suite that is run where none is named, and whose settings named recipes take."""
+
+
+def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
+    """A suite of recipes named on the command line, with the settings of ``SUITES``.
 
     The first recipe is the reference.
 
     Raises:
         SuiteError: a recipe twice. RecipeError or Conflict: a recipe that is none.
     """
-    base, texts = load_suite("default", device), [parse(text).text for text in recipes]
+    texts = [parse(text, workload=workload).text for text in recipes]
+    base = load_suite(SUITES.get(workload, "default"), device)
     twice = next((t for i, t in enumerate(texts) if t in texts[:i]), None)
     if twice:
         raise SuiteError(f"recipe {twice!r} is given twice; use --repeat to measure it again")
@@ -35,6 +41,7 @@ def ad_hoc(recipes: Iterable[str], device: str) -> Suite:
         base,
         name="recipes",
         title="Recipes of the command line",
+        story="",
         reference=texts[0],
         rows=tuple(SuiteRow(recipe=text) for text in texts),
     )
@@ -213,7 +220,8 @@ def _on_machine(
 
 
 def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) -> Spec:
-    recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0)
+    workload = settings.get("workload", TRAIN)
+    recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0, workload=workload)
     if recipe.alone(suite.device) or settings.get("world"):
         # One process of the same global batch: what the others are measured against.
         settings |= {"processes": 1, "nodes": 1}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.resolve import Resolved
+from harness.worker import weights
 from strategies import initial
 from strategies.initial import Draw
 
@@ -52,9 +53,10 @@ class Building:
     def __init__(self, resolved: Resolved) -> None:
         subject, spec = resolved.subject, resolved.spec
         self.resolved, self.notes = resolved, list[str]()
-        draw = subject.draws(spec.seed, spec.init)
+        draw = weights.draws(spec, subject)
         if draw is None:
             self.module = subject.build(spec.seed, spec.init)
+            weights.put(spec, subject, self.module)
             named = self.module.named_parameters()
             self.drawn, self.whole = None, {name: tensor_digest(p) for name, p in named}
             self.notes.append(
@@ -64,6 +66,7 @@ class Building:
         else:
             self.drawn, self.whole = Hashed(draw), {}
             self.module = initial.skeleton(subject.shell, self.drawn)
+            weights.check(spec, draw, self.module)
         self._freeze_idle(subject.idle)
 
     def _freeze_idle(self, names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.worker.measuring.meter import Meter
 from harness.worker.projections import Inputs
 from strategies.engine import Trained
 
-__all__ = ["Log", "Run", "optimizer_step", "timed_step"]
+__all__ = ["Log", "Run", "optimizer_step", "timed", "timed_step"]
 
 
 @dataclass(kw_only=True)
@@ -114,11 +115,16 @@ def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:
     All ranks start together: else what one of them does between two steps (writing a status file)
     would count as the others' time, who wait for it in the first collective.
     """
+    timed(lambda: optimizer_step(run, step, log), run.trained, log, meter)
+
+
+def timed(step: Callable[[], Any], trained: Trained, log: Log, meter: Meter) -> None:
+    """``timed_step`` of any step."""
     meter.synchronize()
-    run.trained.accelerator.wait_for_everyone()
+    trained.accelerator.wait_for_everyone()
     before = usage.now()
     start = time.perf_counter()
-    optimizer_step(run, step, log)
+    step()
     meter.synchronize()
     log.seconds.append(time.perf_counter() - start)
     log.used.append(usage.now() - before)

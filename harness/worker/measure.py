@@ -26,7 +26,7 @@ from harness.worker.training import Training
 from strategies.evidence import frozen
 from strategies.evidence.watching import observe_step
 
-__all__ = ["measure"]
+__all__ = ["measure", "measured_rank", "result_of", "traced_steps"]
 
 
 def measure(
@@ -62,13 +62,13 @@ def measure(
     reporter.enter("save")
     if training is not None:
         training.finish(bench.run, resolved)
-    mine = _measured(bench, categories)
+    mine = measured_rank(bench, categories)
     ranks = gather(bench.run.trained, mine)
     if not bench.accelerator.is_main_process:
         return None
     checks = touched + checks
     facts = {"started": started, "key_averages": averages, "evidence": evidence, "projections": did}
-    return _result(bench, ranks, losses, checks, facts)
+    return result_of(bench, ranks, losses, checks, facts)
 
 
 def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None) -> Bench:
@@ -160,7 +160,7 @@ def _prove(
     return losses, evidence, found + checks
 
 
-def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:
+def measured_rank(bench: Bench, categories: dict[str, Any]) -> Rank:
     """What this rank measured."""
     meter, here = bench.meter, bench.accelerator
     log = bench.log
@@ -182,13 +182,14 @@ def _measured(bench: Bench, categories: dict[str, Any]) -> Rank:
     )
 
 
-def _result(
+def result_of(
     bench: Bench,
     ranks: list[Rank],
     losses: list[float],
     checks: list[Check],
     facts: dict[str, Any],
 ) -> Result:
+    """What was measured and proved, of all ranks; ``facts`` are further fields of a result."""
     resolved, run, meter = bench.resolved, bench.run, bench.meter
     failed = next((c for c in checks if not c.ok), None)
     reason = f"{failed.name}: asked {failed.asked}, found {failed.found}" if failed else None

@@ -24,13 +24,15 @@ COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training run does beside training. ``folder`` None keeps no checkpoint."""
+    """What a training run does beside training. ``folder`` None keeps no checkpoint; ``averaged``
+    is where the averaged weights go, for a run that draws samples (``--weights``)."""
 
     folder: Path | None
     save_every: int = 500
     resume: bool = False
     samples: Path | None = None
     trained: Path | None = None
+    averaged: Path | None = None
     sample_steps: int = 25
     guidance: float = 2.0
 
@@ -57,13 +59,17 @@ class Training:
         ranks take part."""
         if self.trained is not None:
             files.save(run.trained, self.trained)
-        if self.samples is None:
+        if self.samples is None and self.averaged is None:
             return
         average = run.trained.attached.get("ema")
         if not isinstance(average, Average):
             raise BadInput("samples are drawn from the averaged weights; train with --ema 0.999")
         state = average.full_state()
-        if run.trained.accelerator.is_main_process:
+        if not run.trained.accelerator.is_main_process:
+            return
+        if self.averaged is not None:
+            resolved.subject.save(state, self.averaged)
+        if self.samples is not None:
             self._draw(run, resolved, state)
 
     def _draw(self, run: Run, resolved: Resolved, state: dict[str, torch.Tensor]) -> None:
@@ -100,13 +106,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--samples", type=Path, metavar="PNG", help="draw a grid of samples when done")
     add("--trained", type=Path, metavar="FILE", help="save what was trained (adapters) by itself")
+    add("--averaged", type=Path, metavar="FILE", help="save the averaged weights by themselves")
     add("--sample-steps", type=int, default=25, metavar="N", help="steps of the sampler")
     add("--guidance", type=float, default=2.0, metavar="SCALE", help="classifier-free guidance")
 
 
 def from_options(options: argparse.Namespace) -> Training | None:
     """What was asked for, or None for a run that only measures."""
-    if options.checkpoint is None and options.samples is None and options.trained is None:
+    if not any((options.checkpoint, options.samples, options.trained, options.averaged)):
         return None
     return Training(
         folder=options.checkpoint,
@@ -114,6 +121,7 @@ def from_options(options: argparse.Namespace) -> Training | None:
         resume=options.resume,
         samples=options.samples,
         trained=options.trained,
+        averaged=options.averaged,
         sample_steps=options.sample_steps,
         guidance=options.guidance,
     )

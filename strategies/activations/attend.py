@@ -19,6 +19,7 @@ from strategies.engine import Launch, Trained
 from strategies.evidence import forward
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import BOTH
 
 __all__ = ["Attend"]
 
@@ -31,6 +32,7 @@ class Attend(Strategy):
 
     name: ClassVar[str] = "attend"
     slot: ClassVar[Slot] = Slot.ATTEND
+    workloads: ClassVar[tuple[str, ...]] = BOTH
     source: ClassVar[str] = (
         "Dao et al. 2022, FlashAttention (arXiv:2205.14135); Rabe and Staats 2021 "
         "(arXiv:2112.05682); torch.nn.attention.sdpa_kernel, flex_attention"

@@ -19,7 +19,8 @@ def in_a_step(trained: Trained, kernel: str) -> dict[str, Any]:
     """Calls of the kernel in the forward and backward passes of the watched step."""
     if trained.observed is None or not trained.observed.ran:
         return {}
-    micro, reached = trained.observed.micro_steps, "frozen_blocks" not in trained.launch.traits
+    micro = trained.observed.micro_steps
+    reached = not trained.launch.traits & {"frozen_blocks", "sampling"}
     least = layers(trained) * micro
     found = {}
     for phase, wanted in (("forward", least), ("backward", least * reached)):

@@ -14,6 +14,7 @@ from strategies.base import Slot, demand
 from strategies.engine import Launch, Trained
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import BOTH
 
 __all__ = ["Compile"]
 
@@ -35,6 +36,7 @@ class Compile(Strategy):
 
     name: ClassVar[str] = "compile"
     slot: ClassVar[Slot] = Slot.COMPILE
+    workloads: ClassVar[tuple[str, ...]] = BOTH
     source: ClassVar[str] = (
         "Ansel et al. 2024, PyTorch 2 (ASPLOS); torch._functorch.config.activation_memory_budget"
     )
@@ -60,6 +62,8 @@ class Compile(Strategy):
         return ("inductor",) if self.backend == "inductor" else ()
 
     def refuses(self, launch: Launch) -> str | None:
+        if self.budget < 1 and "sampling" in launch.traits:
+            return f"nothing is kept for a backward pass; leave budget={self.budget:g} out"
         if self.budget < 1 and "recomputes" in launch.traits:
             return f"checkpoint decides what is kept; leave budget={self.budget:g} or it out"
         if self.scope == "model" and launch.traits & {"recomputes", "moves_activations"}:

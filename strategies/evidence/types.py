@@ -6,6 +6,7 @@ from typing import Any
 
 from strategies.engine import Trained
 from strategies.evidence import forward
+from strategies.evidence.stored import wrapped
 
 __all__ = ["dtypes", "product_error", "products"]
 
@@ -43,7 +44,8 @@ def product_error(trained: Trained) -> float | None:
     from torch import nn
 
     layers = [trained.module.get_submodule(name) for name in trained.subject.linears]
-    first = next((layer for layer in layers if type(layer) is nn.Linear), None)
+    plain = (la for la in layers if type(la) is nn.Linear and not wrapped((type(la.weight),)))
+    first = next(plain, None)
     if first is None:
         return None
     seen: list[Any] = []

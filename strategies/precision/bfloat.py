@@ -12,6 +12,7 @@ from strategies.evidence.types import dtypes
 from strategies.precision.mixed import Bf16
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import BOTH, TRAIN
 
 __all__ = ["Bf16Master", "Bf16Pure"]
 
@@ -23,6 +24,7 @@ class Bf16Master(Bf16):
     """
 
     name: ClassVar[str] = "bf16_master"
+    workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
 
     def refuses(self, launch: Launch) -> str | None:
@@ -53,6 +55,7 @@ class Bf16Pure(Strategy):
     alters: ClassVar[tuple[str, ...]] = ("rounding", "update")
     unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
+    workloads: ClassVar[tuple[str, ...]] = BOTH
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
     autocast: bool = False
@@ -87,7 +90,8 @@ class Bf16Pure(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         types = dtypes(trained)
-        wanted = {"compute_dtype", "parameters", "master"}
+        kept = {"compute_dtype", "parameters"}
+        wanted = kept if "sampling" in trained.launch.traits else kept | {"master"}
         off = {key: types[key] for key in sorted(wanted) if types[key] != "bfloat16"}
         demand(not off, f"not all is bfloat16: {off}")
         demand(types["moments"] in ("bfloat16", ""), f"the moments are {types['moments']}")

@@ -9,6 +9,7 @@ from strategies.base import demand
 from strategies.engine import Launch, Trained
 from strategies.evidence.settings import label
 from strategies.precision.mixed import Bf16
+from strategies.workloads import TRAIN
 
 __all__ = ["Fp16"]
 
@@ -24,6 +25,8 @@ class Fp16(Bf16):
     """
 
     name: ClassVar[str] = "fp16"
+    workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
+    idle: ClassVar[str] = "there is no loss to scale when samples are drawn; take fp16_pure"
     unit: ClassVar[float] = 2**-11
     source: ClassVar[str] = (
         "Micikevicius et al. 2018 (arXiv:1710.03740); torch.amp.GradScaler, DeepSpeed's fp16"

@@ -10,6 +10,7 @@ from strategies.engine import Launch, Trained
 from strategies.evidence import forward
 from strategies.precision.mixed import Bf16
 from strategies.subject import Subject
+from strategies.workloads import TRAIN
 
 __all__ = ["Fp8"]
 
@@ -32,6 +33,10 @@ class Fp8(Bf16):
     """
 
     name: ClassVar[str] = "fp8"
+    workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
+    idle: ClassVar[str] = (
+        "its layers are torchao's for training, which keep weights whole; take int8, or bf16_pure"
+    )
     unit: ClassVar[float] = 2**-4
     source: ClassVar[str] = (
         "Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv:2209.05433); "

@@ -11,6 +11,7 @@ from strategies.evidence.settings import label
 from strategies.evidence.types import dtypes, product_error, products
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import BOTH
 
 __all__ = ["Bf16", "Fp32", "Tf32"]
 
@@ -25,6 +26,7 @@ class Fp32(Strategy):
     name: ClassVar[str] = "fp32"
     slot: ClassVar[Slot] = Slot.PRECISION
     source: ClassVar[str] = "IEEE 754 single precision; torch.backends.cuda.matmul.allow_tf32 off"
+    workloads: ClassVar[tuple[str, ...]] = BOTH
 
     rounds: ClassVar[bool] = False
 
@@ -87,6 +89,7 @@ class Bf16(Strategy):
     alters: ClassVar[tuple[str, ...]] = ("rounding",)
     unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
+    workloads: ClassVar[tuple[str, ...]] = BOTH
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
     half: ClassVar[str] = "bfloat16"
@@ -102,7 +105,8 @@ class Bf16(Strategy):
         kept = self.half if "float_master" in trained.launch.traits else "float32"
         demand(types["compute_dtype"] == self.half, f"computes in {types['compute_dtype']}")
         demand(types["parameters"] == kept, f"keeps parameters in {types['parameters']}")
-        demand(types["master"] == "float32", f"the optimizer updates {types['master']} weights")
+        master = "" if "sampling" in trained.launch.traits else "float32"
+        demand(types["master"] == master, f"the optimizer updates {types['master']} weights")
         self._products(trained)
         return {**types, **products(trained)}
 
@@ -113,7 +117,8 @@ class Bf16(Strategy):
         if traits & {"replaced_layers", "quantized_weights"} or not products(trained):
             return
         least = len(trained.subject.linears) * trained.observed.micro_steps
-        phases = ("forward",) if "frozen_blocks" in traits else ("forward", "backward")
+        one = bool(traits & {"frozen_blocks", "sampling"})
+        phases = ("forward",) if one else ("forward", "backward")
         for phase in phases:
             ran = trained.observed.products(phase)
             demand(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from strategies import CATALOG
 from strategies.base import Slot
+from strategies.workloads import SAMPLE, TRAIN
 
-__all__ = ["OTHERS", "SETTINGS", "TRAINED_HERE"]
-
-__all__ = ["OTHERS", "SETTINGS"]
+__all__ = ["DRAWN_HERE", "OTHERS", "SETTINGS", "TRAINED_HERE"]
 
 OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
@@ -54,6 +53,8 @@ OTHERS: dict[str, list[str]] = {
     "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
+    "palette": ["single+palette", "single+palette:bits=3,rows=16", "single+palette:bits=8"],
+    "guidance": ["single+guidance", "single+guidance:how=sequential"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }
 """Where ``single+NAME`` does not show a strategy, or not all of it."""
@@ -63,5 +64,22 @@ SETTINGS: dict[str, list[str]] = {
     for name, kind in CATALOG.items()
 }
 """Recipe texts for every strategy."""
-TRAINED_HERE = [t for texts in SETTINGS.values() for t in texts if t.startswith("single")]
-"""Those on ``single``: test_catalog trains each in this process and asks all parts' evidence."""
+
+
+def on_single(workload: str) -> list[str]:
+    """Those on ``single`` of the strategies that have an effect in ``workload``."""
+    kinds = {name for name, kind in CATALOG.items() if workload in kind.workloads}
+    texts = [text for name in SETTINGS if name in kinds for text in SETTINGS[name]]
+    return [text for text in texts if text.startswith("single")]
+
+
+TRAINED_HERE = on_single(TRAIN)
+"""test_catalog trains each in this process and asks all parts' evidence."""
+DRAWN_HERE = [
+    "single",
+    *(text for text in on_single(SAMPLE) if text != "single+compile" and "budget" not in text),
+    "single+bf16_pure+int8",
+    "single+bf16+nf4+guidance:how=sequential",
+]
+"""test_drawn draws samples with each, and asks the same. Code that is generated for a graph takes
+its time, and is the suite ``sampling``'s."""

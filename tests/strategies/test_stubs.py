@@ -20,10 +20,11 @@ from strategies.engine import Trained
 from strategies.optimizers import bf16_adamw
 from strategies.precision.bfloat import Bf16Master
 from strategies.precision.mixed import Fp32
+from strategies.sampling.guidance import Guidance
 from strategies.sharding import sharding_kinds
 from tests.made.recipes import TRAINED_HERE
 from tests.made.stand_ins import STAND_INS
-from tests.made.stubs import LOST, wire
+from tests.made.stubs import LOST, LOST_WHEN_DRAWN, wire
 from tests.made.stubs.parts import nothing
 
 FITTING = {
@@ -31,8 +32,8 @@ FITTING = {
     "fp8": {"global_batch": 1},  # a CPU takes 0.1 s for a float8 product of a larger batch
 }
 """What of the spec differs for a strategy."""
-BY_HAND = {Bf16Master}
-"""Strategies whose objects are made by hand below."""
+BY_HAND = {Bf16Master, Guidance}
+"""Strategies whose objects are made by hand, below or in ``test_drawn``."""
 
 
 @contextlib.contextmanager
@@ -72,7 +73,8 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 
 
 def test_every_strategy_without_a_launch_file_is_stubbed():
-    here = {kind.name for _, kind, _, _ in LOST.values()} | {kind.name for kind in BY_HAND}
+    stubs = (*LOST.values(), *LOST_WHEN_DRAWN.values())
+    here = {kind.name for _, kind, _, _ in stubs} | {kind.name for kind in BY_HAND}
     on_the_wire = {strategy.name for strategy, _ in wire.LOST.values()}
     assert here | on_the_wire == set(CATALOG) - set(sharding_kinds())
 

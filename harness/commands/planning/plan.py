@@ -28,6 +28,7 @@ from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.resolve import Resolved
 from harness.result import write_json
+from strategies.workloads import TRAIN, WORKLOADS
 
 __all__ = ["add_arguments", "plan"]
 
@@ -65,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shaping(parser)
     told = "largest micro batch (whatever B is), or DiT (default: neither)"
     add("--largest", choices=("batch", "model"), help=told)
+    told = "train, or sample: samples drawn in batches (default: train)"
+    add("--workload", choices=WORKLOADS, default=TRAIN, help=told)
+    told = "with sample: steps of the sampler (default: 8)"
+    add("--sampler-steps", type=int, metavar="N", default=0, help=told)
+    told = "with sample: guidance scale, 1: none (default: 2)"
+    add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")

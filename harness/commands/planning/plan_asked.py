@@ -17,6 +17,7 @@ from harness.suite.matrix import unreplicated
 from strategies import parse
 from strategies.base import BadInput
 from strategies.subject import Shaping, Subject
+from strategies.workloads import SAMPLE
 
 __all__ = ["CUSTOM", "Asked", "PlanError", "asked_for", "card_of"]
 
@@ -72,6 +73,12 @@ def asked_for(options: argparse.Namespace) -> Asked:
         BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
+    if options.workload == SAMPLE and options.processes not in (None, 1):
+        raise PlanError(
+            f"gpus is {options.processes}, and samples are drawn by one; leave --gpus out"
+        )
+    if options.workload == SAMPLE:
+        options.processes = 1
     if options.processes is None:
         options.processes = CPU_PROCESSES if options.cpu else GPUS
     if options.processes < 1:
@@ -149,7 +156,7 @@ def _base(options: argparse.Namespace) -> Spec:
     if batch is None:
         batch = options.processes * (1 if kind.brings_samples else DEFAULT_GPU_BATCH)
     spec = Spec(
-        recipe="ddp",
+        recipe="single" if options.workload == SAMPLE else "ddp",
         model=model,
         objective=kind.usual_objective(Shaping(config=given["config"]), model),
         data="synthetic" if kind.brings_samples else _squares(options, kind, model),
@@ -159,6 +166,9 @@ def _base(options: argparse.Namespace) -> Spec:
         device=_device(options),
         # The averages of a DiT's reference are part of its training; of public models few keep one.
         ema=0.0 if kind.brings_samples else Spec.ema,
+        workload=options.workload,
+        sampler_steps=options.sampler_steps,
+        cfg_scale=options.cfg_scale,
         **given,
     )
     spec.check()
@@ -192,6 +202,8 @@ def model_name(text: str) -> str:
 def _recipes(options: argparse.Namespace) -> list[str]:
     """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
     asked = options.recipes
+    if not asked and not options.suite and options.workload == SAMPLE:
+        options.suite = "sampling"
     if not asked and not options.suite and kind_of(model_name(options.model)).brings_samples:
         asked = PUBLIC if options.processes > 1 else PUBLIC_ALONE
     elif not asked:
@@ -207,7 +219,7 @@ def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
 
     Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
     """
-    parsed = parse(recipe)
+    parsed = parse(recipe, workload=base.workload)
     processes = 1 if parsed.alone(base.device) else base.processes
     batch = base.global_batch if whole_batches else processes * parsed.accumulation
     spec = dataclasses.replace(base, recipe=parsed.text, processes=processes, global_batch=batch)

@@ -23,6 +23,7 @@ from harness.predict.prediction import Prediction
 from harness.predict.tracing import landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
+from harness.predict.tracing.drawing import draw
 from harness.predict.tracing.shortcuts import Shortcuts, stays_in_backward
 from harness.predict.tracing.storageless import storageless
 from harness.predict.tracing.trace import StoragelessTracer
@@ -72,16 +73,33 @@ def trace_bordered(
         stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
-        run, first = _prepare(resolved, imitation, tracer), 0
-        finish = imitation.prepared(run.trained, tracer)
         borders: list[tuple[int, str]] = []
-        noting = landmarks.bordered(run.trained, borders, tracer.record)
-        with noting if watch else contextlib.nullcontext():
-            for step in range(steps):
-                first = _step(run, step, tracer, counter)
-        finish()
+        if resolved.spec.sampling:
+            first = draw(resolved, imitation, tracer, counter)
+        else:
+            first = _train(resolved, imitation, tracer, counter, steps, borders if watch else None)
         tracer.disbelieve()
     return tracer, counter, first, borders
+
+
+def _train(
+    resolved: Resolved,
+    imitation: Imitation,
+    tracer: StoragelessTracer,
+    counter: Counter,
+    steps: int,
+    borders: list[tuple[int, str]] | None,
+) -> int:
+    """Set up and take ``steps``; the event at which the last begins."""
+    run, first = _prepare(resolved, imitation, tracer), 0
+    finish = imitation.prepared(run.trained, tracer)
+    watch = borders is not None
+    noting = landmarks.bordered(run.trained, borders, tracer.record) if watch else None
+    with noting or contextlib.nullcontext():
+        for step in range(steps):
+            first = _step(run, step, tracer, counter)
+    finish()
+    return first
 
 
 def _counter(resolved: Resolved, imitation: Imitation) -> Counter:

@@ -134,7 +134,8 @@ def _fastest_with_same_loss(rows: list[Row]) -> list[Answer]:
     exact = [row for row in rows if row.versus.parity in ("equal", "equal losses", "reference")]
     if not exact or exact[0] is rows[0]:
         return []
-    return [Answer(question="Fastest, same loss", row=exact[0], text=_speed(exact[0]))]
+    what = "samples" if exact[0].drawn else "loss"
+    return [Answer(question=f"Fastest, same {what}", row=exact[0], text=_speed(exact[0]))]
 
 
 def _speed(row: Row) -> str:
@@ -176,6 +177,8 @@ def _design(row: Row) -> str:
     """That a row computes something else than its reference, and how far its loss is away."""
     if row.versus.parity != "by design":
         return ""
+    if row.drawn:
+        return f"; changes the computation by design (samples {row.drawn.away.relative:.1e} away)"
     return f"; changes the computation by design (loss {row.versus.loss_distance:.1e} away)"
 
 

@@ -29,7 +29,7 @@ from harness.report.data.rows import (
 from harness.report.data.siblings import beside, siblings_of
 from harness.report.data.speed import differ, margin_fraction
 from harness.report.data.stand_in import same_recipe, with_asked
-from harness.report.figures import derive, parity
+from harness.report.figures import derive, drawn, parity
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import numbers
 from harness.report.figures.predicted import predicted_and_measured
@@ -272,11 +272,22 @@ def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) 
         differs_in=verdict.what,
     )
     versus = beside(versus, row, siblings.get(id(row)))
-    return dataclasses.replace(row, versus=versus)
+    return dataclasses.replace(row, versus=versus, drawn=_drawn(row, reference))
+
+
+def _drawn(row: Row, reference: Row) -> drawn.DrawnRow | None:
+    if row.first.drawn is None or reference.first.drawn is None:
+        return None
+    return drawn.drawn_row(row.results, reference.first, is_reference=row is reference)
 
 
 def _verdict(row: Row, reference: Row) -> parity.Verdict:
     """The first repetition that is not as it should be speaks for all."""
+    if reference.first.drawn:
+        return next(
+            (v for v in (drawn.against(r, reference.first) for r in row.results) if v.what),
+            drawn.against(row.first, reference.first),
+        )
     allowed = parity.limits(reference.results)
     verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
     return next((verdict for verdict in verdicts if verdict.what), verdicts[0])

@@ -16,6 +16,7 @@ from harness.predict import forecast
 from harness.predict.forecast import Forecast
 from harness.report.data.calibrated import Calibrated, read_calibration
 from harness.report.figures import derive
+from harness.report.figures.drawn import DrawnRow
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.parity import WRONG
@@ -100,7 +101,7 @@ class Versus:
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One spec that ran: its ok results, one a repetition, and what was derived from them.
-    ``floor`` is its group's."""
+    ``floor`` is its group's. ``drawn``: of a row that draws samples; None of a training."""
 
     label: str
     results: tuple[Result, ...]
@@ -111,6 +112,7 @@ class Row:
     calibrated: Calibrated | None = None
     notes: tuple[str, ...] = ()
     floor: Floor | None = None
+    drawn: DrawnRow | None = None
 
     @property
     def first(self) -> Result:
@@ -163,6 +165,11 @@ class Group:
     floor: Floor | None = None
     asked: str = ""
     asked_ended: str = ""
+
+    @property
+    def draws(self) -> bool:
+        """Whether its rows draw samples, and train nothing."""
+        return self.reference.spec.sampling
 
     @property
     def world(self) -> int:

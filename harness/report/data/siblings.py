@@ -15,7 +15,7 @@ def siblings_of(rows: list[Row]) -> dict[int, Row]:
     same: one of its own computation where there is one."""
     alike: dict[str, list[Row]] = {}
     for row in rows:
-        if parity.design(row.first):
+        if parity.design(row.first) and not row.spec.sampling:
             alike.setdefault(parity.design(row.first), []).append(row)
     pairs = [(row, _plain(row, same)) for same in alike.values() for row in same]
     return {id(row): other for row, other in pairs if other is not None}

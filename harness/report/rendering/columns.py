@@ -10,6 +10,7 @@ from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
 from harness.report.figures import derive, parity, units
 from harness.report.figures.categories import CATEGORIES, title
+from harness.report.rendering.drawn import LATENCY, PSNR, SAMPLES
 from harness.result import Categories
 
 __all__ = [
@@ -117,8 +118,10 @@ def disturbed_steps(row: Row) -> str | None:
     return None if marked is None else f"{marked} of {row.numbers.timed_steps}"
 
 
-def loss_cell(row: Row) -> str:
-    """The parity verdict, with the distance wherever it is not equality."""
+def loss_cell(row: Row) -> str | None:
+    """The parity verdict, with the distance wherever it is not equality; of a training."""
+    if row.drawn is not None:
+        return None
     word, distance = row.versus.parity, row.versus.loss_distance
     if word in ("by design", "beyond design", "DIFFERS") and distance is not None:
         return f"{word} {units.one('distance', distance)}"
@@ -166,6 +169,7 @@ RANKING = (
     SPEED_RATIO,
     STEP,
     Column("p10 to p90 ms", p10_p90),
+    LATENCY,
     PEAK,
     NEED,
     NEED_CHANGE,
@@ -174,6 +178,8 @@ RANKING = (
     HOST,
     MFU,
     LOSS,
+    SAMPLES,
+    PSNR,
     FLAGS,
 )
 SIMULATED = (
@@ -200,6 +206,7 @@ SHORT = (
     NEED,
     NEED_CHANGE,
     LOSS,
+    SAMPLES,
     FLAGS,
 )
 PHASES = (

@@ -42,6 +42,16 @@ NOTES = {
     "by the caching allocator, without one the resident mark above the baseline, which is not "
     "Peak. Steady is the step after the warm-up; forward, backward and optimizer are from the one "
     "after that. Colour: the share of the table's highest value.",
+    "drawing_phases": "Highest in each phase, before the timed batches: on a GPU live tensors by "
+    "the caching allocator, without one the resident mark above the baseline, which is not Peak. "
+    "Warm-up is the first batch; denoise is a whole batch, from noise to samples.",
+    "drawn": "Samples are latents, of the first few labels of the batch, drawn by every row from "
+    "the same noise. Relative L2: norm of the difference to the reference's over its norm. PSNR: "
+    "against the span of the reference's values. A row that must not change the computation "
+    "DIFFERS beyond what rounding explains: 4 x the echo of the reference (how far its samples "
+    "move when each number of the noise is moved by its last bit) x the root of the number of "
+    "roundings, one a product of each evaluation of the model; at most 1e-3. Rows that differ in "
+    "steps of the sampler, guidance, seed or weights are not compared.",
     "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
     "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
     "buckets, kernel scratch. Without a GPU the traced peak is the Peak. Untraced: what the meter "
@@ -125,6 +135,9 @@ GLOSSARY = (
     ("Loss vs ref", "Equal: no step's loss or gradient norm is further from the reference's than "
      "rounding explains (limits: below the losses). By design: the recipe changes the computation, "
      "and how far."),
+    ("Samples vs ref", "Of rows that draw samples: equal within what rounding explains, or how far "
+     "their latents are from the reference's, as a share of its norm."),
+    ("Latency of one", "Seconds from noise to a sample that is drawn alone, the median of three."),
     ("Void", "The audit found other work than was asked for, so the row is not ranked."),
 )  # fmt: skip
 """(head or heads, meaning), in the order of a reader's first questions."""

@@ -15,6 +15,7 @@ from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.calibrated import Calibrated
 from harness.report.data.rows import Group, Report, Row, SuiteHead, Unfinished, Versus
 from harness.report.figures import derive
+from harness.report.figures.drawn import DrawnRow
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.predicted import PredictedAndMeasured
 from harness.report.figures.predicted_fit import PredictedFit
@@ -61,6 +62,15 @@ CALIBRATED: dict[str, Callable[[Calibrated], Any]] = {
     "typical_step_error_fraction": lambda c: c.typical_error,
     "measured_peak_fraction": lambda c: c.peak_fraction,
 }
+DRAWN: dict[str, Callable[[DrawnRow], Any]] = {
+    "latency_seconds_median": lambda d: d.latency_seconds,
+    "samples_distance": lambda d: d.away and d.away.relative,
+    "samples_distance_worst": lambda d: d.away and d.away.worst,
+    "samples_psnr_db": lambda d: d.away and d.away.psnr_db,
+    "samples_equal_up_to": lambda d: d.limit,
+    "samples_echo": lambda d: d.echo,
+    "evaluations": lambda d: d.evaluations,
+}
 AFTER = ("phase", "so_far_bytes", "reason", "way_out", "command")
 
 
@@ -69,6 +79,7 @@ def csv_text(report: Report) -> str:
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
     more = [*PREDICTED] if any(row.predicted for row in rows) else []
+    more += DRAWN if any(row.drawn for row in rows) else ()
     more += CALIBRATED if any(row.calibrated for row in rows) else ()
     more += FIT if any(entry.predicted_fit for entry in (*rows, *report.unfinished)) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
@@ -95,7 +106,7 @@ def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:
     }
     numbers = dataclasses.asdict(row.numbers)
     versus = dataclasses.asdict(row.versus)
-    return _with_blanks({**facts, **versus, **numbers, **_predicted(row)})
+    return _with_blanks({**facts, **versus, **numbers, **_predicted(row), **_drawn(row)})
 
 
 def _predicted(row: Row) -> dict[str, Any]:
@@ -103,6 +114,11 @@ def _predicted(row: Row) -> dict[str, Any]:
     predicted = row.predicted
     values = {name: take(predicted) for name, take in PREDICTED.items()} if predicted else {}
     return {**values, **_calibrated(row), **_fit(row)}
+
+
+def _drawn(row: Row) -> dict[str, Any]:
+    """What it drew, against what its reference did; empty for a training."""
+    return {name: take(row.drawn) for name, take in DRAWN.items()} if row.drawn else {}
 
 
 def _calibrated(row: Row) -> dict[str, Any]:
@@ -201,6 +217,7 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
+        **({"drawn": _drawn(row)} if row.drawn else {}),
         **({"predicted": {**_predicted(row), "parts": _categories(row)}} if row.predicted else {}),
     }
 

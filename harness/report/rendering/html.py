@@ -25,7 +25,7 @@ from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
 __all__ = ["render"]
 
 SHOWN = (
-    *("types", "parity", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
+    *("types", "parity", "drawn", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
     "buckets",
 )
 """Keys of the tables behind the charts of a group, in this order."""

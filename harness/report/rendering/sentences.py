@@ -10,6 +10,7 @@ from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive, parity
 from harness.report.figures.gpu_state import hindered
 from harness.report.figures.predicted_fit import OUT_OF_MEMORY
+from harness.report.rendering import drawn
 from harness.result import Status
 
 __all__ = [
@@ -55,6 +56,8 @@ def summary(report: Report) -> str:
 def setting(group: Group) -> str:
     """What all rows of a group share."""
     spec, first = group.reference.spec, group.reference.first
+    if group.draws:
+        return drawn.setting(group)
     return (
         f"{spec.model} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
         f"{spec.objective} objective, global batch {spec.global_batch}, seed {spec.seed}, "

@@ -32,6 +32,7 @@ from harness.report.rendering.columns import (
     fullest_host,
     zero_block,
 )
+from harness.report.rendering.drawn import DRAWING_PHASES, DRAWN
 from harness.report.rendering.explanations import NOTES
 
 __all__ = ["group_grids", "ranking", "short_ranking", "unfinished_grid"]
@@ -79,17 +80,24 @@ def group_grids(group: Group) -> dict[str, Grid]:
     """Every table of one group, by key."""
     rows = group.rows
     compared = [] if group.world else rows
+    trained = [] if group.draws else compared
     grids = [
         dataclasses.replace(ranking(group), key="ranking"),
         _table("effects", "What each part does", EFFECTS, effects(group) if compared else []),
-        _table("phases", _of_each_phase(group), PHASES, rows),
+        _table(
+            "drawing_phases" if group.draws else "phases",
+            _of_each_phase(group),
+            DRAWING_PHASES if group.draws else PHASES,
+            rows,
+        ),
         _table("split", "What the peak is made of", SPLIT, _traced(rows)),
         _table("host", "What the host holds", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
         _table("memory", "Memory, all counts", MEMORY, rows),
         _table("time", "Time", TIME, rows),
         _table("types", "Precision", TYPES, [r for r in rows if derive.types(r.first.evidence)]),
-        _table("parity", "Same computation?", PARITY, compared),
-        _table("siblings", "Rows that alter the same", SIBLINGS, _with_siblings(compared)),
+        _table("parity", "Same computation?", PARITY, trained),
+        _table("drawn", "Same samples?", DRAWN, [r for r in rows if r.drawn]),
+        _table("siblings", "Rows that alter the same", SIBLINGS, _with_siblings(trained)),
         _table("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
         _table(
             "calibrated",
@@ -100,7 +108,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
         _table("parts", "Predicted and traced, by category", CATEGORY_ERRORS, _categories(rows)),
         _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
     ]
-    return {grid.key: grid for grid in grids}
+    return {grid.key.removeprefix("drawing_"): grid for grid in grids}
 
 
 def _of_each_phase(group: Group) -> str:

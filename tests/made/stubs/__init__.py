@@ -6,13 +6,23 @@ instead -> (recipe, strategy, the stage that is stubbed, the stub).
 
 from __future__ import annotations
 
-from tests.made.stubs import activations, adapters, optimizers, precision, sparsity, step
+from tests.made.stubs import (
+    activations,
+    adapters,
+    optimizers,
+    precision,
+    sampling,
+    sparsity,
+    step,
+)
 from tests.made.stubs.parts import Table
 
-__all__ = ["LOST"]
+__all__ = ["LOST", "LOST_WHEN_DRAWN"]
 
 LOST: Table = {
     case: stubbed
     for folder in (precision, activations, optimizers, adapters, sparsity, step)
     for case, stubbed in folder.LOST.items()
 }
+LOST_WHEN_DRAWN: Table = sampling.LOST
+"""The same of a run that draws samples."""

@@ -1,0 +1,174 @@
+"""A measured run that draws samples: prepare, draw batches, prove, audit, and write it down.
+
+The phases are those of a training run (``harness.phases``), in which a step is a batch of samples:
+the first batch is its warm-up, ``steady`` a whole batch from noise to samples under the meter.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from harness.resolve import Resolved
+from harness.result import Drawn, Result
+from harness.worker import grid, setup
+from harness.worker.audit import collect_evidence
+from harness.worker.drawing.batch import Drawing, digest, labels_of, noise_of
+from harness.worker.drawing.checks import audit
+from harness.worker.drawing.prepare import prepare
+from harness.worker.loop import Log, Run, timed
+from harness.worker.measure import measured_rank, result_of, traced_steps
+from harness.worker.measuring import heap
+from harness.worker.measuring.bench import Bench
+from harness.worker.measuring.gpu_watch import GpuWatch
+from harness.worker.measuring.meter import make_meter
+from harness.worker.status import Reporter
+from strategies.evidence.watching import observe_step
+
+__all__ = ["PICTURE", "measure"]
+
+PICTURE = "samples.png"
+ALONE = 3
+"""Single samples whose latency is taken, behind one that warms up."""
+KEPT = 4
+"""Samples whose latents are kept in the result."""
+COLUMNS = 8
+
+
+@dataclass(kw_only=True)
+class DrawingBench(Bench):
+    """A bench on which a step is a batch of samples."""
+
+    drawing: Drawing
+    kept: Tensor | None = None
+
+    @property
+    def baseline(self) -> tuple[Any, ...]:
+        """The samples that are kept for the result: whoever draws some hands them on."""
+        return () if self.kept is None else (self.kept,)
+
+    def step(self) -> None:
+        self.drawing.step()
+
+
+def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result:
+    """Draw samples from noise, and measure it. One process does."""
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    bench = _begin(resolved, folder, reporter)
+    drawing, trained = bench.drawing, bench.run.trained
+    _batches(bench)
+    kept = bench.kept = drawing.drawn
+    alone = _alone(bench)
+    reporter.enter("anatomy")
+    categories = traced_steps(bench)
+    observe_step(trained, resolved.recipe.strategies, drawing.watched_step)
+    reporter.enter("evidence")
+    evidence, checks = collect_evidence(resolved, trained)
+    checks += audit(resolved, drawing, kept)
+    moved = drawing.batch(drawing.moved())
+    reporter.enter("save")
+    grid.write_grid(kept, folder / PICTURE, COLUMNS, grey=resolved.spec.data == "digits")
+    result = result_of(
+        bench, [measured_rank(bench, categories)], [], checks,
+        {"started": started, "evidence": evidence},
+    )  # fmt: skip
+    result.parameters = resolved.subject.parameters  # codes are not the weights they stand for
+    result.drawn = _drawn(resolved, kept, alone, _relative(moved, kept))
+    return result
+
+
+def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench:
+    """Everything up to the first batch."""
+    accelerator = setup.make_accelerator(resolved)
+    setup.rehearse(resolved, accelerator)
+    meter = make_meter(accelerator.device)
+    reporter.peak = meter.peak_bytes
+
+    def enter(phase: str) -> None:
+        reporter.enter(phase)
+        meter.enter(phase)
+
+    drawing, building = prepare(resolved, accelerator, enter)
+    meter.notes += building.notes
+    run = Run(
+        trained=drawing.trained,
+        feed=None,
+        objective=None,
+        digest=building.digest,
+        notes=building.notes,
+    )
+    watch = GpuWatch(1 if accelerator.device.type == "cuda" else 0)
+    return DrawingBench(
+        resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log(),
+        watch=watch, drawing=drawing,
+    )  # fmt: skip
+
+
+def _batches(bench: DrawingBench) -> None:
+    """Warm-up, memory, settling, clock: as the steps of a training, but that a batch of many calls
+    of the model settles the heap by itself."""
+    spec, meter, reporter = bench.resolved.spec, bench.meter, bench.reporter
+    reporter.enter("warmup", spec.warmup)
+    meter.enter("first_step")
+    _take(bench, 1)
+    if spec.warmup > 1:
+        meter.enter("warmup")
+        _take(bench, spec.warmup - 1)
+    reporter.enter("memory", 1)
+    meter.enter("steady")
+    _take(bench, 1)
+    meter.close()
+    heap.keep_freed()
+    reporter.enter("settle", 1)
+    bench.watch.begin("before")
+    _take(bench, 1)
+    bench.watch.end()
+    bench.log.timed_from = len(bench.log.seconds)
+    reporter.enter("measure", spec.steps + ALONE)
+    _take(bench, spec.steps)
+    bench.watch.begin("after")
+
+
+def _take(bench: DrawingBench, count: int) -> None:
+    for index in range(count):
+        timed(bench.step, bench.run.trained, bench.log, bench.meter)
+        bench.reporter.at(index + 1)
+
+
+def _alone(bench: DrawingBench) -> list[float]:
+    """Seconds of single samples, one after the other, from noise to sample."""
+    seconds = []
+    for index in range(1 + ALONE):
+        bench.meter.synchronize()
+        start = time.perf_counter()
+        bench.drawing.batch(first=1)
+        bench.meter.synchronize()
+        seconds.append(time.perf_counter() - start)
+        bench.reporter.at(bench.resolved.spec.steps + index)
+    return seconds[1:]
+
+
+def _relative(moved: Tensor, kept: Tensor) -> float:
+    return float((moved - kept).double().norm() / kept.double().norm())
+
+
+def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) -> Drawn:
+    some = kept[:KEPT].detach().float().cpu().contiguous()
+    values = some.numpy().astype("<f4").tobytes()
+    return Drawn(
+        samples=len(kept),
+        evaluations=resolved.evaluations,
+        products=len(resolved.subject.linears),
+        shape=list(some.shape),
+        latents=base64.b64encode(values).decode("ascii"),
+        labels=labels_of(resolved)[:KEPT].tolist(),
+        noise=digest(noise_of(resolved)),
+        latency_seconds=alone,
+        echo=echo,
+    )

@@ -1,0 +1,35 @@
+"""Linear layers whose weights are 8 bits with a scale a row.
+
+Imports torch and torchao: import it only where both are there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+from strategies import initial
+
+__all__ = ["quantize"]
+
+
+def packed(values: Tensor) -> nn.Parameter:
+    """``values`` [out, in] in 8 bits."""
+    with torch.device("meta"):
+        layer = nn.Linear(values.shape[1], values.shape[0], bias=False)
+    layer.weight = nn.Parameter(values, requires_grad=False)
+    quantize_(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+    return layer.weight
+
+
+def quantize(module: nn.Module, names: list[str]) -> None:
+    """Store the weights of the layers of these names so, each as it is drawn."""
+    for name in names:
+        layer = module.get_submodule(name)
+        waiting = layer.weight
+        if initial.pending(waiting) is None:
+            layer.weight = packed(waiting.data)
+        else:
+            layer.weight = nn.Parameter(waiting.data, requires_grad=False)
+            initial.hand_on(waiting, layer.weight, keep=packed)

@@ -1,0 +1,80 @@
+"""The linear layers of a model's blocks, and what a layer's own product shows of its weight.
+
+Imports torch: import it where torch is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strategies.engine import Trained
+from strategies.evidence.stored import bytes_of, stored
+from strategies.subject import Subject
+
+__all__ = ["held_bytes", "linears", "most_levels", "shown", "wanted"]
+
+
+def linears(module: nn.Module, subject: Subject) -> list[str]:
+    """Names of all linear layers of the blocks, those of modulations too: what the bytes of a model
+    are. (``Subject.linears`` has those that work on tokens.)"""
+    inside = {id(part) for block in subject.blocks(module) for part in block.modules()}
+    named = module.named_modules()
+    return [name for name, part in named if isinstance(part, nn.Linear) and id(part) in inside]
+
+
+def wanted(trained: Trained) -> list[str]:
+    """The same of the model as its subject makes it, whatever became of it."""
+    with torch.device("meta"):
+        plain = trained.subject.make()
+    return linears(plain, trained.subject)
+
+
+def shown(layer: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
+    """The weight [out, in] that a layer really multiplies by: its output for each unit vector,
+    without the bias."""
+    device = next(tensor.device for tensor in _tensors(layer))
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        eye, bias = torch.eye(inputs, dtype=dtype, device=device), layer.bias.clone()
+        layer.bias.zero_()  # taken off afterwards it would round
+        try:
+            return layer(eye).float().t()
+        finally:
+            layer.bias.copy_(bias)
+
+
+def most_levels(weight: Tensor, together: int) -> int:
+    """The most values that differ among ``together`` neighbours of a weight, its last incomplete
+    group left out."""
+    flat = weight.flatten()
+    whole = flat[: len(flat) // together * together].view(-1, together)
+    ordered = whole.sort(dim=1).values
+    return int((ordered.diff(dim=1) != 0).sum(dim=1).max()) + 1
+
+
+def held_bytes(layers: list[nn.Module]) -> int:
+    """Bytes of all storages that these layers keep alive but for their biases: parameters, buffers
+    and what hangs on them (scales of a library's own)."""
+    return bytes_of(tensor for layer in layers for tensor in _tensors(layer))
+
+
+def _tensors(layer: nn.Module) -> Iterator[Tensor]:
+    for part in layer.modules():
+        kept: dict[str, Any] = {**part._parameters, **part._buffers}
+        kept.pop("bias", None)
+        loose = [value for value in vars(part).values() if isinstance(value, Tensor)]
+        for tensor in (*kept.values(), *loose):
+            if tensor is not None:
+                yield from stored(tensor)
+                yield from _beside(tensor)
+
+
+def _beside(tensor: Tensor) -> Iterator[Tensor]:
+    """What bitsandbytes keeps beside its codes."""
+    state = getattr(tensor, "quant_state", None)
+    while state is not None:
+        yield from (t for t in (state.absmax, state.code) if t is not None)
+        state = getattr(state, "state2", None)

@@ -1,0 +1,68 @@
+"""Weight clustering: each weight an index into a palette of a few values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import demand
+from strategies.engine import Launch, Trained
+from strategies.sampling.store import Stored
+from strategies.subject import Subject
+
+__all__ = ["Palette"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Palette(Stored):
+    """Weights of the blocks' linear layers as indices of ``bits`` bits, packed, into palettes that
+    k-means chose: one a matrix, or one for each ``rows`` of its rows.
+    """
+
+    name: ClassVar[str] = "palette"
+    source: ClassVar[str] = (
+        "Han et al. 2015, Deep Compression (arXiv:1510.00149), 3; Lloyd 1982; after coremltools' "
+        "palettization"
+    )
+
+    bits: int = 4
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bits, int) or not 2 <= self.bits <= 8:
+            raise ValueError(f"bits is {self.bits!r}; a whole number from 2 to 8")
+        if not isinstance(self.rows, int) or self.rows < 0:
+            raise ValueError(f"rows is {self.rows!r}; a whole number from 1, or 0: all of a matrix")
+
+    def refuses(self, launch: Launch) -> str | None:
+        width = launch.subject.dimensions.width
+        if self.rows and width % self.rows:
+            return (
+                f"rows is {self.rows}, which does not divide matrices of a width of {width}; take "
+                "a divisor of it, or leave rows out"
+            )
+        return super().refuses(launch)
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        from strategies.sampling.palettes import palettize
+
+        palettize(module, names, self.bits, self.rows)
+
+    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
+        def of(out: int, width: int) -> int:
+            count = out // self.rows if self.rows else 1
+            return -(-out * width // 8) * self.bits + count * 2**self.bits * itemsize
+
+        return sum(of(*shape) for shape in shapes)
+
+    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
+        return 2**self.bits, (self.rows or shape[0]) * shape[1]
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.sampling.palettes import PaletteLinear
+
+        found = [m for m in trained.module.modules() if isinstance(m, PaletteLinear)]
+        bits = {layer.bits for layer in found}
+        demand(bits == {self.bits}, f"indices have {sorted(bits) or 'no'} bits, not {self.bits}")
+        sizes = sum(layer.palette.numel() for layer in found)
+        return {**super().evidence(trained), "palette_entries": sizes}

@@ -1,0 +1,70 @@
+"""Weights in 8 and 4 bits, by libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.engine import Launch
+from strategies.sampling.store import Stored
+from strategies.subject import Subject
+
+__all__ = ["Int8", "Nf4"]
+
+NF4_BLOCK = 64
+"""Weights that share a scale, by bitsandbytes' default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(Stored):
+    """Weights of the blocks' linear layers in 8 bits with a scale a row, turned back for each
+    product.
+    """
+
+    name: ClassVar[str] = "int8"
+    source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); torchao.Int8WeightOnlyConfig"
+    needs: ClassVar[tuple[str, ...]] = ("torchao",)
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        from strategies.sampling.int8 import quantize
+
+        quantize(module, names)
+
+    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
+        # A scale a row, and a place of zero that is kept though it is zero.
+        return sum(out * width + out * (4 + 1) for out, width in shapes)
+
+    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
+        return 2**8, shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nf4(Stored):
+    """Weights of the blocks' linear layers in 4 bits (nf4), two to a byte, with a scale for each 64
+    of them, turned back for each product.
+    """
+
+    name: ClassVar[str] = "nf4"
+    source: ClassVar[str] = "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes"
+    needs: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        from strategies.adapters.nf4 import quantize
+
+        quantize(module, names)
+
+    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
+        def of(elements: int) -> int:
+            blocks = -(-elements // NF4_BLOCK)
+            # A scale of 8 bits a block, one of 32 for each 256 of those, and tables of 16 and 256.
+            return -(-elements // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
+
+        return sum(of(out * width) for out, width in shapes)
+
+    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
+        return 2**4, NF4_BLOCK
+
+    def refuses(self, launch: Launch) -> str | None:
+        if "compiled" in launch.traits:
+            return "bitsandbytes' layer breaks the graph at each product; leave compile out"
+        return super().refuses(launch)

@@ -1,0 +1,75 @@
+"""Weights stored in fewer bits than they compute in, and turned back for each product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Parity, Slot, demand
+from strategies.engine import Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+from strategies.workloads import SAMPLE
+
+__all__ = ["Stored"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Strategy):
+    """What all ways to store the weights of the blocks' linear layers share."""
+
+    slot: ClassVar[Slot] = Slot.STORE
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward",)
+    workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"quantized_weights", "replaced_layers"})
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        """Replace the layers of these names."""
+        raise NotImplementedError
+
+    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
+        """Bytes up to which weights of these shapes [out, in] may be held, scales included, where
+        a float of theirs takes ``itemsize``."""
+        raise NotImplementedError
+
+    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """How many values may differ among how many neighbours of a weight of this shape."""
+        raise NotImplementedError
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.sampling.layers import linears
+
+        self.store(module, subject, linears(module, subject))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        """The real bytes that the layers hold, and the values that their products show."""
+        from strategies.sampling import layers
+
+        names = layers.wanted(trained)
+        found = [trained.module.get_submodule(name) for name in names]
+        shapes = [(layer.out_features, layer.in_features) for layer in found]
+        dtype, held = trained.subject.dtype(trained.module), layers.held_bytes(found)
+        most = self.most_bytes(shapes, dtype.itemsize)
+        demand(held <= most, f"{held} bytes hold the weights of {len(found)} layers, not {most}")
+        elements = sum(out * width for out, width in shapes)
+        seen = max(self._seen(trained, name) for name in (names[0], names[-1]))
+        return {
+            "layers": len(found),
+            "elements": elements,
+            "bytes": held,
+            "bits_per_weight": round(8 * held / elements, 3),
+            "values_together": seen,
+        }
+
+    def _seen(self, trained: Trained, name: str) -> int:
+        from strategies.sampling import layers
+
+        layer = trained.module.get_submodule(name)
+        most, together = self.levels((layer.out_features, layer.in_features))
+        weight = layers.shown(layer, layer.in_features, trained.subject.dtype(trained.module))
+        seen = layers.most_levels(weight, together)
+        demand(1 < seen <= most, f"{name} multiplies by {seen} values in {together}, not {most}")
+        return seen

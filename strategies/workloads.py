@@ -1,0 +1,51 @@
+"""What a run does with the model, and why a technique of the one makes no sense in the other.
+
+No torch. A strategy says in which workloads it has an effect (``Strategy.workloads``); in another
+it is refused by the reason of its place, or by its own (``Strategy.idle``).
+"""
+
+from __future__ import annotations
+
+from strategies.base import Slot
+
+__all__ = ["BOTH", "SAMPLE", "TRAIN", "WORKLOADS", "out_of_place"]
+
+TRAIN, SAMPLE = "train", "sample"
+WORKLOADS = {
+    TRAIN: "optimizer steps over the data",
+    SAMPLE: "samples drawn from noise, by the model as it is",
+}
+BOTH = (TRAIN, SAMPLE)
+
+NOT_SAMPLING = {
+    Slot.SHARD: "samples are drawn by one process, which has no gradients and no optimizer state "
+    "to shard or to average; take single",
+    Slot.PRECISION: "it is of training; take bf16_pure, fp16_pure or bf16",
+    Slot.ADAPT: "it says which weights are trained, and sampling trains none; leave it out, or "
+    "give merged weights by --weights",
+    Slot.SPARSIFY: "it is trained with; leave it out, or give what was trained by --weights",
+    Slot.RECOMPUTE: "without a backward pass nothing is kept that could be recomputed; leave it "
+    "out",
+    Slot.OFFLOAD: "without a backward pass no activations are kept; leave it out",
+    Slot.OPTIMIZE: "there is no optimizer when samples are drawn; leave it out",
+    Slot.STEP: "there is no backward pass and no step when samples are drawn; leave it out",
+    Slot.ACCUMULATE: "there are no gradients to accumulate; a smaller --global-batch draws fewer "
+    "samples at a time",
+    Slot.COMPRESS: "no gradients are sent when samples are drawn; leave it out",
+    Slot.AVERAGE: "weights do not move when samples are drawn; leave it out, and give averaged "
+    "weights by --weights",
+}
+NOT_TRAINING = {
+    Slot.PRECISION: "it is of sampling: small gradients vanish without a loss scale; take fp16, or "
+    "--workload sample",
+    Slot.STORE: "weights stored so take no gradient; take qlora, which trains adapters beside "
+    "them, or --workload sample",
+    Slot.GUIDE: "training predicts each sample once, and guides nothing; leave it out, or take "
+    "--workload sample",
+}
+REASONS = {SAMPLE: NOT_SAMPLING, TRAIN: NOT_TRAINING}
+
+
+def out_of_place(slot: Slot, workload: str) -> str:
+    """Why what fills ``slot`` makes no sense in ``workload``, then "; " and the way out."""
+    return REASONS[workload].get(slot, f"it has no effect in the workload {workload}; leave it out")

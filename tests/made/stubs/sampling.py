@@ -1,0 +1,73 @@
+"""Samples drawn otherwise than was asked for."""
+
+from __future__ import annotations
+
+import torch
+
+from strategies.activations.attend import Attend
+from strategies.activations.compile import Compile
+from strategies.precision.bfloat import Bf16Pure
+from strategies.precision.half import Fp16Pure
+from strategies.precision.mixed import Bf16, Fp32
+from strategies.sampling import layers, palettes
+from strategies.sampling.palette import Palette
+from strategies.sampling.quantised import Int8, Nf4
+from tests.made.stubs.parts import Table, nothing
+
+AS_BF16 = {"mixed_precision": "bf16"}
+INT8, PALETTE = Int8.store, Palette.store
+
+
+def first_block(self, module, subject):
+    """One block of all."""
+    first = {id(part) for part in subject.blocks(module)[0].modules()}
+    names = layers.linears(module, subject)
+    self.store(module, subject, [n for n in names if id(module.get_submodule(n)) in first])
+
+
+def beside_floats(self, module, subject, names):
+    """Codes are there, and the floats stay."""
+    PALETTE(self, module, subject, names)
+    for name in names:
+        layer = module.get_submodule(name)
+        layer.whole_weight = torch.zeros(layer.out_features, layer.in_features)
+
+
+def twice_the_bits(self, module, subject, names):
+    palettes.palettize(module, names, 2 * self.bits, 0)
+
+
+def computing_in(dtype):
+    """A model whose products run in ``dtype``, whatever its weights are."""
+
+    def edit(self, module, subject):
+        inner = module.forward
+
+        def forward(*given, **named):
+            with torch.autocast("cpu", dtype):
+                return inner(*given, **named)
+
+        module.forward = forward
+
+    return edit
+
+
+IN_HALF = computing_in(torch.float16)
+LOST: Table = {
+    "fp32 drawn as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16 drawn as fp32": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "bf16_pure drawn of float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
+    "fp16_pure drawn of float32": ("single+fp16_pure", Fp16Pure, "edit_model", nothing),
+    "fp16_pure over float32": ("single+fp16_pure", Fp16Pure, "edit_model", IN_HALF),
+    "int8 of nothing": ("single+int8", Int8, "edit_model", nothing),
+    "int8 of one block": ("single+int8", Int8, "edit_model", first_block),
+    "nf4 of nothing": ("single+nf4", Nf4, "edit_model", nothing),
+    "nf4 of one block": ("single+nf4", Nf4, "edit_model", first_block),
+    "nf4 in 8 bits": ("single+nf4", Nf4, "store", INT8),
+    "palette of nothing": ("single+palette", Palette, "edit_model", nothing),
+    "palette of one block": ("single+palette", Palette, "edit_model", first_block),
+    "palette beside floats": ("single+palette", Palette, "store", beside_floats),
+    "palette of twice the bits": ("single+palette:bits=3", Palette, "store", twice_the_bits),
+    "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
+    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
+}  # fmt: skip

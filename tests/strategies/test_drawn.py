@@ -1,0 +1,190 @@
+"""Strategies of a run that draws samples: evidence that is shown, and lost where the effect is; and
+what makes no sense in a workload, refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import DRAWN, SUBJECT, TINY, part_named
+
+from harness.resolve import resolve
+from strategies import CATALOG, parse
+from strategies.base import Conflict, NotInForce
+from strategies.evidence.settings import effects
+from strategies.recipe import Recipe
+from strategies.sampling import layers
+from strategies.sampling.kmeans import palettes
+from strategies.sampling.palettes import indices_of, pack, unpack
+from strategies.sharding import sharding_kinds
+from strategies.workloads import SAMPLE, TRAIN
+from tests.made.recipes import DRAWN_HERE
+from tests.made.stubs import LOST_WHEN_DRAWN
+
+
+def drawing(text: str) -> dataclasses.replace:
+    return dataclasses.replace(DRAWN, recipe=text)
+
+
+@pytest.mark.parametrize("text", DRAWN_HERE)
+def test_evidence_is_shown_by_samples_drawn(text, draw_here):
+    drawn = draw_here(drawing(text))
+    parts = parse(text, workload=SAMPLE).strategies
+    for part in parts:
+        assert effects(part.evidence(drawn.trained)), f"{part} shows an effect"
+    assert drawn.drawn.shape == (2, 4, 32, 32) and torch.isfinite(drawn.drawn).all()
+    assert "guidance" in {part.name for part in parts}, "the default is shown too"
+
+
+@pytest.mark.parametrize("case", LOST_WHEN_DRAWN)
+def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatch):
+    text, kind, stage, stub = LOST_WHEN_DRAWN[case]
+    monkeypatch.setattr(kind, stage, stub)
+    drawn = draw_here(drawing(text))
+    part = next(p for p in parse(text, workload=SAMPLE).strategies if type(p) is kind)
+    with pytest.raises((NotInForce, AttributeError)):
+        part.evidence(drawn.trained)
+
+
+@pytest.mark.parametrize("text", ["single+guidance", "single+guidance:how=sequential"])
+def test_halves_that_are_asked_for_the_other_way_are_noticed(text, draw_here, monkeypatch):
+    how = Recipe.guides_apart.fget
+    monkeypatch.setattr(Recipe, "guides_apart", property(lambda recipe: not how(recipe)))
+    drawn = draw_here(drawing(text))
+    part = parse(text, workload=SAMPLE).strategies[-1]
+    with pytest.raises(NotInForce, match="the model was called on"):
+        part.evidence(drawn.trained)
+
+
+def test_without_a_scale_there_is_one_half(draw_here):
+    drawn = draw_here(dataclasses.replace(DRAWN, cfg_scale=1.0))
+    facts = part_facts(drawn, "guidance")
+    assert facts == {"calls": 4, "samples_a_call": 2, "guidance": 1.0}
+
+
+def part_facts(drawn, name: str) -> dict:
+    parts = drawn.resolved.recipe.strategies
+    return next(part for part in parts if part.name == name).evidence(drawn.trained)
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("int8", 8, 8.5), ("nf4", 4, 4.6), ("palette", 4, 4.1), ("palette:bits=3,rows=16", 3, 3.6)],
+)
+def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
+    drawn = draw_here(drawing(f"single+{text}"))
+    facts = part_facts(drawn, text.partition(":")[0])
+    assert least <= facts["bits_per_weight"] <= most
+    plain = resolve(DRAWN).subject.make()
+    wanted = [plain.get_submodule(n) for n in layers.linears(plain, drawn.resolved.subject)]
+    assert facts["elements"] == sum(layer.weight.numel() for layer in wanted)
+    assert facts["layers"] == len(wanted) == 5 * len(plain.blocks), "modulations too"
+
+
+# ---- palettes ----
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("count", [1, 8, 13, 4096])
+def test_packed_indices_come_back(bits, count):
+    indices = torch.randint(0, 2**bits, (count,), generator=torch.manual_seed(bits)).to(torch.uint8)
+    packed = pack(indices, bits)
+    assert packed.numel() == -(-count // 8) * bits and packed.dtype == torch.uint8
+    assert torch.equal(unpack(packed, bits, count), indices)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_palettes_are_those_of_k_means(bits):
+    """Against scikit-learn's on the same values, which begins many times."""
+    from sklearn.cluster import KMeans
+
+    values = torch.randn(2, 2048, generator=torch.manual_seed(0)) ** 3
+    found = palettes(values, bits)
+    near = found.gather(1, indices_of(values, found).long())
+    for row, mine in zip(values, (values - near).square().sum(1), strict=True):
+        best = KMeans(2**bits, n_init=4, random_state=0).fit(row[:, None].numpy()).inertia_
+        assert float(mine) <= 1.25 * best, "Lloyd's ends in a minimum, not always the least"
+    away = (values[:, :, None] - found[:, None, :]).abs().argmin(2)
+    same = (values - found.gather(1, away)).abs() - (values - near).abs()
+    assert same.abs().max() < 1e-6, "each value goes to the nearest entry"
+
+
+def test_a_palette_of_few_values_is_exact():
+    values = torch.tensor([[0.5, -1.0, 0.5, 2.0, -1.0, 2.0, 0.0, 0.5]])
+    found = palettes(values, 2)
+    assert torch.equal(found.gather(1, indices_of(values, found).long()), values)
+
+
+# ---- what makes no sense in a workload ----
+
+
+def refusal(text: str, workload: str) -> str:
+    spec = dataclasses.replace(DRAWN if workload == SAMPLE else TINY, recipe=text, processes=1)
+    return resolve(spec).refusal or ""
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_each_strategy_is_refused_where_it_has_no_effect(name):
+    text = name if name in sharding_kinds() else f"single+{name}"
+    kind = CATALOG[name]
+    for workload in (TRAIN, SAMPLE):
+        recipe = parse(text, workload=workload)
+        launch = recipe.launch("cpu", 1, SUBJECT, workload=workload)
+        part = next(part for part in recipe.strategies if part.name == name)
+        said = part.out_of_place(launch)
+        if name in sharding_kinds():
+            assert bool(said) == (workload == SAMPLE and name != "single")
+        else:
+            assert bool(said) == (workload not in kind.workloads)
+        assert not said or ("; " in said and "\n" not in said)
+
+
+@pytest.mark.parametrize(
+    ("text", "workload", "words"),
+    [
+        ("single+sgd", SAMPLE, ["sgd", "no optimizer", "leave it out"]),
+        ("zero1", SAMPLE, ["zero1", "no optimizer state", "take single"]),
+        ("single+accumulate", SAMPLE, ["accumulate", "no gradients"]),
+        ("single+ema", SAMPLE, ["ema", "--weights"]),
+        ("single+checkpoint", SAMPLE, ["checkpoint", "nothing is kept"]),
+        ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
+        ("single+compile:budget=0.5", SAMPLE, ["compile", "leave budget=0.5 out"]),
+        ("single+lora", SAMPLE, ["lora", "merged weights"]),
+        ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
+        ("single+palette", TRAIN, ["palette", "no gradient"]),
+        ("single+guidance:how=sequential", TRAIN, ["guidance", "predicts each sample once"]),
+        ("single+fp16_pure", TRAIN, ["fp16_pure", "take fp16"]),
+    ],
+)
+def test_what_is_out_of_place_is_refused_by_name(text, workload, words):
+    found = refusal(text, workload)
+    assert [word for word in words if word not in found] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"cfg_scale": 1.0, "recipe": "single+guidance:how=sequential"}, ["predicts once"]),
+        ({"workload": "draw"}, ["workload is 'draw'", "train, sample"]),
+        ({"workload": "train"}, ["sampler_steps is 2", "--workload sample"]),
+        ({"objective": "epsilon", "sampler_steps": 1}, ["sampler_steps is 1", "2 to 1000"]),
+        ({"objective": "velocity"}, ["drawn of epsilon and flow"]),
+        ({"class_dropout": 0.0}, ["no withheld label", "--cfg-scale 1"]),
+        ({"weights": "nowhere.safetensors"}, ["nowhere.safetensors", "no such file"]),
+        ({"world": 2}, ["world is of training"]),
+        ({"model": "flux-dev", "data": "synthetic"}, ["conditions of its own"]),
+    ],
+)
+def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
+    from strategies.base import BadInput
+
+    with pytest.raises((BadInput, Conflict)) as caught:
+        resolve(dataclasses.replace(DRAWN, **fields))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_codes_do_not_divide_where_a_width_does_not():
+    reason = refusal("single+palette:rows=7", SAMPLE)
+    assert "rows is 7" in reason and "leave rows out" in reason
+    assert part_named("single+palette:rows=16", "palette").rows == 16

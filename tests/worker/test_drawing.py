@@ -1,0 +1,196 @@
+"""The workload that draws samples, launched as the harness launches it: its results, the distances
+that a report makes of them, what they are refused a comparison for, and what was predicted.
+
+All runs share one start.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import DRAWN, Case, launched_together
+from safetensors.torch import save_file
+
+from harness import train
+from harness.predict import pool
+from harness.report.data.grouping import build
+from harness.report.data.rows import SuiteHead
+from harness.report.figures import drawn
+from harness.report.rendering import markdown
+from harness.report.stories import sampled
+from harness.resolve import resolve
+from harness.result import Result, Status, load
+from harness.spec import Spec, SpecError
+from harness.worker import weights
+from strategies.base import Conflict
+
+PREDICTED = ("single", "single+palette:bits=3")
+RECIPES = (*PREDICTED, "single+int8", "single+guidance:how=sequential")
+BASE = dataclasses.replace(DRAWN, model="DiT-T/4", warmup=1, steps=2)
+
+
+def spec_of(recipe: str, **fields) -> Spec:
+    return dataclasses.replace(BASE, recipe=recipe, **fields)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> dict[str, Result]:
+    folder = tmp_path_factory.mktemp("drawn")
+    cases = {recipe.replace(":", "_"): Case(spec_of(recipe)) for recipe in RECIPES}
+    found = launched_together(cases, folder)
+    assert (folder / "single" / "samples.png").stat().st_size > 1000
+    return found
+
+
+def row(rows, recipe: str) -> Result:
+    found = rows[recipe.replace(":", "_")]
+    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
+    found = row(rows, recipe)
+    assert [check for check in found.audit if not check.ok] == []
+    names = {check.name for check in found.audit}
+    assert {"samples", "calls of the model", "noise", "samples finite"} <= names
+    (rank,), told = found.ranks, found.drawn
+    assert len(rank.step_seconds) == 2 and len(told.latency_seconds) == 3
+    assert {"load", "prepare", "first_step", "steady"} == set(rank.phases)
+    assert rank.categories.total > rank.categories.parameters > 0
+    assert rank.categories.gradients == rank.categories.optimizer_state == 0
+    assert drawn.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
+    assert told.evaluations == 4 and told.echo > 0
+    assert found.flops_per_step > 0 and found.losses == []
+
+
+def test_the_report_compares_what_was_drawn(rows):
+    results = [row(rows, recipe) for recipe in RECIPES]
+    suite = SuiteHead(reference="single", story="sampled", order=RECIPES)
+    report = build(results, [], suite)
+    (group,) = report.groups
+    verdicts = {r.label: r.versus.parity for r in group.rows}
+    assert verdicts["single+guidance:how=sequential"] == "equal"
+    assert verdicts["single+int8"] == verdicts["single+palette:bits=3"] == "by design"
+    away = {r.label: r.drawn.away for r in group.rows}
+    assert away["single"] is None and "single" in {r.label for r in group.rows}
+    assert 0 < away["single+int8"].relative < away["single+palette:bits=3"].relative
+    assert away["single+int8"].psnr_db > away["single+palette:bits=3"].psnr_db
+    (grid,) = sampled.tables(report)
+    front = {line[0] for line in grid.lines if line[-1] == "front"}
+    assert "single+palette:bits=3" in front
+    text = markdown.render(report)
+    assert "Same samples?" in text and "Same computation?" not in text and "Denoise GiB" in text
+
+
+def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
+    """The control: int8's samples, by a row that promised what is exact."""
+    liar = dataclasses.replace(row(rows, "single+int8"), parity="exact")
+    verdict = drawn.against(liar, row(rows, "single"))
+    assert verdict.word == "DIFFERS" and "rounding explains" in verdict.what
+    nothing = dataclasses.replace(
+        liar, drawn=moved(row(rows, "single"), lambda x: np.full_like(x, np.nan))
+    )
+    assert drawn.against(nothing, row(rows, "single")).word == "DIFFERS"
+    same = dataclasses.replace(liar, drawn=row(rows, "single").drawn)
+    assert drawn.against(same, row(rows, "single")).word == "equal"
+    assert drawn.distance(same, row(rows, "single")).psnr_db == float("inf")
+
+
+def moved(result: Result, change):
+    values = change(drawn.latents(result)).astype("<f4")
+    text = base64.b64encode(values.tobytes()).decode()
+    return dataclasses.replace(result.drawn, latents=text)
+
+
+def test_a_distance_is_by_its_definition(rows):
+    reference = row(rows, "single")
+    shifted = dataclasses.replace(reference, drawn=moved(reference, lambda x: 1.01 * x))
+    far = drawn.distance(shifted, reference)
+    assert far.relative == pytest.approx(0.01, rel=1e-4) == far.worst
+    values = drawn.latents(reference)
+    mean_square, span = ((0.01 * values) ** 2).mean(), values.max() - values.min()
+    assert far.psnr_db == pytest.approx(10 * np.log10(span**2 / mean_square), rel=1e-4)
+
+
+def test_the_limit_follows_from_the_reference_s_own_echo(rows):
+    reference = row(rows, "single")
+    allowed = drawn.limit(reference)
+    assert 1e-6 < allowed < 1e-4, "rounding, and next to it int8"
+    twice = dataclasses.replace(reference.drawn, echo=2 * reference.drawn.echo)
+    assert drawn.limit(dataclasses.replace(reference, drawn=twice)) == 2 * allowed
+    wild = dataclasses.replace(reference.drawn, echo=1.0)
+    assert drawn.limit(dataclasses.replace(reference, drawn=wild)) == drawn.LOOSEST
+
+
+@pytest.mark.parametrize(("word", "value"), [("seed", 1), ("sampler_steps", 3), ("cfg_scale", 4.0)])
+def test_rows_of_other_samples_are_refused_a_comparison_by_name(word, value, rows):
+    reference = row(rows, "single")
+    spec = dataclasses.replace(reference.spec, **{word: value})
+    found = dataclasses.replace(reference, spec=spec)
+    assert drawn.not_comparable(found, reference).startswith(f"other {word}: ")
+    assert drawn.against(found, reference).word == "not comparable"
+    groups = build([reference, found], [], SuiteHead(reference="single")).groups
+    assert len(groups) == 2 and word in groups[1].unlike
+    weights_of = dataclasses.replace(reference, configs={"initial_weights": "another"})
+    assert "other weights" in drawn.not_comparable(weights_of, reference)
+
+
+def test_words_of_a_training_are_refused(tmp_path):
+    words = [*BASE.arguments(), "--out", str(tmp_path), "--anatomy"]
+    with pytest.raises(Conflict, match="anatomy is of a training, and the workload is sample"):
+        train._check_words(BASE, train.parse_options(words))
+
+
+def test_memory_is_predicted_within_one_percent(rows, tmp_path):
+    found = pool.predict_all([resolve(spec_of(recipe)) for recipe in PREDICTED], tmp_path)
+    for recipe, prediction in zip(PREDICTED, found, strict=True):
+        assert prediction.method == "trace", f"{recipe}: {prediction.reason} {prediction.fault}"
+        measured = row(rows, recipe).ranks[0].categories.total
+        assert prediction.steady.bytes == pytest.approx(measured, rel=0.01), recipe
+    assert found[1].steady.bytes < 0.7 * found[0].steady.bytes, "further apart than the error"
+
+
+# ---- weights out of a file ----
+
+
+def test_weights_of_a_file_are_taken_and_others_refused(tmp_path: Path, draw_here):
+    spec = spec_of("single+bf16_pure", model="DiT-T/8")
+    subject = resolve(spec).subject
+    state = {n: p for n, p in subject.build(5, "awake").named_parameters() if p.requires_grad}
+    state = {name: p.detach().clone() for name, p in state.items()}
+    assert "pos_embed" not in state, "what is frozen is not averaged"
+    file = tmp_path / "averaged.safetensors"
+    save_file(state, str(file))
+    told = draw_here(dataclasses.replace(spec, weights=str(file)))
+    for name, p in told.trained.module.named_parameters():
+        if name in state:
+            assert torch.equal(p, state[name].bfloat16()), name
+    state["blocks.0.attn.qkv.weight"] = torch.zeros(3, 3)
+    save_file(state, str(file))
+    with pytest.raises(SpecError, match=r"qkv.weight has the shape \[3, 3\]"):
+        draw_here(dataclasses.replace(spec, weights=str(file)))
+    del state["blocks.0.attn.qkv.weight"]
+    save_file(state, str(file))
+    with pytest.raises(SpecError, match=r"of another model than DiT-T/8: blocks\.0\."):
+        draw_here(dataclasses.replace(spec, weights=str(file)))
+    file.write_text("nothing")
+    with pytest.raises(SpecError, match="train it anew"):
+        weights.read(dataclasses.replace(spec, weights=str(file)), subject)
+
+
+def test_an_older_result_has_nothing_drawn(tmp_path):
+    one = Result(status=Status.OK, spec=Spec(recipe="single"))
+    data = one.to_json()
+    del data["drawn"]
+    for name in ("workload", "weights", "sampler_steps", "cfg_scale"):
+        del data["spec"][name]
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    assert load(tmp_path / "result.json").drawn is None
+    assert load(tmp_path / "result.json").spec.key == one.spec.key
