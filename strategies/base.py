@@ -33,14 +33,15 @@ class Slot(IntEnum):
     ADAPT = 2
     SPARSIFY = 3
     ATTEND = 4
-    RECOMPUTE = 5
-    OFFLOAD = 6
-    COMPILE = 7
-    OPTIMIZE = 8
-    STEP = 9
-    ACCUMULATE = 10
-    COMPRESS = 11
-    AVERAGE = 12
+    SEQUENCE = 5
+    RECOMPUTE = 6
+    OFFLOAD = 7
+    COMPILE = 8
+    OPTIMIZE = 9
+    STEP = 10
+    ACCUMULATE = 11
+    COMPRESS = 12
+    AVERAGE = 13
 
 
 TRAITS = {
@@ -58,6 +59,8 @@ TRAITS = {
     "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
     "recomputes": "activations are dropped in forward and computed again in backward",
     "doubles_tokens": "some blocks hand on twice the tokens",
+    "cut_samples": "each rank works on a part of its samples' tokens",
+    "cut_queries": "attention takes a part of the queries and all keys",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",

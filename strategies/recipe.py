@@ -68,6 +68,12 @@ class Recipe:
         part = self.in_slot(Slot.ACCUMULATE)
         return part.steps if part else 1
 
+    @property
+    def sequence(self) -> int:
+        """Ranks that have a part each of the same samples' tokens."""
+        part = self.in_slot(Slot.SEQUENCE)
+        return part.ranks if part else 1
+
     def launch(
         self,
         device: str,
@@ -83,6 +89,7 @@ class Recipe:
             launch,
             engine=launch.engine.chosen(self.sharding.choices),
             accumulation=self.accumulation,
+            sequence=self.sequence,
             clips=clips,
             simulated=simulated,
             traits=launch.traits.union(*(part.traits() for part in self.strategies)),

@@ -23,7 +23,7 @@ from strategies.precision.mixed import Fp32
 from strategies.sharding import sharding_kinds
 from tests.made.recipes import TRAINED_HERE
 from tests.made.stand_ins import STAND_INS
-from tests.made.stubs import LOST, wire
+from tests.made.stubs import LOST, parallel, wire
 from tests.made.stubs.parts import nothing
 
 FITTING = {
@@ -74,7 +74,8 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 def test_every_strategy_without_a_launch_file_is_stubbed():
     here = {kind.name for _, kind, _, _ in LOST.values()} | {kind.name for kind in BY_HAND}
     on_the_wire = {strategy.name for strategy, _ in wire.LOST.values()}
-    assert here | on_the_wire == set(CATALOG) - set(sharding_kinds())
+    shared = {name for name, _ in parallel.LOST.values()} - set(sharding_kinds())
+    assert here | on_the_wire | shared == set(CATALOG) - set(sharding_kinds())
 
 
 # -- a master beside bfloat16 weights ---------------------------------------------------------

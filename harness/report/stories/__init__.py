@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Report
-from harness.report.stories import claims, depth, each, fast_dit, ladder
+from harness.report.stories import claims, depth, each, fast_dit, ladder, long
 
 __all__ = ["OF_A_STEP", "STORIES", "tables"]
 
@@ -20,6 +20,7 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "ladder": ladder.tables,
     "fast_dit": fast_dit.tables,
     "depth": depth.tables,
+    "long": long.tables,
 }
 OF_A_STEP = ("claims", "each", "ladder")
 """Stories whose memory is the peak of one training step (``harness.report.data.lookup``)."""
