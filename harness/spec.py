@@ -64,7 +64,7 @@ class Spec:
     steps: int = _option(8, "timed optimizer steps")
     warmup: int = _option(2, "first optimizer steps, before memory is read and time is taken")
     seed: int = _option(0, "weights, data order, noise")
-    processes: int = _option(1, "data-parallel processes")
+    processes: int = _option(1, "processes, a GPU each where there are any")
     nodes: int = _option(1, "machines that share the processes alike")
     world: int = _option(0, "run rank 0 of so many on one process (0: no): real memory, no losses")
     device: str = _option("cpu", "cpu or cuda")
@@ -191,7 +191,7 @@ class Spec:
 
     @property
     def ranks(self) -> int:
-        """Data-parallel ranks of the job: its processes, or those that one process stands for."""
+        """Ranks of the job: its processes, or those that one process stands for."""
         return self.world or self.processes
 
     @property

@@ -21,6 +21,7 @@ from strategies.optimizers.muon import Muon
 from strategies.optimizers.offload_adamw import OffloadAdamW
 from strategies.optimizers.onebit_adam import OneBitAdam
 from strategies.optimizers.sgd import Sgd
+from strategies.parallel.sequence import SequenceParallel
 from strategies.precision.bfloat import Bf16Master, Bf16Pure
 from strategies.precision.fp8 import Fp8
 from strategies.precision.fp16 import Fp16
@@ -66,6 +67,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "nf4": Nf4,
     "palette": Palette,
     "attend": Attend,
+    "sp": SequenceParallel,
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
     "compile": Compile,

@@ -35,15 +35,16 @@ class Slot(IntEnum):
     SPARSIFY = 3
     STORE = 4
     ATTEND = 5
-    RECOMPUTE = 6
-    OFFLOAD = 7
-    COMPILE = 8
-    OPTIMIZE = 9
-    STEP = 10
-    ACCUMULATE = 11
-    COMPRESS = 12
-    AVERAGE = 13
-    GUIDE = 14
+    SEQUENCE = 6
+    RECOMPUTE = 7
+    OFFLOAD = 8
+    COMPILE = 9
+    OPTIMIZE = 10
+    STEP = 11
+    ACCUMULATE = 12
+    COMPRESS = 13
+    AVERAGE = 14
+    GUIDE = 15
 
 
 TRAITS = {
@@ -61,6 +62,8 @@ TRAITS = {
     "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
     "recomputes": "activations are dropped in forward and computed again in backward",
     "doubles_tokens": "some blocks hand on twice the tokens",
+    "cut_samples": "each rank works on a part of its samples' tokens",
+    "cut_queries": "attention takes a part of the queries and all keys",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",

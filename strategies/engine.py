@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -71,7 +71,8 @@ class Layout:
 
     Samples are divided by ``replicate`` and ``shard`` alone: ranks that differ in the others work
     on the same samples. Ranks are counted as torch's device meshes count them, ``tensor`` fastest,
-    then ``sequence``, ``shard``, ``replicate`` and ``pipeline``.
+    then ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Ranks that have parts of the same
+    samples share weights as any others do: an engine shards over ``sharers``.
     """
 
     replicate: int = 1
@@ -90,9 +91,27 @@ class Layout:
         """The data-parallel degree: into how many shares a global batch is cut."""
         return self.replicate * self.shard
 
+    @property
+    def sharers(self) -> int:
+        """Among how many ranks weights are cut, where they are."""
+        return self.shard * self.sequence
+
     def share(self, rank: int) -> int:
         """Which of the ``data`` shares of a global batch ``rank`` works on."""
         return rank // (self.tensor * self.sequence) % self.data
+
+    def part(self, rank: int) -> int:
+        """Which of the ``sequence`` parts of its samples ``rank`` works on."""
+        return rank // self.tensor % self.sequence
+
+    def cut(self, parts: int) -> Layout:
+        """The same ranks, of which so many neighbours have a part each of the same samples; as it
+        is where the ranks do not come in such groups."""
+        name = "shard" if self.shard > 1 else "replicate"
+        degree = getattr(self, name)
+        if degree % parts:
+            return self
+        return replace(self, **{name: degree // parts}, sequence=self.sequence * parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -583,6 +602,7 @@ class Launch:
     """What a strategy may know of what is trained, how, and of the recipe it is part of.
 
     ``simulated``: one process stands for rank 0 of ``processes``, and collectives move nothing.
+    ``sequence``: so many neighbouring ranks have a part each of the same samples' tokens.
     ``traits`` are the words that the engine and all parts of the recipe say of themselves
     (``Strategy.traits``), so that a part can refuse an effect without knowing who has it.
     """
@@ -593,6 +613,7 @@ class Launch:
     device: str
     processes: int
     accumulation: int = 1
+    sequence: int = 1
     clips: bool = False
     simulated: bool = False
     traits: frozenset[str] = frozenset()
@@ -600,8 +621,8 @@ class Launch:
 
     @property
     def layout(self) -> Layout:
-        """How the engine uses the ranks."""
-        return self.engine.layout(self.processes)
+        """How the engine uses the ranks, and the recipe beside it."""
+        return self.engine.layout(self.processes).cut(self.sequence)
 
 
 class NoOptimizer:
@@ -669,6 +690,14 @@ class Trained:
         while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
         return optimizer
+
+    def cut(self, samples: torch.Tensor) -> torch.Tensor:
+        """This rank's part of whole samples: all of them, unless ranks share their tokens."""
+        layout = self.launch.layout
+        if layout.sequence == 1:
+            return samples
+        part = layout.part(self.accelerator.process_index)
+        return self.subject.cut(samples, part, layout.sequence)
 
     def blocks(self) -> list[nn.Module]:
         """The model's blocks, in the order in which they run."""

@@ -75,6 +75,12 @@ class Recipe:
         part = self.in_slot(Slot.GUIDE)
         return part is not None and part.how == "sequential"
 
+    @property
+    def sequence(self) -> int:
+        """Ranks that have a part each of the same samples' tokens."""
+        part = self.in_slot(Slot.SEQUENCE)
+        return part.ranks if part else 1
+
     def launch(
         self,
         device: str,
@@ -92,6 +98,7 @@ class Recipe:
             launch,
             engine=launch.engine.chosen(self.sharding.choices),
             accumulation=self.accumulation,
+            sequence=self.sequence,
             clips=clips,
             simulated=simulated,
             traits=launch.traits.union(*of_parts, {"sampling"} if workload == SAMPLE else ()),

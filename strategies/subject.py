@@ -37,6 +37,7 @@ PARTS = {
     "halves": "blocks of one attention (qkv, proj) and one MLP (fc1, fc2)",
     "head": "final layer of its own",
     "label_table": "table of labels",
+    "stripes": "samples that can be cut into stripes of tokens",
     "token_blocks": "blocks that take and give tokens",
 }
 """Part -> what it is, in words that follow "has no". What a subject may have beside blocks:
@@ -45,6 +46,7 @@ PARTS = {
 ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
 ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``.
 ``head``, ``label_table``: what the methods of these names return.
+``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.
 """
@@ -343,6 +345,23 @@ class Subject:
         return [layer for layer in module.modules() if hasattr(layer, "attend")]
 
     # ---- one prediction ----
+
+    @property
+    def rows(self) -> int:
+        """Samples can be cut into as many equal parts as divide this number, each of whole tokens.
+        Asked only with the part "stripes"; so are ``cut`` and ``take_part``."""
+        raise NotImplementedError
+
+    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
+        """The ``part``-th of so many equal ``parts`` of samples, or of their noise: what the model
+        of one rank is given and predicts. The loss of a sample must be the mean over its parts."""
+        raise NotImplementedError
+
+    def take_part(self, module: nn.Module, part: int, parts: int) -> None:
+        """Have the bare model take and predict the ``part``-th part of each sample from now on,
+        with the positions of that part; (0, 1): whole samples. Weights are not touched: what an
+        engine spreads from one rank to all would overwrite a rank's own."""
+        raise NotImplementedError
 
     def samples(self) -> dict[str, Tensor] | None:
         """Samples in host memory where the model brings its own: ``data.size`` rows of "x", and of

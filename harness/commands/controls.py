@@ -30,6 +30,7 @@ from harness.spec import Spec
 from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
+from harness.worker.sabotage_shared import SHARED
 
 __all__ = ["add_arguments", "controls"]
 
@@ -45,6 +46,9 @@ SAME = {
     "adamw:impl=plain": "adamw:impl=plain",
 }
 """Another way to the same numbers -> what it adds to the recipe."""
+SHARING = "sp"
+SAME_SHARED = {"sp": SHARING, "sp:how=gather": "sp:how=gather"}
+"""The same, for several processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +72,11 @@ class _Quiet(Progress):
         self.done += 1
 
 
-def all_controls() -> list[Control]:
-    """Those that must be equal first."""
-    same = [Control(name=name, adds=adds) for name, adds in SAME.items()]
+def all_controls(processes: int) -> list[Control]:
+    """Those that must be equal first; pairs of processes can share samples, and fail to."""
+    pairs = processes % 2 == 0
+    ways = SAME | (SAME_SHARED if pairs else {})
+    same = [Control(name=name, adds=adds) for name, adds in ways.items()]
     others = [
         Control(
             name=name,
@@ -79,7 +85,8 @@ def all_controls() -> list[Control]:
         )
         for name in SABOTAGES
     ]
-    return same + others
+    shared = [Control(name=name, adds=SHARING, sabotage=name) for name in SHARED if pairs]
+    return same + others + shared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +109,8 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     out = Path(options.out or ROOT / "results" / "controls").absolute()
     ask = functools.partial(_asked, options, given)
     _, row = one_row.checked(ask, out, options.device, console)
-    asked, progress, words = all_controls(), _Quiet(console), {}
     plain = row.resolved.spec
+    asked, progress, words = all_controls(plain.processes), _Quiet(console), {}
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
     try:
         reference = _ended(Control(name="plain", adds=""), plain, out, options, progress)

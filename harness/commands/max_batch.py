@@ -256,7 +256,8 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 
 def _samples(spec: Spec, micro_batch: int) -> int:
-    return micro_batch * spec.processes * parse(spec.recipe).accumulation
+    recipe = parse(spec.recipe)
+    return micro_batch * max(1, spec.processes // recipe.sequence) * recipe.accumulation
 
 
 def _tell(state: Search, best: int, most: int, console: Console) -> None:

@@ -62,7 +62,7 @@ def largest_batch(
 
     def at(resolved: Resolved, index: int) -> Resolved:
         spec = resolved.spec
-        whole = (index + 1) * spec.processes * resolved.recipe.accumulation
+        whole = (index + 1) * resolved.launch.layout.data * resolved.recipe.accumulation
         return resolve(dataclasses.replace(spec, global_batch=whole))
 
     batches = Ladder(weights=range(1, MOST + 1), at=at, named=batch_name)

@@ -78,7 +78,8 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
         def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
             return trained.subject.predict(trained.model, x, t_B, batch.conditions)
 
-        return run.objective.loss(predict, batch.x, batch.t, batch.noise).mean()
+        x, noise = trained.cut(batch.x), trained.cut(batch.noise)
+        return run.objective.loss(predict, x, batch.t, noise).mean()
 
     def arrived() -> None:
         log.norms.append(gradient_norm(run, log))

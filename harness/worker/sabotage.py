@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness.result import Check
+from harness.worker.sabotage_shared import SHARED
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
@@ -147,5 +148,5 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
 
 def sabotage(run: Run, name: str) -> Check:
     """Do ``name`` to ``run``; the check of the audit that makes its result void."""
-    SABOTAGES[name](run)
+    (SABOTAGES | SHARED)[name](run)
     return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)

@@ -55,6 +55,8 @@ class Attend(Strategy):
             lack = launch.subject.lacks("attend", "take kernel=math, efficient, flash or cudnn")
             if lack:
                 return lack
+        if self.kernel in WRITTEN_OUT and "cut_queries" in launch.traits:
+            return f"{self.kernel} is told by its whole score matrix; take kernel=flash, or ulysses"
         if self.kernel == "flex" and "recomputes" in launch.traits:
             return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits

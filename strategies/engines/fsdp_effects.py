@@ -31,6 +31,14 @@ AT_ONCE = 3
 """Groups that are gathered together where blocks are let go of: the one at work, the next, and what
 lies outside of the blocks."""
 RECOMPUTING = "recomputes"
+KINDS = {
+    "_allgather_base_": "gather",
+    "_reduce_scatter_base_": "scatter",
+    "allreduce_": "reduce",
+    "allreduce_coalesced_": "reduce",
+}
+"""Collective of FSDP2's -> what it does; a scatter is a reduction that leaves each rank its share.
+Others are a strategy's."""
 
 
 @dataclass
@@ -156,10 +164,11 @@ def _wire(trained: Trained) -> dict[str, Any]:
     seen = trained.observed
     if not seen.ran:  # compiled blocks are not watched
         return {}
-    sent = Counter((_kind(s.collective), s.phase) for s in seen.sent)
+    ours = [s for s in seen.sent if s.collective in KINDS]
+    sent = Counter((KINDS[s.collective], s.phase) for s in ours)
     sizes: Counter[tuple[str, str]] = Counter()
-    for s in seen.sent:
-        sizes[_kind(s.collective), s.phase] += s.bytes
+    for s in ours:
+        sizes[KINDS[s.collective], s.phase] += s.bytes
     trained_groups = [g for g in groups(trained.module) if _trains(g)]
     everything = sum(_sent_by(g) for g in groups(trained.module))
     forward, backward = sizes["gather", "forward"], sizes["gather", "backward"]
@@ -177,19 +186,12 @@ def _wire(trained: Trained) -> dict[str, Any]:
     averaged = sent["reduce", "backward"]
     wanted = len(trained_groups) if trained.engine.hybrid else 0
     demand(averaged == wanted, f"{averaged} all-reduces of gradients, not {wanted}")
-    types = {s.dtype for s in seen.sent if _kind(s.collective) == "scatter"}
+    types = {s.dtype for s in ours if KINDS[s.collective] == "scatter"}
     return {
         "gathered_bytes": {"forward": forward, "backward": backward},
         "reductions": reduced,
         "gradients_sent_as": "+".join(sorted(types)),
     }
-
-
-def _kind(collective: str) -> str:
-    """gather, scatter (a reduction that leaves each rank its share) or reduce."""
-    if "gather" in collective:
-        return "gather"
-    return "scatter" if "scatter" in collective else "reduce"
 
 
 def _trains(group: Any) -> bool:

@@ -26,7 +26,7 @@ def cut(trained: Trained) -> dict[str, Any]:
     """Every parameter is cut by rows over the ranks that share, alike on groups of them."""
     layout = trained.launch.layout
     grouped = trained.engine.hybrid
-    mesh = (layout.replicate, layout.shard) if grouped else (layout.shard,)
+    mesh = (layout.replicate, layout.sharers) if grouped else (layout.sharers,)
     wanted = (Replicate(), Shard(0)) if grouped else (Shard(0),)
     named = dict(trained.module.named_parameters())
     whole = [n for n, p in named.items() if not isinstance(p, DTensor)]
@@ -77,7 +77,7 @@ def _rows(parameter: Any, ranks: int) -> int:
 
 def shares(trained: Trained) -> dict[str, Any]:
     """Bytes that are really stored here, those behind each share included."""
-    parameters, ranks = list(trained.module.parameters()), trained.launch.layout.shard
+    parameters, ranks = list(trained.module.parameters()), trained.launch.layout.sharers
     stored = bytes_of(facts.local(p) for p in parameters if facts.local(p).numel())
     most = sum(_rows(p, ranks) for p in parameters)
     demand(stored <= most, f"this rank stores {stored} bytes of weights; a share is {most}")
@@ -127,7 +127,7 @@ def copies(trained: Trained) -> dict[str, Any]:
         return {}
     mine = [facts.local(p).detach().double().sum() for p in trained.module.parameters()]
     everyone = trained.accelerator.gather(torch.stack(mine)[None].to(trained.accelerator.device))
-    copies = everyone.view(layout.replicate, layout.shard, -1)
+    copies = everyone.view(layout.replicate, layout.sharers, -1)
     spread = float((copies - copies[:1]).abs().max())
     demand(spread == 0.0, f"groups drifted apart by {spread:.3g}: gradients were not averaged")
     return {"replica_spread": spread}

@@ -51,7 +51,7 @@ def parallelism(layout: Layout) -> Any:
     """accelerate's words for a layout of groups that share."""
     from accelerate.parallelism_config import ParallelismConfig
 
-    return ParallelismConfig(dp_replicate_size=layout.replicate, dp_shard_size=layout.shard)
+    return ParallelismConfig(dp_replicate_size=layout.replicate, dp_shard_size=layout.sharers)
 
 
 def settle(accelerator: Any, reshard: bool | int) -> None:

@@ -103,7 +103,8 @@ class Replicas(Engine):
         own = {"edits_gradients", "hooks_allreduce", "sparse_gradients"} & trained.launch.traits
         if own or trained.observed is None or not trained.observed.ran:
             return {}
-        sent = [s for s in trained.observed.sent if s.phase == "backward"]
+        averages = [s for s in trained.observed.sent if s.collective.startswith("allreduce")]
+        sent = [s for s in averages if s.phase == "backward"]
         trainable = [p for p in trained.module.parameters() if p.requires_grad]
         wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
         found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)

@@ -19,9 +19,9 @@ def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
     import torch
 
     subject = trained.subject
-    sample = subject.example(trained.accelerator.device)
+    x, t_B, conditions = subject.example(trained.accelerator.device)
     with torch.set_grad_enabled(gradients):
-        return subject.predict(trained.model, *sample)
+        return subject.predict(trained.model, trained.cut(x), t_B, conditions)
 
 
 def loss_once(trained: Trained) -> Any:

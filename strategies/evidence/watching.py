@@ -61,7 +61,16 @@ def _watch(seen: Observed) -> Any:
     return Watch()
 
 
-INPUT = {"allgather_": 1, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
+INPUT = dict.fromkeys(
+    (
+        "allgather_",
+        "_allgather_base_",
+        "alltoall_base_",
+        "_reduce_scatter_base_",
+        "reduce_scatter_",
+    ),
+    1,
+)
 """Collectives whose first argument is the output -> where the input is."""
 
 

@@ -123,7 +123,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "suite story": (
         lambda p: ["--suite", misspelt_story(p)],
-        "s.yaml: story is 'laddr'; one of claims, each, ladder, fast_dit, depth, sampled, "
+        "s.yaml: story is 'laddr'; one of claims, each, ladder, fast_dit, depth, sampled, long, "
         "or leave it out",
     ),
     "suite story of a plan": (

@@ -40,6 +40,7 @@ OTHERS: dict[str, list[str]] = {
         *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
+    "sp": ["ddp+sp", "ddp+sp:how=gather"],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
     "paged_adam8bit": ["ddp+paged_adam8bit"],

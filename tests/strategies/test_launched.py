@@ -34,6 +34,7 @@ PAIRS = {
     "ddp+topk+accumulate": LONGER,
     "ddp+onebit_adam": LONGER,
     "zero2+bf16_master": TWO,
+    "zero2+sp": TWO,
     "zero2+compile:backend=aot_eager+bf16+checkpoint": TWO,
     "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure": TWO,
     "ddp+bf16_pure+adamw_bf16+offload_activations": TWO,

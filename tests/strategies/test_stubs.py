@@ -24,7 +24,7 @@ from strategies.sampling.guidance import Guidance
 from strategies.sharding import sharding_kinds
 from tests.made.recipes import TRAINED_HERE
 from tests.made.stand_ins import STAND_INS
-from tests.made.stubs import LOST, LOST_WHEN_DRAWN, wire
+from tests.made.stubs import LOST, LOST_WHEN_DRAWN, parallel, wire
 from tests.made.stubs.parts import nothing
 
 FITTING = {
@@ -76,7 +76,8 @@ def test_every_strategy_without_a_launch_file_is_stubbed():
     stubs = (*LOST.values(), *LOST_WHEN_DRAWN.values())
     here = {kind.name for _, kind, _, _ in stubs} | {kind.name for kind in BY_HAND}
     on_the_wire = {strategy.name for strategy, _ in wire.LOST.values()}
-    assert here | on_the_wire == set(CATALOG) - set(sharding_kinds())
+    shared = {name for name, _ in parallel.LOST.values()} - set(sharding_kinds())
+    assert here | on_the_wire | shared == set(CATALOG) - set(sharding_kinds())
 
 
 # -- a master beside bfloat16 weights ---------------------------------------------------------

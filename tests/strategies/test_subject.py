@@ -35,6 +35,7 @@ NEEDS = {
     "checkpoint:every=2,keep=products": ["chain"],
     "attend:kernel=naive": ["attend"],
     "attend:kernel=flex": ["attend"],
+    "sp": ["stripes"],
 }
 """Part of a recipe -> the part of a subject without which it refuses."""
 MORE = [

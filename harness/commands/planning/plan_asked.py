@@ -173,7 +173,9 @@ def _base(options: argparse.Namespace) -> Spec:
     )
     spec.check()
     if options.largest != "batch":
-        spec.micro_batch(spec.processes, 1)  # refuses a batch that no row could take
+        together = max((parse(text).sequence for text in _recipes(options)), default=1)
+        # Refuses a batch that no row could take.
+        spec.micro_batch(max(1, spec.processes // together), 1)
     return spec
 
 

@@ -18,6 +18,8 @@ __all__ = ["Counter"]
 
 WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
+AWAITED = ("alltoall_base_", "allgather_")
+"""Collectives within a layer, which the next op waits for, whatever an engine runs beside it."""
 
 
 FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
@@ -44,7 +46,8 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
-            kind = "overlapped" if phase in self.beside else "collective"
+            beside = phase in self.beside and name not in AWAITED
+            kind = "overlapped" if beside else "collective"
             self.add(phase, kind, "", 0, size, *_ranks(args))
             return
         outs = outs or _written(func, args)

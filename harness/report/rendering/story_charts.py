@@ -34,9 +34,9 @@ def _of_depth(report: Report) -> list[tuple[str, str, str]]:
     if not points_of:
         return []
     small = "one step; both axes logarithmic"
-    memory = {r: [(p.depth, p.beyond / units.MIB) for p in line] for r, line in points_of.items()}
+    memory = {r: [(p.at, p.beyond / units.MIB) for p in line] for r, line in points_of.items()}
     work = {r: depth.work(line) for r, line in points_of.items()}
-    seconds = {r: [(p.depth, p.seconds) for p in line] for r, line in points_of.items()}
+    seconds = {r: [(p.at, p.seconds) for p in line] for r, line in points_of.items()}
     return [
         ("Memory beyond the state", small, _chart(memory, "MiB")),
         (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Report
-from harness.report.stories import claims, depth, each, fast_dit, ladder, sampled
+from harness.report.stories import claims, depth, each, fast_dit, ladder, long, sampled
 
 __all__ = ["OF_A_STEP", "STORIES", "tables"]
 
@@ -21,6 +21,7 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "fast_dit": fast_dit.tables,
     "depth": depth.tables,
     "sampled": sampled.tables,
+    "long": long.tables,
 }
 OF_A_STEP = ("claims", "each", "ladder")
 """Stories whose memory is the peak of one training step (``harness.report.data.lookup``)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.report.data.grid import Grid, text_grid
@@ -13,7 +14,7 @@ from harness.report.figures import derive, units
 from harness.report.figures.floor import Floor, Runs, swing
 from harness.subjects.dit.presets import shape_of
 
-__all__ = ["DepthPoint", "series", "tables", "work"]
+__all__ = ["Point", "memory_at", "power", "series", "tables", "time_power", "work"]
 
 NOTE = (
     "L: blocks. Memory: the most that one step held at once beyond parameters, gradients, "
@@ -27,12 +28,12 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class DepthPoint:
-    """One row of a recipe: blocks of its model, bytes beyond the state, seconds a step, forward
-    passes of a block in one step (None: not known); its timed steps, and the noise floor of its
-    group."""
+class Point:
+    """One row of a recipe: ``at`` how many blocks (in another story: tokens), bytes beyond the
+    state, seconds a step, forward passes of a block in one step (None: not known); its timed steps,
+    and the noise floor of its group."""
 
-    depth: int
+    at: int
     beyond: float
     seconds: float
     forwards: float | None
@@ -43,8 +44,8 @@ class DepthPoint:
 def tables(report: Report) -> list[Grid]:
     """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
     points_of = series(report)
-    depths = sorted({p.depth for points in points_of.values() for p in points})
-    columns = [_memory_at(depth, points_of) for depth in depths]
+    depths = sorted({p.at for points in points_of.values() for p in points})
+    columns = [memory_at(depth, points_of) for depth in depths]
     columns.append(units.column("mib", [_added(points) for points in points_of.values()]))
     lines = [
         [recipe, *cells, *_growth(points_of[recipe])]
@@ -56,27 +57,27 @@ def tables(report: Report) -> list[Grid]:
     return [text_grid("depth", "Memory and work against depth", kinds, lines, NOTE)]
 
 
-def _memory_at(depth: int, points_of: dict[str, list[DepthPoint]]) -> list[str]:
+def memory_at(depth: int, points_of: dict[str, list[Point]]) -> list[str]:
     """The cells of one depth: each recipe's MiB, or a dash."""
-    beyond = [{p.depth: p.beyond for p in points} for points in points_of.values()]
+    beyond = [{p.at: p.beyond for p in points} for points in points_of.values()]
     return units.column("mib", [by_depth.get(depth) for by_depth in beyond])
 
 
-def _growth(points: list[DepthPoint]) -> list[str]:
+def _growth(points: list[Point]) -> list[str]:
     return [
-        _power([(p.depth, p.beyond) for p in points]),
+        power([(p.at, p.beyond) for p in points]),
         _span([p.forwards for p in points]),
-        _power(work(points)),
-        _time_power(points),
+        power(work(points)),
+        time_power(points),
     ]
 
 
-def _added(points: list[DepthPoint]) -> float | None:
+def _added(points: list[Point]) -> float | None:
     """Bytes that each block adds, from the two deepest models."""
     if len(points) < 2:
         return None
     low, high = points[-2:]
-    return (high.beyond - low.beyond) / (high.depth - low.depth)
+    return (high.beyond - low.beyond) / (high.at - low.at)
 
 
 def _span(values: list[float | None]) -> str:
@@ -85,25 +86,25 @@ def _span(values: list[float | None]) -> str:
     return " to ".join(ends)
 
 
-def work(points: list[DepthPoint]) -> list[tuple[int, float]]:
+def work(points: list[Point]) -> list[tuple[int, float]]:
     """(depth, forward passes of all blocks in one step) of each point where they are known."""
-    return [(p.depth, p.depth * p.forwards) for p in points if p.forwards]
+    return [(p.at, p.at * p.forwards) for p in points if p.forwards]
 
 
-def _power(points: list[tuple[int, float]]) -> str:
+def power(points: list[tuple[int, float]]) -> str:
     """The power of depth that a value grows with; a dash for a single model."""
     if len(points) < 2:
         return units.NONE
     return units.one("ratio", derive.power(*zip(*points, strict=True)))
 
 
-def _time_power(points: list[DepthPoint]) -> str:
+def time_power(points: list[Point]) -> str:
     """The power that a step's seconds grow with, and how far the noise lets it lie from there."""
-    found = _power([(p.depth, p.seconds) for p in points])
+    found = power([(p.at, p.seconds) for p in points])
     floors = [p.floor for p in points]
     if len(points) < 2 or None in floors:
         return found
-    logs = [math.log(p.depth) for p in points]
+    logs = [math.log(p.at) for p in points]
     middle = statistics.fmean(logs)
     square = sum((x - middle) ** 2 for x in logs)
     # The slope is a sum of the logarithms of the seconds, by these weights.
@@ -112,18 +113,20 @@ def _time_power(points: list[DepthPoint]) -> str:
     return f"{found} +- {units.one('ratio', spread)}"
 
 
-def series(report: Report) -> dict[str, list[DepthPoint]]:
-    """Recipe, in the suite's order -> its points, by depth; without rows that were not traced."""
+def series(report: Report, at: Callable[[Row], int] | None = None) -> dict[str, list[Point]]:
+    """Recipe, in the suite's order -> its points, by what ``at`` says (None: by depth); without
+    rows that were not traced."""
+    at = at or _depth
     rows = [row for group in report.groups for row in group.rows]
     order = {recipe: place for place, recipe in enumerate(report.suite.order)}
-    points_of: dict[str, list[DepthPoint]] = {}
-    for row in sorted(rows, key=lambda r: (order.get(r.spec.recipe, len(order)), _depth(r))):
+    points_of: dict[str, list[Point]] = {}
+    for row in sorted(rows, key=lambda r: (order.get(r.spec.recipe, len(order)), at(r))):
         try:
             beyond = beyond_state(row)
         except Missing:
             continue
         median = row.numbers.step_seconds_median
-        point = DepthPoint(_depth(row), beyond, median, _forwards(row), row.runs, row.floor)
+        point = Point(at(row), beyond, median, _forwards(row), row.runs, row.floor)
         points_of.setdefault(row.spec.recipe, []).append(point)
     return points_of
 

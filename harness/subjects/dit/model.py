@@ -7,6 +7,8 @@ Shape suffixes as in ``harness.subjects.dit.layers``.
 
 Two places are left open for strategies, both plain callables that own no parameters:
 ``DiT.run_blocks`` (how the blocks are run) and ``Attention.attend`` (how attention is computed).
+``DiT.part`` (index, count) says which of so many stripes of rows of each sample is given: (0, 1),
+the whole, unless ranks share samples.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
         self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels)
         self.run_blocks: Callable[[nn.ModuleList, Tensor, Tensor], Tensor] = run_blocks
+        self.part: tuple[int, int] = (0, 1)
         self.initialize_weights()
 
     def forward(
@@ -78,27 +81,33 @@ class DiT(nn.Module):
         """Predict noise (and its variance), or velocity, from noisy latents.
 
         Args:
-            x_BCHW: noisy latents; cast to the weights' dtype.
+            x_BCHW: noisy latents, or the stripe of them that ``part`` says; cast to the weights'
+                dtype.
             t_B: timesteps, whole (0..999) or fractional.
             y_B: int64 class labels; ``num_classes`` means none.
             drop_B: bool, which labels to withhold. None: chance decides in training, none in eval.
 
         Returns:
-            [B, out_channels, H, W] in the compute dtype; the loss upcasts.
+            [B, out_channels, H, W], of the same rows, in the compute dtype; the loss upcasts.
         """
         # The position table's dtype is the model's: it alone is never quantised or adapted.
         dtype = self.pos_embed.dtype
-        x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.pos_embed
+        x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.positions()
         c_BD = self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
         x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
         return self.unpatchify(self.final_layer(x_BTD, c_BD))
+
+    def positions(self) -> Tensor:
+        """The rows of the position table that belong to the tokens given: [1, T, D]."""
+        index, count = self.part
+        return self.pos_embed if count == 1 else self.pos_embed.chunk(count, dim=1)[index]
 
     def unpatchify(self, x_BTP: Tensor) -> Tensor:
         """[B, T, patch * patch * C] -> [B, C, H, W]."""
         size = self.grid * self.patch_size
         x = x_BTP.unflatten(2, (self.patch_size, self.patch_size, self.out_channels))
-        x = x.unflatten(1, (self.grid, self.grid)).permute(0, 5, 1, 3, 2, 4)
-        return x.reshape(len(x), self.out_channels, size, size)
+        x = x.unflatten(1, (-1, self.grid)).permute(0, 5, 1, 3, 2, 4)
+        return x.reshape(len(x), self.out_channels, -1, size)
 
     def forward_with_cfg(
         self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, cfg_scale: float, channels: int | None = 3

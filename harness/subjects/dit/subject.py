@@ -45,7 +45,7 @@ class Dit(Subject):
     """A preset, or one with other sizes: ``DiT-S/4:depth=24``."""
 
     parts: ClassVar[frozenset[str]] = frozenset(
-        ("attend", "chain", "halves", "head", "label_table", "token_blocks")
+        ("attend", "chain", "halves", "head", "label_table", "stripes", "token_blocks")
     )
     objectives: ClassVar[tuple[str, ...]] = ("epsilon", "flow")
     random_blocks: ClassVar[bool] = False
@@ -154,6 +154,16 @@ class Dit(Subject):
         return module.y_embedder.embedding_table
 
     # ---- one prediction ----
+
+    @property
+    def rows(self) -> int:
+        return self.data.input_size // self.shape.patch_size
+
+    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
+        return samples.chunk(parts, dim=2)[part]  # stripes of rows: tokens are counted by rows
+
+    def take_part(self, module: nn.Module, part: int, parts: int) -> None:
+        module.part = (part, parts)
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         return model(x, t_B, conditions["y"], conditions.get("drop"))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from harness.subjects.library.families import Space
+from harness.subjects.library.stripes import mine
 
 __all__ = ["CALLS", "masks_are_whole"]
 
@@ -47,8 +48,8 @@ def flux(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space)
     return m(
         hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
         pooled_projections=c["pooled"], guidance=_guidance(x, config, False),
-        img_ids=_grid(x, space.height // 2, space.width // 2, 3),
-        txt_ids=torch.zeros(space.text, 3, device=x.device), return_dict=False,
+        img_ids=mine(m, _grid(x, space.height // 2, space.width // 2, 3)),
+        txt_ids=mine(m, torch.zeros(space.text, 3, device=x.device)), return_dict=False,
     )[0]  # fmt: skip
 
 
@@ -66,8 +67,8 @@ def flux2(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space
     txt_ids = torch.zeros(space.text, 4, device=x.device)
     txt_ids[:, 3] = torch.arange(space.text, device=x.device)
     return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], txt_ids=txt_ids,
-        img_ids=_grid(x, space.height // 2, space.width // 2, 4),
+        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], txt_ids=mine(m, txt_ids),
+        img_ids=mine(m, _grid(x, space.height // 2, space.width // 2, 4)),
         guidance=_guidance(x, config, True), return_dict=False,
     )[0]  # fmt: skip
 

@@ -69,6 +69,9 @@ class Family:
     unread: tuple[str, ...] = ()
     """Layers of the last block of the first group that make queries whose answers nobody reads:
     their gradient is there, and zero."""
+    stripes: str = ""
+    """How ranks can share a sample: "height", a stripe of each frame; "tokens", of the packed
+    image and of its text; empty: not known."""
     whole_masks: bool = False
     """Whether the class reads values of its mask, of which all are true here."""
 
@@ -114,6 +117,7 @@ _ALL = [
         name="FluxTransformer2DModel", call="flux", depths=BOTH, time="falling", layout="packed",
         defaults={**FLUX, "pooled_projection_dim": 768, "guidance_embeds": False},
         text="joint_attention_dim", pooled="pooled_projection_dim", text_tokens=512,
+        stripes="tokens",
     ),
     Family(
         name="ChromaTransformer2DModel", call="chroma", depths=BOTH, time="falling",
@@ -123,7 +127,7 @@ _ALL = [
         name="Flux2Transformer2DModel", call="flux2", depths=BOTH, time="falling", layout="packed",
         defaults={"in_channels": 128, "joint_attention_dim": 15360, "guidance_embeds": True,
                   "num_layers": 8, "num_single_layers": 48},
-        text="joint_attention_dim", text_tokens=512,
+        text="joint_attention_dim", text_tokens=512, stripes="tokens",
     ),
     Family(
         name="SD3Transformer2DModel", call="sd3", depths=ONE, text="joint_attention_dim",
@@ -146,7 +150,7 @@ _ALL = [
     Family(
         name="WanTransformer3DModel", call="wan", depths={"blocks": "num_layers"}, layout="video",
         defaults={"in_channels": 16, "text_dim": 4096, "num_layers": 40}, text="text_dim", every=4,
-        resolution="480x832", frames=81, text_tokens=512,
+        resolution="480x832", frames=81, text_tokens=512, stripes="height",
     ),
     Family(
         name="HunyuanVideoTransformer3DModel", call="hunyuanvideo", depths=BOTH, layout="video",

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -88,7 +89,8 @@ class Library(Subject):
 
     @property
     def parts(self) -> frozenset[str]:
-        return frozenset(("head",) if self.family.head else ())
+        stripes = ("stripes",) if self.family.stripes else ()
+        return frozenset((*stripes, *(("head",) if self.family.head else ())))
 
     @property
     def random_blocks(self) -> bool:
@@ -213,6 +215,20 @@ class Library(Subject):
 
     # ---- samples, and one prediction ----
 
+    @property
+    def rows(self) -> int:
+        if self.family.stripes == "height":
+            return self.space.height // self.family.tile
+        return math.gcd(self.data.sample_shape[0], self.space.text)
+
+    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
+        return samples.chunk(parts, dim=3 if self.family.stripes == "height" else 1)[part]
+
+    def take_part(self, module: nn.Module, part: int, parts: int) -> None:
+        from harness.subjects.library import stripes
+
+        stripes.take_part(module, part, parts)
+
     def samples(self) -> dict[str, Tensor]:
         import torch
 
@@ -249,9 +265,12 @@ class Library(Subject):
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         from harness.subjects.library.calls import CALLS, masks_are_whole
+        from harness.subjects.library.stripes import mine
 
         family, kept = self.family, _kept_in(model)
         given = {n: c.to(kept) if c.is_floating_point() else c for n, c in conditions.items()}
+        if family.stripes == "tokens":
+            given["text"] = mine(model, given["text"], axis=1)
         words = family.time.split("_")
         falling = words[0] == "falling"
         told_B = (1 - t_B if falling else t_B) * (1000 if len(words) > 1 else 1)

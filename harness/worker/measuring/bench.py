@@ -48,7 +48,7 @@ class Bench:
         """One micro batch through the model."""
         batch = next(iter(self.run.feed.micro_batches(self.run.trained.optimizer_steps)))
         trained = self.run.trained
-        trained.subject.predict(trained.model, batch.x, batch.t, batch.conditions)
+        trained.subject.predict(trained.model, trained.cut(batch.x), batch.t, batch.conditions)
 
     def look(self) -> dissect.Look:
         """What a portrait needs of this rank."""

@@ -1,0 +1,1 @@
+"""Ranks that work on the same samples together, each on a part."""

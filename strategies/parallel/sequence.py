@@ -1,0 +1,130 @@
+"""Sequence parallel: neighbouring ranks have a part each of the same samples' tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from strategies.base import Slot
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+__all__ = ["SequenceParallel"]
+
+WAYS = ("ulysses", "gather", "ring")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceParallel(Strategy):
+    """Groups of ``ranks`` neighbours share each sample: a rank embeds, runs and predicts a stripe
+    of its tokens, and only attention sees all of them.
+
+    ``how=ulysses`` exchanges heads for tokens around attention (heads must divide by ``ranks``);
+    ``how=gather`` gathers the keys and values of all tokens. The engine averages gradients over all
+    ranks, as of any other samples; the global batch is divided among the groups alone.
+    """
+
+    name: ClassVar[str] = "sp"
+    slot: ClassVar[Slot] = Slot.SEQUENCE
+    source: ClassVar[str] = (
+        "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509); gathered keys and values as "
+        "in torchtitan's Flux"
+    )
+
+    ranks: int = 2
+    how: str = "ulysses"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ranks, int) or self.ranks < 2:
+            raise ValueError(f"ranks is {self.ranks!r}; so many share a sample, a number from 2")
+        if self.how not in WAYS:
+            raise ValueError(f"how is {self.how!r}; one of {', '.join(WAYS)}")
+
+    def traits(self) -> frozenset[str]:
+        queries = {"cut_queries"} if self.how == "gather" else set()
+        return frozenset({"cut_samples"} | queries)
+
+    def refuses(self, launch: Launch) -> str | None:
+        return self._ring(launch) or self._ranks(launch) or self._subject(launch)
+
+    def _ring(self, launch: Launch) -> str | None:
+        if self.how != "ring":
+            return None
+        lack = "no GPU has tried it here"
+        if launch.device == "cpu":
+            lack = "torch's ring attention has no kernel for CPUs"
+        return f"{lack}; take how=ulysses or how=gather"
+
+    def _ranks(self, launch: Launch) -> str | None:
+        count = launch.processes
+        if "one_process" in launch.traits:
+            return "one process has nobody to share a sample with; take ddp or fsdp2"
+        if launch.layout.sequence != self.ranks:
+            near = max(self.ranks, count // self.ranks * self.ranks)
+            return (
+                f"{count} processes are not groups of {self.ranks}; use --processes {near}, or "
+                "another ranks"
+            )
+        return None
+
+    def _subject(self, launch: Launch) -> str | None:
+        subject = launch.subject
+        if "stripes" not in subject.parts:
+            return subject.lacks("stripes", "leave sp out")
+        if "attend" not in subject.parts:
+            if "compiled" in launch.traits:
+                return "its graphs would not have what is exchanged; leave compile out"
+            if any(a.queries == self.ranks * a.keys for a in subject.survey.attention):
+                return "a part would be as long as the text, and taken for it; take other ranks"
+        if "doubles_tokens" in launch.traits:
+            return "what is joined to the blocks is of whole samples; leave sp out"
+        if subject.rows % self.ranks:
+            fitting = [str(n) for n in range(2, subject.rows + 1) if subject.rows % n == 0]
+            return (
+                f"samples of {subject.rows} rows of tokens are not {self.ranks} equal stripes; "
+                f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution"
+            )
+        heads = subject.dimensions.heads
+        if self.how == "ulysses" and heads % self.ranks:
+            return f"{heads} heads cannot be dealt to {self.ranks} ranks; take how=gather"
+        return None
+
+    def _way(self) -> Any:
+        """The class that makes of attention one that sees all tokens."""
+        from strategies.parallel import exchanges
+
+        return exchanges.Ulysses if self.how == "ulysses" else exchanges.Gathered
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.parallel import attending
+
+        attending.install(module, subject)
+
+    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+        from strategies.parallel import attending
+
+        attending.connect(module, launch.subject, partial(self._way(), group=_group(self.ranks)))
+        part = launch.layout.part(accelerator.process_index)
+        launch.subject.take_part(module, part, self.ranks)
+
+    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+        from strategies.parallel import sequence_effects
+
+        return sequence_effects.observe(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.parallel import sequence_effects
+
+        return sequence_effects.evidence(
+            trained, self.note(trained), self._way(), whole_heads=self.how == "gather"
+        )
+
+
+def _group(ranks: int) -> Any:
+    """The process group of this rank's neighbours; all ranks call it."""
+    import torch.distributed as dist
+
+    return dist.new_subgroups(group_size=ranks)[0]

@@ -1,0 +1,199 @@
+"""Ranks that share samples: real ones held to ddp's losses, norms and updates, each with evidence;
+and the ways in which they can fail to be one training, each of which must be noticed.
+
+The runs of one launch file share a start (``launched_together``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from conftest import SUBJECT, TINY, Case, launched_together
+from safetensors.torch import load_file
+
+from harness.predict import pool
+from harness.report.figures import parity
+from harness.resolve import resolve
+from harness.result import Result, Status
+from strategies import parse
+from strategies.engine import Layout
+from strategies.recipe import RecipeError
+from tests.made.publics import miniature
+from tests.made.stubs.parallel import LOST
+
+# As in test_runs: what is equal is equal because all clip, decay and step alike.
+TWO = dataclasses.replace(
+    TINY, recipe="ddp", processes=2, global_batch=8, steps=3, learning_rate=1e-3, weight_decay=0.01,
+    beta2=0.99, grad_clip=0.25, ema=0.9,
+)  # fmt: skip
+FOUR = "fsdp2+sp"
+EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR]
+OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
+PUBLIC = {
+    "flux-dev": "ddp+sp:how=gather",
+    "wan2.1-1.3b": "ddp+sp+checkpoint",
+}
+"""Public models in miniature, whose attention is exchanged where torch computes it."""
+WAN = "wan2.1-1.3b"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
+    """Name -> result, and where the folders of those names are."""
+    base = tmp_path_factory.mktemp("parallel")
+
+    def case(recipe: str, *words: str) -> Case:
+        ranks = 4 if recipe == FOUR else 2
+        return Case(dataclasses.replace(TWO, recipe=recipe, processes=ranks), words)
+
+    cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
+    cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
+    cases |= {name: Case(miniature(name, text, processes=2)) for name, text in PUBLIC.items()}
+    cases["saved"] = case("ddp+sp", "--checkpoint", str(base / "saved" / "checkpoint"))
+    return launched_together(cases, base), base
+
+
+@pytest.fixture
+def row(request, runs) -> Result:
+    found = runs[0][request.param]
+    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
+    return found
+
+
+def verdict(row: Result, runs) -> parity.Verdict:
+    reference = runs[0]["ddp"]
+    return parity.against_the_reference(row, reference, parity.limits([reference]))
+
+
+# ---- in force ----
+
+
+@pytest.mark.parametrize("row", [*EQUAL, *OTHERS], indirect=True)
+def test_ranks_that_share_samples_show_it(row):
+    assert [check for check in row.audit if not check.ok] == []
+    asked = {check.name: check.asked for check in row.audit}
+    layout = resolve(row.spec).launch.layout
+    assert asked["samples shared alike"] is True and layout.sequence == 2
+    assert asked["micro batch"] == [row.spec.global_batch // layout.data // row.accumulation]
+    facts = row.evidence["sp"]
+    assert facts["ranks_a_sample"] == 2 and facts["data_parallel"] == layout.data
+    assert 0 <= facts["away_from_the_whole"] < (1e-2 if "bf16" in str(row.spec.recipe) else 1e-5)
+    if "compile" not in row.spec.recipe:
+        whole, gathers = SUBJECT.dimensions, "gather" in row.spec.recipe
+        inside = (4, whole.tokens // 2) if gathers else (2, whole.tokens)
+        assert (facts["heads_inside"], facts["queries_inside"]) == inside
+        assert facts["keys_inside"] == whole.tokens == 2 * facts["tokens_in_blocks"]
+        once = 2.0 if gathers else 4.0
+        assert facts["collectives_an_attention"]["forward"] == once
+
+
+@pytest.mark.parametrize("row", EQUAL, indirect=True)
+def test_losses_gradients_and_updates_are_those_of_whole_samples(row, runs):
+    assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
+
+
+def test_what_is_saved_is_a_plain_model_s(runs, train_here):
+    row, base = runs[0]["saved"], runs[1]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    saved = load_file(next((base / "saved").rglob("model.safetensors")))
+    alone = dataclasses.replace(TWO, recipe="single", processes=1)
+    run, _ = train_here(alone, len(row.losses))
+    wanted = dict(run.trained.module.named_parameters())
+    assert saved.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        # Adam divides by a gradient's own size: where that is near eps, rounding shows.
+        assert (saved[name] - weight).abs().mean() < 1e-6, name
+
+
+def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp_path):
+    rows = [runs[0][name] for name in ("ddp+sp:how=gather+checkpoint", FOUR, WAN)]
+    one = dataclasses.replace(TWO, model="DiT-T/2", data="synthetic:64", global_batch=1)
+    alone = dataclasses.replace(one, recipe="single", processes=1)
+    shared = dataclasses.replace(one, recipe="ddp+sp")
+    specs = [*(row.spec for row in rows), alone, shared]
+    *predicted, whole, half = pool.predict_all([resolve(spec) for spec in specs], tmp_path)
+    for row, found in zip(rows, predicted, strict=True):
+        assert found.method == "trace", found.reason
+        assert row.status is Status.OK, row.reason
+        # On any rank gloo's threads may hold a moment longer what FSDP2 has sent.
+        least = min(rank.categories.total for rank in row.ranks)
+        assert found.steady.bytes == pytest.approx(least, rel=0.005)
+    buckets = 4 * resolve(one).subject.sizes.total
+    assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
+
+
+@pytest.mark.parametrize("row", PUBLIC, indirect=True)
+def test_a_public_model_is_shared_as_well(row, train_here):
+    assert [check for check in row.audit if not check.ok] == []
+    facts = row.evidence["sp"]
+    assert facts["away_from_the_whole"] < 1e-5 and facts["exchanged_bytes"] > 0
+    alone = "+".join(["single", *row.spec.recipe.split("+")[2:]])
+    run, log = train_here(miniature(row.spec.model, alone), 2)
+    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=2e-5)
+
+
+# ---- not in force ----
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_parts_that_are_not_one_training_are_noticed(case, runs):
+    name, sabotage = LOST[case]
+    row = runs[0][sabotage]
+    assert row.status is Status.VOID, row.log_tail
+    failed = {check.name for check in row.audit if not check.ok}
+    assert f"evidence: {next(p for p in parse('ddp+sp').strategies if p.name == name)}" in failed
+    assert verdict(row, runs).word == "DIFFERS"
+    reference = runs[0]["ddp"]
+    blind = dataclasses.replace(row, losses=reference.losses)
+    assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "model", "wanted"),
+    [
+        ("single+sp", 1, "DiT-T/8", ["nobody to share", "take ddp or fsdp2"]),
+        ("ddp+sp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
+        ("ddp+sp:how=ring", 2, "DiT-T/8", ["no kernel for CPUs", "how=ulysses"]),
+        ("ddp+sp:ranks=3", 3, "DiT-T/8", ["4 rows", "ranks of 2 or 4"]),
+        ("ddp+sp:ranks=4", 4, "DiT-S/8", ["6 heads", "how=gather"]),
+        ("ddp+sp+controlnet", 2, "DiT-T/8", ["whole samples", "leave sp out"]),
+        ("ddp+sp:how=gather+attend", 2, "DiT-T/8", ["naive", "kernel=flash"]),
+        ("fsdp2+sp:ranks=4", 6, "DiT-T/8", ["6 processes are not groups of 4"]),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_the_way_out(text, processes, model, wanted):
+    spec = dataclasses.replace(TINY, model=model, global_batch=12, recipe=text, processes=processes)
+    reason = resolve(spec).refusal
+    assert reason and [w for w in wanted if w not in reason] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("ddp+sp:ranks=1", "ranks is 1"), ("ddp+sp:how=rng", "ulysses, gather, ring")],
+)
+def test_what_is_no_way_to_share_is_refused(text, wanted):
+    with pytest.raises(RecipeError, match=wanted):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts", "cut"),
+    [
+        (Layout(replicate=4), 2, Layout(replicate=2, sequence=2)),
+        (Layout(shard=4), 4, Layout(shard=1, sequence=4)),
+        (Layout(replicate=2, shard=4), 2, Layout(replicate=2, shard=2, sequence=2)),
+        (Layout(replicate=3), 2, Layout(replicate=3)),
+        (Layout(replicate=2, shard=3), 2, Layout(replicate=2, shard=3)),
+    ],
+)
+def test_a_layout_is_cut_and_ranks_keep_their_neighbours(layout, parts, cut):
+    assert layout.cut(parts) == cut and cut.ranks == layout.ranks
+    assert layout.shard == 1 or cut.sharers == layout.shard
+    groups = [[r for r in range(cut.ranks) if cut.share(r) == s] for s in range(cut.data)]
+    assert all([cut.part(r) for r in group] == [*range(cut.sequence)] for group in groups)
