@@ -35,6 +35,7 @@ from strategies.step.backward import Backward
 from strategies.step.ema import Ema
 from strategies.step.optimizer_in_backward import OptimizerInBackward
 from strategies.strategy import Strategy
+from strategies.streaming.block_swap import BlockSwap
 
 __all__ = ["CATALOG", "parse"]
 
@@ -47,6 +48,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "bf16_pure": Bf16Pure,
     "fp16": Fp16,
     "fp8": Fp8,
+    "block_swap": BlockSwap,
     "lora": Lora,
     "dora": Dora,
     "qlora": Qlora,

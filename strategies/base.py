@@ -30,17 +30,18 @@ class Slot(IntEnum):
 
     SHARD = 0
     PRECISION = 1
-    ADAPT = 2
-    SPARSIFY = 3
-    ATTEND = 4
-    RECOMPUTE = 5
-    OFFLOAD = 6
-    COMPILE = 7
-    OPTIMIZE = 8
-    STEP = 9
-    ACCUMULATE = 10
-    COMPRESS = 11
-    AVERAGE = 12
+    SWAP = 2
+    ADAPT = 3
+    SPARSIFY = 4
+    ATTEND = 5
+    RECOMPUTE = 6
+    OFFLOAD = 7
+    COMPILE = 8
+    OPTIMIZE = 9
+    STEP = 10
+    ACCUMULATE = 11
+    COMPRESS = 12
+    AVERAGE = 13
 
 
 TRAITS = {
@@ -50,6 +51,8 @@ TRAITS = {
     "other_products": "a step's products are not those of the whole model, trained whole",
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
+    "packed_weights": "weights that share a byte are tensors of a class of their own",
+    "streams_weights": "some blocks' weights are on the device for these blocks alone",
     "compiled": "the blocks run as compiled graphs",
     "compiled_whole": "the whole model is one compiled graph",
     "half_compute": "matrix products take operands of 16 bits",

@@ -6,13 +6,21 @@ instead -> (recipe, strategy, the stage that is stubbed, the stub).
 
 from __future__ import annotations
 
-from tests.made.stubs import activations, adapters, optimizers, precision, sparsity, step
+from tests.made.stubs import activations, adapters, optimizers, precision, sparsity, step, streaming
 from tests.made.stubs.parts import Table
 
 __all__ = ["LOST"]
 
 LOST: Table = {
     case: stubbed
-    for folder in (precision, activations, optimizers, adapters, sparsity, step)
+    for folder in (
+        precision,
+        activations,
+        optimizers,
+        adapters,
+        sparsity,
+        step,
+        streaming,
+    )
     for case, stubbed in folder.LOST.items()
 }
