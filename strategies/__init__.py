@@ -40,6 +40,7 @@ from strategies.step.backward import Backward
 from strategies.step.ema import Ema
 from strategies.step.optimizer_in_backward import OptimizerInBackward
 from strategies.strategy import Strategy
+from strategies.streaming.block_swap import BlockSwap
 from strategies.workloads import SAMPLE, TRAIN
 
 __all__ = ["CATALOG", "parse"]
@@ -54,6 +55,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "fp16": Fp16,
     "fp16_pure": Fp16Pure,
     "fp8": Fp8,
+    "block_swap": BlockSwap,
     "lora": Lora,
     "dora": Dora,
     "qlora": Qlora,

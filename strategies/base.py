@@ -31,20 +31,21 @@ class Slot(IntEnum):
 
     SHARD = 0
     PRECISION = 1
-    ADAPT = 2
-    SPARSIFY = 3
-    STORE = 4
-    ATTEND = 5
-    SEQUENCE = 6
-    RECOMPUTE = 7
-    OFFLOAD = 8
-    COMPILE = 9
-    OPTIMIZE = 10
-    STEP = 11
-    ACCUMULATE = 12
-    COMPRESS = 13
-    AVERAGE = 14
-    GUIDE = 15
+    SWAP = 2
+    ADAPT = 3
+    SPARSIFY = 4
+    STORE = 5
+    ATTEND = 6
+    SEQUENCE = 7
+    RECOMPUTE = 8
+    OFFLOAD = 9
+    COMPILE = 10
+    OPTIMIZE = 11
+    STEP = 12
+    ACCUMULATE = 13
+    COMPRESS = 14
+    AVERAGE = 15
+    GUIDE = 16
 
 
 TRAITS = {
@@ -54,6 +55,8 @@ TRAITS = {
     "other_products": "a step's products are not those of the whole model, trained whole",
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
+    "packed_weights": "weights that share a byte are tensors of a class of their own",
+    "streams_weights": "some blocks' weights are on the device for these blocks alone",
     "compiled": "the blocks run as compiled graphs",
     "compiled_whole": "the whole model is one compiled graph",
     "half_compute": "matrix products take operands of 16 bits",

@@ -159,7 +159,8 @@ class Maker(NamedTuple):
     """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
     (``harness.memory.categories``; empty: as elsewhere) if the step is in one of ``phases``; empty
     means in any. ``place``, "device" or "host": where that is kept; empty: where what it is made of
-    is kept. ``pinned``: on a GPU that host memory is pinned."""
+    is kept. ``pinned``: on a GPU that host memory is pinned. ``beside``: on a GPU its copies run
+    beside the computation."""
 
     owner: Any
     method: str
@@ -167,6 +168,7 @@ class Maker(NamedTuple):
     phases: tuple[str, ...] = ()
     place: str = ""
     pinned: bool = False
+    beside: bool = False
 
 
 class Told(NamedTuple):

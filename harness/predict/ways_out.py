@@ -7,6 +7,7 @@ out. Nothing is said to fit that was not predicted to. No torch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from harness.resolve import Resolved, resolve
 from strategies import parse
 from strategies.advice import lighter
 from strategies.base import BadInput, Slot
+from strategies.streaming.block_swap import AT_ONCE
 
 __all__ = ["Ask", "Ways", "seek"]
 
@@ -113,6 +115,8 @@ def _edits(close: Fit, processes: int) -> Iterator[Edit]:
     yield _in_bf16(row) or _in_bf16_alone(row)
     if _holds_enough(close, RECOMPUTED):
         yield _recomputing(row)
+    if _holds_enough(close, ("parameters",)):
+        yield _swapping(close)
     if _holds_enough(close, ("activations",)):
         what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
         yield {Slot.OFFLOAD: f"offload_activations{what}"}
@@ -143,6 +147,17 @@ def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
         if changed:
             row = changed
             yield row
+
+
+def _swapping(close: Fit) -> Edit:
+    """As few blocks in host memory as bring what is missing, if all weights were the blocks'."""
+    row, instant = close.resolved, close.prediction.peak
+    depth = row.subject.dimensions.depth
+    if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
+        return {}
+    each = instant.categories["parameters"] / max(1, depth)
+    count = max(1, math.ceil(-close.margin_bytes / each)) + AT_ONCE
+    return {Slot.SWAP: f"block_swap:blocks={count}"} if count <= depth else {}
 
 
 def _in_bf16(row: Resolved) -> Edit:

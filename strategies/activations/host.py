@@ -43,7 +43,7 @@ class Host(Weighed):
         import torch
 
         self.stays = []
-        device = next(blocks[0].parameters()).device
+        device = _device_of(given, named)
         self.device = device.type
         if device.type == "cuda" and self.stream is None:
             self.stream = torch.cuda.Stream(device)
@@ -102,3 +102,11 @@ class Host(Weighed):
             stay.fetched.copy_(stay.host, non_blocking=True)
         if self.stream is not None:
             stay.ready = self.stream.record_event()
+
+
+def _device_of(*given: Any) -> Any:
+    """Where a block works: where the first tensor is that it is given."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return next(leaf.device for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))

@@ -102,7 +102,7 @@ class Qlora(Lora):
     needs: ClassVar[tuple[str, ...]] = ("peft", "bitsandbytes")
 
     def traits(self) -> frozenset[str]:
-        return super().traits() | {"quantized_weights"}
+        return super().traits() | {"quantized_weights", "packed_weights"}
 
     def refuses(self, launch: Launch) -> str | None:
         if "split_parameters" in launch.traits:

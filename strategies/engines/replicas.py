@@ -88,7 +88,9 @@ class Replicas(Engine):
             demand(size == trained.launch.processes, f"DDP averages over {size} ranks")
             return {"wrapper": "DistributedDataParallel", "replicas": size}
         with torch.no_grad():
-            sums = torch.stack([p.double().sum() for p in trained.module.parameters()])
+            device = trained.accelerator.device  # a strategy may keep weights elsewhere
+            each = [p.double().sum().to(device) for p in trained.module.parameters()]
+            sums = torch.stack(each)
         spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())
         demand(
             spread == 0.0,

@@ -10,6 +10,7 @@ __all__ = ["DRAWN_HERE", "OTHERS", "SETTINGS", "TRAINED_HERE"]
 
 OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
+    "block_swap": ["single+block_swap:blocks=3", "single+block_swap:blocks=3+lora"],
     "lora": ["single+lora", "single+lora:rank=4"],
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],

@@ -56,6 +56,10 @@ def test_each_kind_of_work_takes_what_was_measured():
     assert one("memory", bytes=100 * MIB).compute == pytest.approx(100 * MIB / 8e12)
     assert one("memory", bytes=1000 * MIB).compute == pytest.approx(1000 * MIB / 4e12)
     assert one("transfer", bytes=9 * 10**9).offload == pytest.approx(9e9 / 45e9)
+    streamed = {"bytes": 9 * 10**9}
+    assert one("streamed", **streamed).offload == pytest.approx(9e9 / 45e9), "nothing hides it"
+    busy = [work("product", flops=600 * 10**12), work("streamed", **streamed)]
+    assert roofline.seconds(busy, card(made(rows=[])), 1).offload == 0
     sent = one("collective", 8, bytes=8 * 10**9).communication
     assert sent == pytest.approx(2e-5 + 7e9 / 300e9)
 

@@ -98,6 +98,8 @@ def test_strategy_files_stay_small():
         "engine",
         "subject",
         "initial",
+        "streamer",
+        "weights",
         *(p.stem for p in FILES.glob("engines/zero*")),
         *(p.stem for p in FILES.glob("engines/fsdp*")),
     }
@@ -124,6 +126,7 @@ def test_strategy_files_stay_small():
         ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
         ("ddp+checkpoint:share=0", RecipeError, ["share is 0", "above 0"]),
         ("ddp+checkpoint:share=0.5,keep=nested", RecipeError, ["keep=nested", "leave share=0.5"]),
+        ("ddp+block_swap:blocks=2", RecipeError, ["blocks is 2", "from 3"]),
         ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
         ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
         ("ddp+offload_activations:what=some", RecipeError, ["'some'", "all, checkpoints"]),

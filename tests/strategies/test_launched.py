@@ -38,6 +38,7 @@ PAIRS = {
     "zero2+compile:backend=aot_eager+bf16+checkpoint": TWO,
     "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure": TWO,
     "ddp+bf16_pure+adamw_bf16+offload_activations": TWO,
+    "ddp+block_swap:blocks=3+accumulate": TWO,
     "fsdp2+bf16+checkpoint+accumulate": TWO,
     "fsdp2:reshard=off+compile:backend=aot_eager": TWO,
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
@@ -51,6 +52,7 @@ STRIPS = [
     "zero3+bf16+checkpoint",
     "ddp+offload_activations+accumulate:steps=2",
     "fsdp2+bf16+checkpoint",
+    "ddp+bf16_pure+block_swap:blocks=4+lora+checkpoint",
 ]
 """Recipes of a subject that is no DiT."""
 
@@ -100,6 +102,15 @@ def test_sparse_gradients_travel_between_two_processes(row, train_here):
     assert 0 < sent["wire_bytes"] < 0.5 * sent["dense_bytes"] and "gradient_bytes" not in sent
     (kept,) = (p for p in parse(spec.recipe).strategies if p.name == "sparse_embedding")
     assert "wire_bytes" not in kept.evidence(run.trained), "one process sends nothing"
+
+
+@pytest.mark.parametrize("row", ["ddp+block_swap:blocks=3+accumulate"], indirect=True)
+def test_streamed_weights_train_alike_on_two_processes(row, train_here):
+    """Their gradients are averaged outside of DDP's buckets."""
+    _, log = train_here(dataclasses.replace(row.spec, recipe="single", processes=1), 2)
+    assert row.losses[:2] == pytest.approx([float(loss) for loss in log.losses], rel=1e-5)
+    norms = [float(norm) for norm in log.norms]
+    assert row.grad_norms[:2] == pytest.approx(norms, rel=1e-4)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "dora"])

@@ -52,6 +52,11 @@ HERE = [
     "single+lora+checkpoint:keep=nested+bf16",
     "single+qlora+offload_activations",
     "single+prune+checkpoint:keep=products",
+    "single+bf16_pure+block_swap+lora+offload_activations",
+    "single+bf16+block_swap:blocks=3+checkpoint:every=2+accumulate",
+    "single+block_swap+checkpoint:keep=nested",
+    "single+block_swap+head",
+    "single+block_swap+difffit+attend:kernel=flash",
 ]
 REFUSED = {
     "ddp+bf16_master+checkpoint": ["only DeepSpeed", "use zero1"],
@@ -66,6 +71,15 @@ REFUSED = {
     "ddp+fp8:emulate=on+qlora": ["replaces the layers", "use bf16"],
     "ddp+head+checkpoint": ["ends before the blocks", "leave"],
     "ddp+head+offload_activations": ["ends before the blocks", "leave"],
+    "zero2+block_swap": ["holds shards", "zero3_offload"],
+    "fsdp2+block_swap": ["holds shards", "fsdp2_offload"],
+    "ddp+block_swap:blocks=5": ["4 blocks", "at most 4"],
+    "ddp+block_swap+compile": ["compiled graph", "leave it out"],
+    "ddp+block_swap+qlora": ["packed", "take lora"],
+    "ddp+block_swap+bf16": ["16-bit copies", "add checkpoint"],
+    "ddp+block_swap+muon": ["steps the model's weights", "take adamw"],
+    "ddp+block_swap+topk": ["changes gradients", "take adamw"],
+    "ddp+block_swap+optimizer_in_backward": ["within backward", "take adamw"],
     "ddp+compile:scope=model+offload_activations": ["leave scope=model out"],
 }
 ON_GPUS = {
@@ -74,6 +88,8 @@ ON_GPUS = {
     "zero3+attend:kernel=cudnn": ["16 bits", "add bf16"],
 }
 EXACT_LOSSES = [
+    "single+block_swap",
+    "single+block_swap:blocks=3+checkpoint:every=2",
     "single+checkpoint:keep=nested",
     "single+checkpoint:keep=nothing",
     "single+checkpoint:keep=products",

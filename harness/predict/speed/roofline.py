@@ -17,6 +17,7 @@ from harness.predict.speed.rates import Rates, rates
 
 __all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "parts_of", "seconds", "sent"]
 
+BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped")
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
@@ -28,7 +29,8 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
     (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
-    its phase), transfer (device to host or back), host, nvme. A collective is among ``group`` ranks
+    its phase), transfer (device to host or back), streamed (the same,
+    hidden behind the computation of its phase), host, nvme. A collective is among ``group`` ranks
     that are ``stride`` apart; 0: among all."""
 
     phase: str
@@ -85,11 +87,12 @@ def parts_of(
     """Seconds of each part of a step, as the rates alone have them."""
     compute = sum(_compute(w, found, tf32) for w in work)
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
-    left = sum(_left(work, found, processes, tf32, phase) for phase in ("forward", "backward"))
+    left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
+    late = sum(_late(work, found, tf32, phase) for phase in BUSY)
     return {
         "compute": compute,
         "communication": shown + left,
-        "offload": sum(_offload(w, found) for w in work),
+        "offload": late + sum(_offload(w, found) for w in work),
     }
 
 
@@ -98,6 +101,14 @@ def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase:
     here = [w for w in work if w.phase == phase]
     hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
     return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
+
+
+def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
+    """What of a phase's streamed copies its computation cannot hide; in and out are counted as if
+    one waited for the other."""
+    here = [w for w in work if w.phase == phase]
+    copied = sum(w.count * w.bytes for w in here if w.kind == "streamed") / found.to_host
+    return max(0.0, copied - found.overlap * sum(_compute(w, found, tf32) for w in here))
 
 
 def _compute(w: Work, found: Rates, tf32: bool) -> float:

@@ -42,7 +42,8 @@ class StoragelessTracer(Tracer):
     Args:
         pools: device type -> pool name.
         temporary: scratch that kernels of the predicted device take inside.
-        witness: told of every op with its arguments and output (the roofline counts work so).
+        witness: told of every op's phase, with its arguments and output, and whether it runs
+            beside the computation (the roofline counts work so).
         moved: told of work that no op shows: phase, kind, bytes.
         shapes_in: endings of the files that keep shapes on ``meta`` (``Imitation.shapes_in``).
     """
@@ -51,7 +52,7 @@ class StoragelessTracer(Tracer):
         self,
         pools: dict[str, str],
         temporary: Temporary = lambda func, args, out: 0,
-        witness: Callable[[str, Any, Any, Any], None] = lambda phase, func, args, out: None,
+        witness: Callable[..., None] = lambda phase, func, args, out, beside: None,
         moved: Callable[[str, str, int], None] = lambda phase, kind, size: None,
         shapes_in: tuple[str, ...] = (),
     ) -> None:
@@ -77,7 +78,8 @@ class StoragelessTracer(Tracer):
         scratch = self.temporary(func, args, out)
         if scratch:
             self.hold("device", scratch, str(func), "temporaries")()
-        self.witness(self.phase, func, args, out)
+        beside = any(maker.beside for maker in self._makers)
+        self.witness(self.phase, func, args, out, beside)
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """As ``Tracer.see``; but a model is made on meta before its weights are there, and these

@@ -39,8 +39,8 @@ class Counter:
         """Forget what was counted so far."""
         self.tally.clear()
 
-    def see(self, phase: str, func: Any, args: Any, out: Any) -> None:
-        """Count one op."""
+    def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
+        """Count one op; ``beside``: where it copies it does so beside the computation."""
         ins = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
         outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if func.namespace == "c10d":
@@ -52,7 +52,9 @@ class Counter:
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):
-            self.add(phase, *self._kind(func, args, ins, outs, out))
+            kind, *rest = self._kind(func, args, ins, outs, out)
+            streamed = beside and kind == "transfer"
+            self.add(phase, "streamed" if streamed else kind, *rest)
 
     def add(
         self,

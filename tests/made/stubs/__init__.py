@@ -14,6 +14,7 @@ from tests.made.stubs import (
     sampling,
     sparsity,
     step,
+    streaming,
 )
 from tests.made.stubs.parts import Table
 
@@ -21,7 +22,15 @@ __all__ = ["LOST", "LOST_WHEN_DRAWN"]
 
 LOST: Table = {
     case: stubbed
-    for folder in (precision, activations, optimizers, adapters, sparsity, step)
+    for folder in (
+        precision,
+        activations,
+        optimizers,
+        adapters,
+        sparsity,
+        step,
+        streaming,
+    )
     for case, stubbed in folder.LOST.items()
 }
 LOST_WHEN_DRAWN: Table = sampling.LOST

@@ -1,0 +1,123 @@
+"""Blocks whose weights live in host memory, and are on the device for their own work alone."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Attachment, Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+__all__ = ["AT_ONCE", "BlockSwap", "spread"]
+
+AT_ONCE = 2
+"""Blocks of them that are on the device at a time: the one at work, and the next one."""
+WHOLE = {
+    "own_state": "steps the model's weights in its own way",
+    "early_gradients": "uses gradients within backward",
+    "edits_gradients": "changes gradients between backward and the optimizer",
+    "hooks_allreduce": "replaces the all-reduce of gradients",
+    "scales_gradients": "scales gradients on the device",
+}
+"""Trait of another part -> what it does that weights in host memory, where they train, are not in
+for."""
+
+
+def spread(count: int, depth: int) -> list[int]:
+    """``count`` of ``depth`` blocks, evenly: between two of them there is time for a copy."""
+    return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSwap(Strategy):
+    """Keeps the weights of ``blocks`` of the model's blocks in host memory, and streams each to the
+    device for its forward and backward, two at a time: the next while one is at work. Blocks are
+    taken evenly over the depth. Of frozen blocks the frozen weights come in and are dropped; where
+    all weights train, gradients go to host memory, where the optimizer steps them.
+    """
+
+    name: ClassVar[str] = "block_swap"
+    slot: ClassVar[Slot] = Slot.SWAP
+    source: ClassVar[str] = (
+        "Rajbhandari et al. 2021, ZeRO-Infinity (arXiv:2104.07857), section 5.1; "
+        "kohya-ss/sd-scripts and musubi-tuner, --blocks_to_swap"
+    )
+
+    blocks: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.blocks, int) or self.blocks <= AT_ONCE:
+            raise ValueError(
+                f"blocks is {self.blocks!r}; a whole number from {AT_ONCE + 1}: {AT_ONCE} of them "
+                "are on the device at a time"
+            )
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"streams_weights"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        traits, depth = launch.traits, launch.subject.dimensions.depth
+        if "shards" in traits:
+            return (
+                "the engine holds shards of the weights, and gathers them itself; take single or "
+                "ddp, or the engine's own offload (zero3_offload, fsdp2_offload)"
+            )
+        if self.blocks > depth:
+            return f"blocks={self.blocks}, and the model has {depth} blocks; give at most {depth}"
+        if "compiled" in traits:
+            return "a compiled graph holds on to the weights that it was made with; leave it out"
+        if "packed_weights" in traits:
+            return "packed weights cannot be streamed; take lora, with cast:to=int8 if need be"
+        if "half_compute" in traits and not traits & {"pure_bf16", "recomputes"}:
+            return (
+                "autocast's 16-bit copies of the weights would stay on the device until backward; "
+                "add checkpoint, or take bf16_pure"
+            )
+        if "frozen_weights" not in traits:
+            met = next((what for trait, what in WHOLE.items() if trait in traits), None)
+            if met:
+                return f"another part {met}, and these weights train in host memory; take adamw"
+        return None
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.streaming.taking import stay_on_host
+
+        for block in self._chosen(module, subject).values():
+            stay_on_host(block)
+
+    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+        from strategies.streaming.taking import take_out
+
+        blocks = self._chosen(module, launch.subject).values()
+        take_out(module, blocks, frozen="frozen_weights" in launch.traits)
+
+    def _chosen(self, module: Any, subject: Subject) -> dict[int, Any]:
+        blocks = subject.blocks(module)
+        return {index: blocks[index] for index in spread(self.blocks, len(blocks))}
+
+    def attach(self, trained: Trained) -> Attachment:
+        from strategies.streaming.streamer import Streamer
+
+        chosen = self._chosen(trained.module, trained.subject)
+        taken = {index: block.__dict__.pop("swapped") for index, block in chosen.items()}
+        streamer = Streamer(trained, taken)
+        free = [p for p in streamer.hosts if p.requires_grad]
+        if free:  # in a group of their own: no operation of the optimizer spans both places
+            trained.inner_optimizer.add_param_group({"params": free})
+        return streamer
+
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        streamer = trained.attached.get(self.name)
+        return streamer.watched() if streamer else nullcontext()
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.streaming.proof import streamed_facts
+
+        streamer = trained.attached.get(self.name)
+        demand(streamer is not None, "no block's weights are streamed")
+        found = len(streamer.streamed)
+        demand(found == self.blocks, f"{found} blocks are streamed, not {self.blocks}")
+        return streamed_facts(trained, streamer, self.note(trained), AT_ONCE)
