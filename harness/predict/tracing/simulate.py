@@ -23,7 +23,7 @@ from harness.predict.prediction import Prediction
 from harness.predict.tracing import landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
-from harness.predict.tracing.shortcuts import Shortcuts, stays_in_backward
+from harness.predict.tracing.shortcuts import Shortcuts, first_pieces, stays_in_backward
 from harness.predict.tracing.storageless import storageless
 from harness.predict.tracing.trace import StoragelessTracer
 from harness.predict.tracing.work import Counter
@@ -70,6 +70,7 @@ def trace_bordered(
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
         stack.enter_context(stays_in_backward(Shortcuts()))
+        stack.enter_context(first_pieces())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
         run, first = _prepare(resolved, imitation, tracer), 0
