@@ -235,6 +235,12 @@ class Subject:
         spells it, trained elements); none where it comes in one size."""
         return ()
 
+    def samples_up(self, axis: str) -> Sequence[tuple[Mapping[str, Any], float]]:
+        """Samples of growing size among which ``plan --largest`` searches along ``axis``
+        ("resolution", "frames"), all else being as it is here: (fields of a spec that ask for it,
+        how many times this one's tokens it has); none where it comes in one size."""
+        return ()
+
     # ---- facts ----
 
     @property

@@ -1,4 +1,4 @@
-"""Many predictions: a process each, a few at a time, kept on disk. No torch in this process."""
+"""Many predictions: by a process beside this one, a few at a time, kept on disk. No torch here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 from harness import ROOT
 from harness.launch import command
@@ -29,7 +28,7 @@ from harness.system.probe import version
 __all__ = ["TIMEOUT", "cached", "code", "default_folder", "path_of", "predict_all"]
 
 TIMEOUT = 600.0
-"""Seconds that one prediction may take; a DiT-XL/2 under ZeRO-3 takes some thirty."""
+"""Seconds that one trace may take; a DiT-XL/2 under ZeRO-3 takes some thirty."""
 WORKER_BYTES = 2 * 2**30
 """Memory of one worker, to choose how many run at a time: torch and DeepSpeed, and the books."""
 
@@ -82,16 +81,10 @@ def predict_all(
         else:
             predictions[index] = kept
             done(index, kept)
-    with ThreadPoolExecutor(jobs or default_jobs()) as pool:
-        waiting = {pool.submit(_predict, rows[i], folder, kind, timeout): i for i in missing}
-        try:
-            for future in as_completed(waiting):
-                predictions[waiting[future]] = future.result()
-                done(waiting[future], future.result())
-        except KeyboardInterrupt:
-            for future in waiting:
-                future.cancel()
-            raise
+    for index, prediction in _each([rows[i] for i in missing], kind, jobs, timeout):
+        _keep(prediction, path_of(rows[missing[index]], folder, kind))
+        predictions[missing[index]] = prediction
+        done(missing[index], prediction)
     return [predictions[index] for index in range(len(rows))]
 
 
@@ -101,43 +94,86 @@ def default_jobs() -> int:
     return max(1, min(kernel.cores(), pages // WORKER_BYTES))
 
 
-def _predict(resolved: Resolved, folder: Path, kind: str, timeout: float) -> Prediction:
-    """Run one worker; its prediction is kept if it is a trace."""
-    if resolved.refusal:
-        return none(resolved, f"refused: {resolved.refusal}")
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
-        out = Path(scratch) / "prediction.json"
-        reason, fault = _run(resolved, Path(scratch), out, kind, timeout)
-        prediction = load(out)
-    if prediction is None:
-        return none(resolved, reason, fault)
-    prediction = dataclasses.replace(prediction, seconds_taken=time.monotonic() - began)
+def _keep(prediction: Prediction, path: Path) -> None:
+    """Keep a trace. A folder that cannot be written costs the next plan its time, no more."""
     if prediction.method == "trace":
-        # A folder that cannot be written costs the next plan its time, no more.
         with contextlib.suppress(OSError):
-            prediction.write(path_of(resolved, folder, kind))
-    return prediction
+            prediction.write(path)
 
 
-def _run(
-    resolved: Resolved, scratch: Path, out: Path, kind: str, timeout: float
-) -> tuple[str, str]:
-    """Start the worker and wait; if there is no prediction, why, and what was raised or printed."""
-    spec = scratch / "spec.json"
-    spec.write_text(json.dumps(dataclasses.asdict(resolved.spec)), encoding="utf-8")
-    words = [sys.executable, "-m", "harness.predict.worker", str(spec), str(out), kind]
-    env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
-    try:
-        ended = subprocess.run(
-            words, cwd=ROOT, env=env, timeout=timeout, capture_output=True, text=True
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done after {timeout:.0f} s", ""
-    except OSError as error:
-        return "its worker could not be started", str(error)
-    last = next(iter(_lines(ended.stderr)), "")
-    return f"its worker ended with exit code {ended.returncode}", last[:200]
+def _each(
+    rows: Sequence[Resolved], kind: str, jobs: int | None, timeout: float
+) -> Iterator[tuple[int, Prediction]]:
+    """(index, prediction) of each row as it ends, by one worker for all."""
+    refused = [(i, row.refusal) for i, row in enumerate(rows) if row.refusal]
+    for index, refusal in refused:
+        yield index, none(rows[index], f"refused: {refusal}")
+    able = [i for i, row in enumerate(rows) if not row.refusal]
+    if not able:
+        return
+    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
+        run = Run([rows[i] for i in able], Path(scratch), kind, jobs or default_jobs(), timeout)
+        told = set()
+        for index in run.ended():
+            found = load(run.out(index))
+            if found:
+                told.add(index)
+                yield able[index], found
+    for index in set(range(len(able))) - told:
+        yield able[index], none(rows[able[index]], run.reason, run.fault)
+
+
+@dataclasses.dataclass
+class Run:
+    """One worker: what it is asked, and why it ended where predictions are missing."""
+
+    rows: Sequence[Resolved]
+    scratch: Path
+    kind: str
+    jobs: int
+    limit: float
+    reason: str = ""
+    fault: str = ""
+
+    def out(self, index: int) -> Path:
+        """Where the worker writes a prediction."""
+        return self.scratch / f"{index}.json"
+
+    def ended(self) -> Iterator[int]:
+        """The index of each row whose prediction is written."""
+        asked = {
+            "specs": [dataclasses.asdict(row.spec) for row in self.rows],
+            "out": [str(self.out(i)) for i in range(len(self.rows))],
+            **{name: getattr(self, name) for name in ("kind", "jobs", "limit")},
+        }
+        file = self.scratch / "asked.json"
+        file.write_text(json.dumps(asked), encoding="utf-8")
+        heard, told = os.pipe()
+        with open(heard, encoding="ascii") as lines, open(self.scratch / "log", "w+") as log:
+            worker = self._start(file, told, log)
+            if worker is None:
+                return
+            try:
+                yield from map(int, lines)
+                code = worker.wait()
+            finally:
+                worker.kill()
+                worker.wait()
+            log.seek(0)
+            self.reason = f"its worker ended with exit code {code}"
+            self.fault = next(_lines(log.read()), "")[:200]
+
+    def _start(self, file: Path, told: int, log: Any) -> subprocess.Popen[bytes] | None:
+        words = [sys.executable, "-m", "harness.predict.worker", str(file), str(told)]
+        env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log}
+        try:
+            return subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[told], **streams)
+        except OSError as error:
+            self.reason, self.fault = "its worker could not be started", str(error)
+            return None
+        finally:
+            os.close(told)
 
 
 def _python_path() -> str:

@@ -18,7 +18,7 @@ from harness.predict.speed.roofline import Work
 from harness.resolve import Resolved
 from harness.result import write_json
 
-__all__ = ["SCHEMA", "Prediction", "load", "none"]
+__all__ = ["SCHEMA", "Prediction", "load", "none", "read"]
 
 SCHEMA = 1
 
@@ -91,12 +91,13 @@ def load(path: Path) -> Prediction | None:
     """The prediction in ``path``; None where there is none of this schema."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        return _from(data) if data.get("schema") == SCHEMA else None
+        return read(data) if data.get("schema") == SCHEMA else None
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
 
 
-def _from(data: dict[str, Any]) -> Prediction:
+def read(data: dict[str, Any]) -> Prediction:
+    """The prediction that was written as ``data``."""
     # Files of earlier versions have a closed form beside the trace, which nothing reads, and lack
     # the engine's word for its buckets; then there were only the engines of DeepSpeed and DDP.
     data.pop("closed_form", None)

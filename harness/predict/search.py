@@ -20,13 +20,16 @@ from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import BadInput
 
-__all__ = ["Largest", "largest_batch", "largest_model"]
+__all__ = ["Ladder", "Largest", "batch_name", "largest_batch", "largest_model", "model_name",
+           "search"]  # fmt: skip
 
 TRIES = 10
+"""Predictions of a search."""
 MOST = 4096
 LEAP = 16
-"""How many times larger than what is known to fit a next try may be: memory does not grow exactly
-in a straight line, so a line through small sizes says little of very large ones."""
+"""How many times larger than what is known to fit a next try may be, where nothing is known that
+does not: memory does not grow exactly in a straight line, so a line through small sizes says little
+of very large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +51,17 @@ class Largest:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """Sizes to choose among, growing. ``weights``: about proportional to the memory they add."""
+    """Sizes to choose among, growing. ``weights``: about proportional to the memory they add;
+    ``at``: the row of the size of that index; ``start``: the index to try first."""
 
     weights: Sequence[float]
     at: Callable[[Resolved, int], Resolved]
     named: Callable[[Resolved], str]
+    start: int = 0
 
 
 def largest_batch(
-    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any
+    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
 ) -> list[Largest]:
     """The largest micro batch of each recipe, at the same processes and accumulation."""
 
@@ -66,7 +71,7 @@ def largest_batch(
         return resolve(dataclasses.replace(spec, global_batch=whole))
 
     batches = Ladder(weights=range(1, MOST + 1), at=at, named=batch_name)
-    return _search(asked, batches, gpu, folder, jobs, progress)
+    return search(asked, batches, gpu, folder, jobs, progress, tries)
 
 
 def batch_name(resolved: Resolved) -> str:
@@ -75,7 +80,7 @@ def batch_name(resolved: Resolved) -> str:
 
 
 def largest_model(
-    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any
+    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
 ) -> list[Largest]:
     """The largest of the models that differ from the one asked for in size alone, at the same
     batch.
@@ -92,9 +97,8 @@ def largest_model(
         return resolve(dataclasses.replace(resolved.spec, model=models[index][0]))
 
     weights = [float(parameters) for _, parameters in models]
-    return _search(
-        asked, Ladder(weights=weights, at=at, named=model_name), gpu, folder, jobs, progress
-    )
+    sizes = Ladder(weights=weights, at=at, named=model_name)
+    return search(asked, sizes, gpu, folder, jobs, progress, tries)
 
 
 def model_name(resolved: Resolved) -> str:
@@ -110,24 +114,33 @@ class _State:
 
     low: int
     high: int
+    tries: int
     known: dict[int, Fit] = field(default_factory=dict)
     stopped: str = ""
 
     @property
     def open(self) -> bool:
-        return self.high - self.low > 1 and not self.stopped and len(self.known) < TRIES
+        return self.high - self.low > 1 and not self.stopped and len(self.known) < self.tries
 
 
-def _search(
-    asked: Sequence[Resolved], sizes: Ladder, gpu: Card, folder: Path, jobs: int, progress: Any
+def search(
+    asked: Sequence[Resolved],
+    sizes: Ladder,
+    gpu: Card,
+    folder: Path,
+    jobs: int,
+    progress: Any,
+    tries: int = 0,
 ) -> list[Largest]:
-    """Rounds of one prediction for each recipe whose bracket is open."""
+    """The largest of ``sizes`` for each recipe: rounds of one prediction for each whose bracket is
+    open, so many ``tries`` at the most (0: ``TRIES``)."""
     top = len(sizes.weights)
-    states = [_State(-1, top, stopped=verdict.lack_of(resolved, gpu)) for resolved in asked]
+    most = tries or TRIES
+    states = [_State(-1, top, most, stopped=verdict.lack_of(row, gpu)) for row in asked]
     kind = attention.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
-        tries = [_next(states[i], sizes.weights) for i in active]
+        tries = [_next(states[i], sizes.weights, sizes.start) for i in active]
         rows = [sizes.at(asked[i], index) for i, index in zip(active, tries, strict=True)]
         progress.begin([f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs)
         predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
@@ -148,23 +161,24 @@ def _answer(resolved: Resolved, state: _State) -> Largest:
     )
 
 
-def _next(state: _State, weights: Sequence[float]) -> int:
+def _next(state: _State, weights: Sequence[float], start: int) -> int:
     """Where to look: where the line through what is known meets the card's memory.
 
-    The smallest size first, for the line needs two points. Tries that keep ending on one side of
-    the answer (memory does not grow exactly in a line) step ever further beyond the line, so that
-    the other side is found too.
+    ``start`` first, and the smallest size where that is too large, for the line needs two points.
+    Tries that keep ending on one side of the answer (memory does not grow exactly in a line) step
+    ever further beyond the line, so that the other side is found too.
     """
     if state.low < 0:
-        return 0
+        return 0 if state.known else start
     fitting = [index for index, fit in state.known.items() if fit.verdict == "fits"]
     ends = [state.low, state.high if state.high < len(weights) else max(fitting[:-1], default=-1)]
     if ends[1] < 0:
-        guess = 4 * (state.low + 1)
+        guess = bisect_right(weights, 4 * weights[state.low])
     else:
         guess = _crossing(state, weights, min(ends), max(ends))
         guess += _push(list(state.known.values()))
-    farthest = bisect_right(weights, LEAP * weights[state.low]) - 1
+    known = state.high < len(weights)
+    farthest = state.high if known else bisect_right(weights, LEAP * weights[state.low]) - 1
     guess = min(guess, max(farthest, state.low + 1), state.high - 1)
     return max(guess, state.low + 1)
 

@@ -116,9 +116,9 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> tuple[int |
     """(comfortably, at the least) what a card must have: the allocator's reserve and the rest. On
     a CPU the tensors of all processes, and their interpreters."""
     processes = resolved.spec.processes
-    beside = standing(gpu, processes).total
+    beside = standing(gpu, processes).total + gpu.beside
     if gpu.shared and prediction.bytes is not None:
-        need = processes * (prediction.bytes + standing(gpu, 1).total)
+        need = processes * (prediction.bytes + standing(gpu, 1).total + gpu.beside)
         return need, need
     if prediction.reserved is not None:
         return prediction.reserved + beside, prediction.least + beside

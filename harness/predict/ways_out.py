@@ -12,19 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.predict import verdict
+from harness.predict.edits import Edit, changed
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
-from strategies import parse
 from strategies.advice import lighter
-from strategies.base import BadInput, Slot
+from strategies.base import Slot
 from strategies.streaming.block_swap import AT_ONCE
 
 __all__ = ["Ask", "Ways", "seek"]
 
 Ask = Callable[[list[Resolved], str], list[Fit]]
 """(rows, what they are asked for) -> their fits."""
-Edit = dict[Slot, str]
-"""Places of a recipe -> the part that is to fill them."""
 
 EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
 RECOMPUTED = ("activations", "autocast", "temporaries")
@@ -89,23 +87,10 @@ def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterat
 # ---- which recipes ----
 
 
-def _changed(row: Resolved, edit: Edit, processes: int) -> Resolved | None:
-    """``row`` with other parts; None where such a recipe cannot be, or would refuse."""
-    parts = {part.slot: str(part) for part in row.recipe.strategies}
-    try:
-        recipe = parse("+".join((parts | edit).values()))
-        ranks = 1 if recipe.alone(row.spec.device) else processes
-        spec = dataclasses.replace(row.spec, recipe=recipe.text, processes=ranks)
-        changed = resolve(spec)
-    except BadInput:
-        return None
-    return None if changed.refusal else changed
-
-
 def _alone(close: Fit, processes: int) -> Iterator[Resolved | None]:
     """One part changed."""
     for edit in _edits(close, processes):
-        yield _changed(close.resolved, edit, processes)
+        yield changed(close.resolved, edit, processes)
 
 
 def _edits(close: Fit, processes: int) -> Iterator[Edit]:
@@ -143,9 +128,9 @@ def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
         _offloaded,
     ]
     for step in steps:
-        changed = _changed(row, step(row), processes)
-        if changed:
-            row = changed
+        found = changed(row, step(row), processes)
+        if found:
+            row = found
             yield row
 
 

@@ -1,38 +1,45 @@
-"""One prediction in a process of its own: ``python -m harness.predict.worker SPEC OUT KIND``.
+"""Predictions in a process of their own: ``python -m harness.predict.worker ASKED FD``.
 
-The process group, the accelerator and the patches of a prediction are global to a process, so
-each recipe has one. Whatever fails becomes a prediction that says so.
+ASKED is a file: specs, each with the file that its prediction goes to, the kind of card, how many
+run at a time and how long each may take. The process group, the accelerator and the patches of a
+prediction are global to a process, so each trace has a fork; what they share is loaded once. FD is
+told the index of each prediction when it is written. Whatever fails becomes a prediction that says
+so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.predict import limits
 from harness.predict.attention import USUAL
-from harness.predict.prediction import Prediction, none
+from harness.predict.prediction import Prediction, none, read
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.system.process import die_with_parent
 from strategies.base import BadInput
 from strategies.strategy import Strategy
 
-__all__ = ["main", "predict"]
+__all__ = ["main", "predict", "predict_each"]
+
+COMPILED = "compiled graphs keep other tensors than eager ones"
 
 
 def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
     """A prediction for a card of that ``kind`` by trace; where that fails, why."""
     if "compiled" in resolved.launch.traits:
         # The compiler decides anew what is kept for backward and what is fused away.
-        return none(resolved, "compiled graphs keep other tensors than eager ones")
+        return none(resolved, COMPILED)
     try:
         from harness.predict.tracing import extend, simulate
 
@@ -41,38 +48,98 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
         return simulate.simulate(resolved, kind)
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
-        reason = _reason(resolved.recipe.strategies, error)
-        return none(resolved, reason, _fault(error))
+        return none(resolved, **_told(resolved.recipe.strategies, error))
 
 
-def _reason(parts: Sequence[Strategy], error: Exception) -> str:
-    """Why there is no trace, for a person: bad input and a trace given up say it."""
-    if isinstance(error, (BadInput, limits.NoTrace)):
-        return str(error)
-    return limits.why(parts, type(error).__name__)
-
-
-def _fault(error: Exception) -> str:
-    """What was raised, in a library's words."""
+def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
+    """Why there is no trace, for a person: bad input and a trace given up say it; and what was
+    raised, in a library's words."""
+    known = isinstance(error, (BadInput, limits.NoTrace))
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{type(error).__name__}: {first}"[:200]
+    return {
+        "reason": str(error) if known else limits.why(parts, type(error).__name__),
+        "fault": f"{type(error).__name__}: {first}"[:200],
+    }
+
+
+# ---- many ----
+
+
+def predict_each(
+    rows: Sequence[Resolved], kind: str, jobs: int, limit: float
+) -> Iterator[tuple[int, Prediction]]:
+    """(index, prediction) of each row as it ends; ``jobs`` traces run at a time, each for at most
+    ``limit`` seconds."""
+    from harness.predict.tracing import extend, forks
+
+    pieces = [_pieces(row, kind) for row in rows]
+    extend.load(rows)
+    asked = [(i, part) for i, row in enumerate(pieces) for part in range(len(row))]
+    found: list[dict[int, forks.Ended]] = [{} for _ in rows]
+    for ended in forks.in_forks([pieces[i][part] for i, part in asked], jobs, limit):
+        index, part = asked[ended.index]
+        found[index][part] = ended
+        if len(found[index]) == len(pieces[index]):
+            yield index, _joined(rows[index], [found[index][n] for n in sorted(found[index])])
+
+
+def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
+    """What is traced of one row, each in a fork."""
+    from harness.predict.tracing import extend
+
+    shallow = [] if "compiled" in row.launch.traits else extend.pieces(row, kind)
+    whole = functools.partial(_whole, row, kind)
+    return [functools.partial(_or_why, row, piece) for piece in shallow] or [whole]
+
+
+def _whole(row: Resolved, kind: str) -> dict[str, Any]:
+    return {"prediction": dataclasses.asdict(predict(row, kind))}
+
+
+def _or_why(row: Resolved, piece: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return piece()
+    except Exception as error:  # as in predict
+        traceback.print_exc()
+        told = _told(row.recipe.strategies, error)
+        return {"why": told["reason"], "fault": told["fault"]}
+
+
+def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
+    """One row's prediction from what its forks returned."""
+    from harness.predict.tracing import extend
+
+    made = [one.made for one in ended]
+    lost = next((one for one in made if "why" in one), None)
+    if lost:
+        return none(row, lost["why"], lost.get("fault", ""))
+    found = extend.joined(row, made) if "parts" in made[0] else read(made[0]["prediction"])
+    return dataclasses.replace(found, seconds_taken=sum(one.seconds for one in ended))
 
 
 def main(argv: list[str]) -> int:
-    """Read a spec, predict for a kind of card, write."""
+    """Read what is asked, predict, write each, tell of each."""
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    spec = Spec(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
-    if spec.world:  # a run of one rank for many: predicted as the rank that it stands for
-        spec = dataclasses.replace(spec, processes=spec.world, world=0)
+    asked = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    rows = [resolve(_spec(fields)) for fields in asked["specs"]]
     import torch
 
     torch.set_num_threads(1)
-    predict(resolve(spec), argv[2]).write(Path(argv[1]))
+    with os.fdopen(int(argv[1]), "w", buffering=1) as tell:
+        for index, found in predict_each(rows, asked["kind"], asked["jobs"], asked["limit"]):
+            found.write(Path(asked["out"][index]))
+            print(index, file=tell)
     return 0
+
+
+def _spec(fields: dict[str, Any]) -> Spec:
+    """A run of one rank for many is predicted as the rank that it stands for."""
+    spec = Spec(**fields)
+    return dataclasses.replace(spec, processes=spec.world, world=0) if spec.world else spec
 
 
 if __name__ == "__main__":

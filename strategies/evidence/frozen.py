@@ -50,9 +50,14 @@ def checksum(tensor: torch.Tensor) -> int:
     flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
     place = torch.arange(1, 1 + min(PIECE, flat.numel()), device=flat.device).remainder_(PERIOD)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for piece in flat.split(PIECE):
+    for piece in pieces(flat):
         total += piece.to(torch.int64).mul_(place[: piece.numel()]).sum()
     return int(total)
+
+
+def pieces(flat: torch.Tensor) -> Iterable[torch.Tensor]:
+    """A flat tensor of bytes as what is summed at a time."""
+    return flat.split(PIECE)
 
 
 class Frozen(Watcher):

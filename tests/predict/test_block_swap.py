@@ -1,4 +1,4 @@
-"""Streamed blocks in a prediction: the device holds two of them, the host all, and copies are told."""
+"""Streamed blocks in a prediction: the device holds two, the host all, and copies are told."""
 
 from __future__ import annotations
 

@@ -300,18 +300,21 @@ def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
 
 
 def test_a_worker_that_fails_is_no_prediction_with_the_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr(pool, "_run", lambda *given: ("its worker ended with exit code 1", "boom"))
+    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     row = asked("ddp")
     found = pool.predict_all([row], tmp_path)[0]
-    assert (found.method, found.fault, found.bytes) == ("none", "boom", None)
+    assert (found.method, found.fault, found.bytes) == ("none", "", None)
     assert found.reason == "its worker ended with exit code 1"
+    monkeypatch.setattr(pool.sys, "executable", "/nowhere")
+    found = pool.predict_all([row], tmp_path)[0]
+    assert found.reason == "its worker could not be started" and "/nowhere" in found.fault
     assert list(tmp_path.iterdir()) == []  # a failure is not kept
 
 
 def test_a_kept_prediction_starts_no_process(monkeypatch, tmp_path):
     row = asked("ddp")
     prediction(3).write(pool.path_of(row, tmp_path))
-    monkeypatch.setattr(pool, "_run", lambda *given: pytest.fail("a process was started"))
+    monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
     told: list[int] = []
     assert pool.predict_all([row], tmp_path, done=lambda i, p: told.append(i)) == [prediction(3)]
     assert told == [0]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.predict import verdict
-from harness.predict.search import Largest, batch_name, model_name
+from harness.predict.inverses import SOUGHT
+from harness.predict.search import Largest
 from harness.predict.verdict import Fit
 from harness.report.data.grid import Grid
 from harness.report.figures.units import GIB
@@ -25,7 +26,7 @@ __all__ = ["print_largest"]
 
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """A line a recipe, as it was asked: the size that fits, and the next that does not."""
-    name = batch_name if what == "batch" else model_name
+    name = SOUGHT[what].named
     heads = ["Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"]
     lines = [
         [
@@ -64,10 +65,11 @@ def _how(fit: Fit) -> str:
 
 def _head(what: str, asked: Asked) -> str:
     row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
-    fixed = row.spec.model if what == "batch" else f"global batch {row.spec.global_batch}"
-    sought = "micro batch" if what == "batch" else "DiT (M: million parameters)"
+    fixed = [] if what == "model" else [row.spec.model]
     size, processes = row.subject.size_in_words, row.spec.processes
-    return f"Largest {sought}: {fixed} at {size}, {processes} x {card.words}"
+    fixed += [] if what in ("resolution", "frames") else [f"at {size}"]
+    batch = "" if what == "batch" else f", global batch {row.spec.global_batch}"
+    return f"Largest {SOUGHT[what].words}: {' '.join(fixed)}{batch}, {processes} x {card.words}"
 
 
 def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:

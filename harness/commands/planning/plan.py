@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from harness.commands.console import make_console
+from rich.console import Console
+from rich.markup import escape
+
+from harness.commands.console import FAILED, OK, make_console
 from harness.commands.options import add_shaping, check_file
-from harness.commands.planning.largest_table import print_largest
+from harness.commands.planning.asking import Asking
+from harness.commands.planning.plan_advice import plan_advice
 from harness.commands.planning.plan_asked import CUSTOM, Asked, asked_for
+from harness.commands.planning.plan_check import check_line
 from harness.commands.planning.plan_claims import plan_claims
-from harness.commands.planning.plan_table import PlanProgress, print_explained, print_plan
-from harness.predict import attention, pool, verdict, ways_out
-from harness.predict.prediction import Prediction
-from harness.predict.search import Largest, largest_batch, largest_model
+from harness.commands.planning.plan_explained import print_explained
+from harness.commands.planning.plan_json import fit_as_json
+from harness.commands.planning.plan_largest import plan_largest
+from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan_table import print_plan
+from harness.predict import pool, verdict
+from harness.predict.inverses import SOUGHT
 from harness.predict.speed import calibrated
 from harness.predict.speed.calibrated import NONE
-from harness.predict.speed.roofline import sent
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
-from harness.resolve import Resolved
 from harness.result import write_json
 from strategies.workloads import TRAIN, WORKLOADS
 
@@ -48,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
     add("--model", default="DiT-XL/2", help=told + "FILE.py:CLASS (default: DiT-XL/2)")
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
-        help="GPUs, a process each (default: 8), or processes of the CPU (2)")  # fmt: skip
+        help="GPUs, a process each (default: 8 of a DiT, 1 of a public model), or processes of "
+        "the CPU (2)")  # fmt: skip
     told = "machines that they are in, alike (default: one for each 8 GPUs)"
     add("--nodes", type=int, metavar="N", help=told)
     told = "results of run --nodes on such machines: their network counts (default: typical)"
@@ -64,14 +69,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
     add("--resolution", default="", metavar="PIXELS", help=told)
     add_shaping(parser)
-    told = "largest micro batch (whatever B is), or DiT (default: neither)"
-    add("--largest", choices=("batch", "model"), help=told)
     told = "train, or sample: samples drawn in batches (default: train)"
     add("--workload", choices=WORKLOADS, default=TRAIN, help=told)
     told = "with sample: steps of the sampler (default: 8)"
     add("--sampler-steps", type=int, metavar="N", default=0, help=told)
     told = "with sample: guidance scale, 1: none (default: 2)"
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
+    told = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
+    add("--also", nargs="+", metavar="NAME", default=[], help=told)
+    told = "the largest micro batch (whatever B is), DiT, resolution, number of frames or rank of "
+    add("--largest", choices=tuple(SOUGHT), help=told + "adapters that fits (default: none)")
+    told = "of one recipe one line, and exit code 0 if it fits, 1 if not: a guard of a training"
+    add("--check", action="store_true", help=told)
+    told = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"
+    add("--advise", action="store_true", help=told)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
@@ -79,73 +90,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer; the exit code."""
+    console = make_console(WIDE)
     if options.claims:
-        return plan_claims(options, make_console(WIDE))
-    asked, console = asked_for(options), make_console(WIDE)
-    progress, jobs = PlanProgress(console), options.jobs or pool.default_jobs()
+        return plan_claims(options, console)
     if options.json:
         check_file(options.json, "json")
+    # A guard's answer is one line on standard output; what it waits for is said beside it.
+    shown = Console(stderr=True) if options.check else console
+    jobs = options.jobs or pool.default_jobs()
+    asking = Asking(asked_for(options), jobs, PlanProgress(shown))
     if options.largest:
-        seek = largest_batch if options.largest == "batch" else largest_model
-        answers = seek(asked.resolved, asked.gpu, pool.default_folder(), jobs, progress)
-        print_largest(answers, options.largest, asked, console)
-        if options.json:
-            write_json(options.json, largest_as_json(answers, asked))
-        return 0
-    ask = functools.partial(fits_of, asked=asked, jobs=jobs, progress=progress)
-    fits = ask(asked.resolved)
-    ways = ways_out.seek(fits, asked.processes, ask)
-    print_plan(fits, asked.refused, ways, console)
+        return plan_largest(options, asking, console)
+    if options.advise:
+        return plan_advice(options, asking, console)
+    return _plan(options, asking, console)
+
+
+def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
+    asked = asking.asked
+    fits = asking.fits(asked.resolved)
+    ways = asking.ways(fits)
+    if options.check:
+        console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
+    else:
+        print_plan(fits, asked.refused, ways, console)
     if options.explain:
         print_explained(fits, console)
     if options.json:
         write_json(options.json, as_json(fits, ways, asked))
-    return 0
-
-
-def fits_of(
-    rows: Sequence[Resolved], why: str = "", *, asked: Asked, jobs: int, progress: PlanProgress
-) -> list[Fit]:
-    """Each row against the card, predicted with its progress; ``why`` says what for. What the card
-    cannot run is not predicted."""
-    gpu, lacks = asked.gpu, [verdict.lack_of(row, asked.gpu) for row in rows]
-    able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
-    predictions = iter(_predicted(able, why, asked, jobs, progress) if able else [])
-    return [
-        verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, next(predictions), gpu)
-        for row, lack in zip(rows, lacks, strict=True)
-    ]
-
-
-def _predicted(
-    rows: Sequence[Resolved], why: str, asked: Asked, jobs: int, progress: PlanProgress
-) -> list[Prediction]:
-    usual = (1, asked.processes)
-    ranks = [row.spec.processes for row in rows]
-    where = [f" on {number} GPUs" if number not in usual else "" for number in ranks]
-    progress.begin([f"{row.recipe}{on}" for row, on in zip(rows, where, strict=True)], jobs, why)
-    kind, folder = attention.preferred(asked.gpu.capability), pool.default_folder()
-    predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
-    progress.end()
-    return predictions
-
-
-def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
-    """Each recipe's bracket: the size that fits and the one that does not, in bytes of a GPU."""
-
-    def side(fit: Fit | None) -> dict[str, object] | None:
-        if fit is None:
-            return None
-        size = {"model": fit.resolved.spec.model, "micro_batch": fit.resolved.micro_batch}
-        return {**size, "verdict": fit.verdict, "need_bytes": fit.need_bytes,
-                "method": fit.prediction.method}  # fmt: skip
-
-    rows = [
-        {**vars(answer), "fits": side(answer.fits), "over": side(answer.over)} for answer in answers
-    ]
-    refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
-    given = {"gpu": dataclasses.asdict(asked.gpu), "assumed": verdict.assumed(asked.gpu)}
-    return {**given, "rows": rows, "refused": refused}
+    return FAILED if options.check and not fits[0].fits else OK
 
 
 def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, object]:
@@ -156,28 +129,8 @@ def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, o
         "assumed": verdict.assumed(asked.gpu),
         "rests_on": calibrated.words(asked.gpu),
         "fastest": best.label if best else None,
-        "rows": [_fit_as_json(fit) for fit in fits],
-        "tried": [_fit_as_json(fit) for fit in ways.tried] if ways else [],
-        "tried_on_more_gpus": [_fit_as_json(fit) for fit in ways.wider] if ways else [],
+        "rows": [fit_as_json(fit) for fit in fits],
+        "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
+        "tried_on_more_gpus": [fit_as_json(fit) for fit in ways.wider] if ways else [],
         "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
-    }
-
-
-def _fit_as_json(fit: Fit) -> dict[str, Any]:
-    return {
-        "recipe": fit.label,
-        "processes": fit.resolved.spec.processes,
-        "global_batch": fit.resolved.spec.global_batch,
-        "verdict": fit.verdict,
-        "lack": fit.lack,
-        "need_bytes": fit.need_bytes,
-        "least_bytes": fit.least_bytes,
-        "margin_bytes": fit.margin_bytes,
-        "host_bytes_node": fit.host_bytes,
-        "step_seconds": fit.seconds.total if fit.seconds else None,
-        "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
-        "sent_bytes": sent(
-            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
-        )._asdict(),
-        "prediction": dataclasses.asdict(fit.prediction),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.commands import suites
 from harness.data.feed import check_data
+from harness.predict import beside
 from harness.predict.speed import calibrated, cards, network
 from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
@@ -29,9 +30,12 @@ DEFAULT_PIXELS = 256
 PUBLIC_ALONE = [
     "single+bf16_pure+lora:rank=16",
     "single+bf16_pure+lora:rank=16+checkpoint",
+    "single+bf16_pure+qlora:rank=16+checkpoint",
     "single+bf16_pure+checkpoint+adam8bit",
     "single+bf16_pure+checkpoint+optimizer_in_backward",
     "single+bf16+checkpoint",
+    "zero3_offload+bf16+lora:rank=16+checkpoint",
+    "zero3_offload+bf16+checkpoint",
 ]
 PUBLIC = [
     "ddp+bf16_pure+lora:rank=16+checkpoint",
@@ -45,7 +49,7 @@ PUBLIC = [
 """What is planned of a public model where no recipes are named, on one GPU and on more: what its
 trainers do, from adapters over 16-bit weights to all weights with float32 masters."""
 GPUS, CPU_PROCESSES = 8, 2
-"""Processes where none are asked for."""
+"""Processes where none are asked for; of a public model one."""
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 
 
@@ -80,14 +84,14 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if options.workload == SAMPLE:
         options.processes = 1
     if options.processes is None:
-        options.processes = CPU_PROCESSES if options.cpu else GPUS
+        options.processes = _usual_processes(options)
     if options.processes < 1:
         raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
     if options.jobs is not None and options.jobs < 1:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
-    if options.explain and options.largest:
-        raise PlanError("--explain is of one size, and --largest searches many; leave one out")
+    _check_kinds(options)
     gpu = _placed(card_of(options), options)
+    gpu = _with_beside(gpu, options)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -100,6 +104,37 @@ def asked_for(options: argparse.Namespace) -> Asked:
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+
+
+def _usual_processes(options: argparse.Namespace) -> int:
+    """Of a public model one GPU, which is what most who ask have."""
+    if options.cpu:
+        return CPU_PROCESSES
+    return 1 if kind_of(model_name(options.model)).brings_samples else GPUS
+
+
+def _check_kinds(options: argparse.Namespace) -> None:
+    """Refuse questions that cannot be asked together, and those of one recipe asked of several."""
+    asked = [name for name in ("largest", "check", "advise") if getattr(options, name)]
+    if options.explain and asked:
+        why = "searches many" if asked == ["largest"] else "answers otherwise"
+        raise PlanError(f"--explain is of one size, and --{asked[0]} {why}; leave one out")
+    if len(asked) > 1:
+        raise PlanError(f"--{asked[0]} and --{asked[1]} are two questions; leave one out")
+    of_one = [name for name in asked if name != "largest"]
+    count = len(options.recipes or ())
+    if of_one and count != 1:
+        named = f"{count} are named" if count else "none is named"
+        raise PlanError(f"--{of_one[0]} is of one recipe, and {named}; give --recipes RECIPE")
+
+
+def _with_beside(gpu: Card, options: argparse.Namespace) -> Card:
+    """``gpu`` with the models that stay on it beside the training."""
+    if not options.also:
+        return gpu
+    found = beside.of(options.also, options.model)
+    total = sum(one.bytes for one in found)
+    return dataclasses.replace(gpu, beside=total, beside_told=beside.words(found))
 
 
 def _placed(gpu: Card, options: argparse.Namespace) -> Card:

@@ -15,7 +15,7 @@ from rich.console import Console
 from harness.commands import suites
 from harness.commands.console import OK
 from harness.commands.planning.plan_asked import PlanError, card_of
-from harness.commands.planning.plan_table import PlanProgress
+from harness.commands.planning.plan_progress import PlanProgress
 from harness.commands.reports import report
 from harness.predict import attention, pool, verdict
 from harness.predict.forecast import Forecast, Foretold, foretold
@@ -44,7 +44,10 @@ FIXED = {
     "frames": (0,),
     "text": (0,),
     "global_batch": (None,),
+    "also": ([],),
     "largest": (None,),
+    "check": (False,),
+    "advise": (False,),
     "explain": (False,),
     "json": (None,),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,11 +9,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.memory.record import Instant
-from harness.predict import verdict
-from harness.predict.prediction import Prediction
+from harness.predict import beside, verdict
 from harness.predict.speed import calibrated
 from harness.predict.speed.cards import Card
-from harness.predict.speed.roofline import sent
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
@@ -25,7 +22,10 @@ from harness.spec import Spec
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlanProgress", "answer", "gib", "print_explained", "print_plan"]
+__all__ = [
+    *("LOOK", "WORD", "answer", "answers", "gib", "notes", "order", "print_plan"),
+    *("rate", "rate_in_words", "setting", "where"),
+]
 
 SHOWN = {
     "params": ("parameters", "gathered"),
@@ -44,66 +44,48 @@ ON_GPU = (
 ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
 SMALL = GIB // 20
 """Bytes below which a category is not worth a word: they round to 0.0 GiB."""
-FINE = GIB // 200
-"""The same where hundredths are shown."""
 LEAST_WORTH = ("other", "ema", "Host", "grads", "params", "optim", "activ", "Step ms")
 """Heads of columns that give way first in a narrow terminal."""
+ADAPTED = "frozen_weights"
+"""The trait of recipes that train less than all weights."""
+MUCH = 16 * GIB
+"""Host memory of a node from which on it is worth a word."""
+SPEED = {"image": "Img/s", "video": "Vid/s"}
+"""What a sample is -> head of the column of speeds."""
 LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim", "cannot": "dim"}
-
-
-class PlanProgress:
-    """One line a prediction, as it ends."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
-
-    def begin(self, names: Sequence[str], jobs: int, why: str = "") -> None:
-        """So many predictions begin; ``why`` leads in."""
-        self.names, self.ended = list(names), 0
-        some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
-        self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
-
-    def done(self, index: int, prediction: Prediction) -> None:
-        """One of them ended."""
-        self.ended += 1
-        seconds = time.monotonic() - self.began
-        why = f": {prediction.reason}" if prediction.method != "trace" else ""
-        line = f"[{self.ended}/{len(self.names)}] {self.names[index]} ({prediction.method}{why})"
-        self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
-
-    def end(self) -> None:
-        """All of them ended."""
-        self.console.print()
 
 
 def print_plan(
     fits: Sequence[Fit], refused: Sequence[tuple[str, str]], ways: Ways | None, console: Console
 ) -> None:
     """The table, fastest first among those that fit, and the answer."""
-    console.print(_setting(fits), highlight=False)
-    ordered = sorted(fits, key=_order)
+    console.print(setting(fits), highlight=False)
+    ordered = sorted(fits, key=order)
     kinds = {"Recipe": "text", "": "flag"}
-    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", "Img/s"), "number")
+    speed = SPEED[kind_of_sample(fits[0])]
+    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
     grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
     best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
     looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
     draw(replace(grid, marks=best), console, least_worth=LEAST_WORTH, styles=looks)
-    for text in _notes(fits):
+    for text in notes(fits):
         console.print(text, style="dim", highlight=False)
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
-    for line in answer(fits, ways):
+    for line in answers(fits, ways):
         console.print(escape(line), highlight=False)
 
 
-def _order(fit: Fit) -> tuple[int, float]:
+def order(fit: Fit) -> tuple[int, float]:
+    """What fits first, the fastest of it before; then what needs least."""
     rank = ["fits", "tight", "no", "unknown", "cannot"].index(fit.verdict)
     speed = fit.samples_per_second or 0.0
     return (rank, -speed if rank < 2 else float(fit.need_bytes or 0))
 
 
-def _setting(fits: Sequence[Fit]) -> str:
+def setting(fits: Sequence[Fit]) -> str:
+    """What a table is of: model, size of a sample, batch, cards."""
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
     size = fits[0].resolved.subject.size_in_words
     on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
@@ -142,16 +124,28 @@ def rate(fit: Fit) -> str:
     return f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
+def rate_in_words(fit: Fit) -> str:
+    """The same with what the samples are."""
+    return f"{rate(fit)} {kind_of_sample(fit)}s/s"
+
+
+def kind_of_sample(fit: Fit) -> str:
+    """Whether a sample is an image or a video."""
+    return "video" if fit.resolved.subject.samples_up("frames") else "image"
+
+
 def gib(size: int | None) -> str:
     """Bytes as GiB, for a table."""
     return "-" if size is None else f"{size / GIB:.1f}"
 
 
-def _notes(fits: Sequence[Fit]) -> list[str]:
+def notes(fits: Sequence[Fit]) -> list[str]:
+    """What the numbers mean and rest on, and what could not be said."""
     notes = [
         ON_CPU if fits[0].gpu.shared else ON_GPU,
         f"Columns between: the peak instant of live tensors. {calibrated.words(fits[0].gpu)}",
     ]
+    notes += _beside(fits[0])
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
@@ -163,7 +157,32 @@ def _notes(fits: Sequence[Fit]) -> list[str]:
     return notes
 
 
+def _beside(fit: Fit) -> list[str]:
+    """What else stays on each GPU: what was counted, or what a public model's own would be."""
+    if fit.gpu.beside_told:
+        return [fit.gpu.beside_told]
+    own = beside.of(beside.usual_of(fit.resolved.spec.model), "")
+    if not own:
+        return []
+    names, total = ", ".join(one.name for one in own), sum(one.bytes for one in own)
+    return [
+        f"Not counted: {names}, {gib(total)} GiB in 16 bits where they stay on the GPU: "
+        "--also usual counts them."
+    ]
+
+
 # ---- words ----
+
+
+def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
+    """The answer; where some recipes train adapters and others all weights, which are two things to
+    want, the answer of each."""
+    adapted = [fit for fit in fits if ADAPTED in fit.resolved.launch.traits]
+    whole = [fit for fit in fits if fit not in adapted]
+    if ways is not None or not adapted or not whole:
+        return answer(fits, ways)
+    kinds = {"Adapters, most weights frozen": adapted, "All weights": whole}
+    return [line for head, some in kinds.items() for line in (f"{head}:", *answer(some))]
 
 
 def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
@@ -172,9 +191,10 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     if best is None:
         return _none_fits(fits) + _tried_instead(ways)
     lines = [
-        f"Fastest predicted to fit: {best.label}, {rate(best)} images/s, "
+        f"Fastest predicted to fit: {best.label}, {rate_in_words(best)}, "
         f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
         + (" (tight: the allocator must return its cache)" if best.verdict == "tight" else "")
+        + _on_host(best)
     ]
     lines.append(f"  its peak: {_explained(best)}")
     rivals = [f for f in fits if f.verdict == "fits" and f is not best and f.seconds]
@@ -185,6 +205,13 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     if least is not None and least is not best:
         lines.append(f"Least memory: {least.label}, {gib(least.need_bytes)} GiB")
     return lines
+
+
+def _on_host(fit: Fit) -> str:
+    """The host memory that a recipe wants, where it is more than many machines have free."""
+    if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
+        return ""
+    return f", and {gib(fit.host_bytes)} GiB of host memory"
 
 
 def _may_be_faster(rival: Fit, best: Fit) -> bool:
@@ -201,10 +228,10 @@ def _explained(fit: Fit) -> str:
         return "not traced"
     largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
     parts = [f"{gib(size)} GiB {name.replace('_', ' ')}" for name, size in largest if size >= SMALL]
-    return f"{_where(instant)}: {', '.join(parts) or 'nothing that is large'}"
+    return f"{where(instant)}: {', '.join(parts) or 'nothing that is large'}"
 
 
-def _where(instant: Instant) -> str:
+def where(instant: Instant) -> str:
     """Phase, op and source line of a peak."""
     return f"in {instant.phase} at {', '.join(filter(None, (instant.op, instant.site)))}"
 
@@ -244,7 +271,7 @@ def _tried_instead(ways: Ways | None) -> list[str]:
 
 
 def _offer(fit: Fit) -> str:
-    speed = f", {rate(fit)} images/s" if fit.seconds else ""
+    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
     tight = " (tight)" if fit.verdict == "tight" else ""
     return f"{fit.label}: {_need(fit)}{speed}{tight}"
 
@@ -259,52 +286,3 @@ def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
         return [f"Nor does {wider[0].label} on {tried} GPUs"]
     spec = first.resolved.spec
     return [f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(first)}"]
-
-
-# ---- each row's peak ----
-
-
-def print_explained(fits: Sequence[Fit], console: Console) -> None:
-    """Of each row when its peak was, at which op and line, and what lived then."""
-    for fit in sorted(fits, key=_order):
-        console.print()
-        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
-            console.print(escape(line), highlight=False, soft_wrap=True)
-
-
-def explained(label: str, prediction: Prediction) -> list[str]:
-    """The peak of one prediction: its place, the largest tensors and the highest of each phase."""
-    instant = prediction.peak
-    if instant is None:
-        return [f"{label}: {prediction.reason}"]
-    lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, {_where(instant)}"]
-    shown = [alike for alike in instant.held if 100 * alike.bytes >= instant.bytes]
-    for alike in shown:
-        maker = ", ".join(filter(None, (alike.op, alike.site)))
-        kind = alike.category.replace("_", " ")
-        lines.append(f"  {fine(alike.bytes):>7}  {kind}: {alike.count} x {maker} ({alike.phase})")
-    rest = instant.bytes - sum(alike.bytes for alike in shown)
-    if 100 * rest >= instant.bytes:
-        lines.append(f"  {fine(rest):>7}  the rest")
-    phases = ", ".join(
-        f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
-    )
-    return [*lines, f"  highest of each phase: {phases} GiB"]
-
-
-def _step_explained(fit: Fit) -> list[str]:
-    """What a step takes, and what a GPU sends in it."""
-    if not fit.seconds:
-        return []
-    parts = ((name, getattr(fit.seconds, name)) for name in ("compute", "communication", "offload"))
-    shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
-    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
-    ways = [("within its node", found.within), ("to other nodes", found.across)]
-    told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
-    lines = [f"  a step: {', '.join(shown)}"]
-    return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
-
-
-def fine(size: int) -> str:
-    """Bytes as GiB, to a hundredth: the parts of a peak are smaller than a card."""
-    return f"{size / GIB:.2f}"

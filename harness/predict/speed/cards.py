@@ -59,6 +59,8 @@ class Card:
     ``calibrated``: what it was measured to do, which then counts and not the figures above.
     ``node``: GPUs of one machine; more meet over the network. ``network_told``: where that one's
     bandwidth was measured; empty: a typical figure.
+    ``beside``: bytes of models that stay on each card beside the training
+    (``harness.predict.beside``), as ``beside_told`` says.
     """
 
     name: str
@@ -77,6 +79,8 @@ class Card:
     calibrated: Applied | None = None
     node: int = NODE
     network_told: str = ""
+    beside: int = 0
+    beside_told: str = ""
 
     @property
     def words(self) -> str:

@@ -8,13 +8,12 @@ blocks is what the tests hold it to (``tests/predict/test_extend.py``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib
-import json
-import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +22,19 @@ from harness.memory.record import Held, Instant
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
+from harness.predict.tracing.forks import in_forks
 from harness.predict.tracing.landmarks import parts
 from harness.predict.tracing.simulate import summary, trace_bordered
 from harness.resolve import Resolved
 from harness.worker.setup import LIBRARIES
+from strategies.subject import Subject
 
-__all__ = ["extended", "shallow"]
+__all__ = ["extended", "joined", "load", "pieces", "shallow"]
 
 FEW = 2
 """Blocks of a group in the shallow model, and how many more it has to tell what a block adds."""
+FOREVER = 3600.0
+"""Seconds that one trace may take where nobody limits it."""
 WORTH = 10
 """Blocks from which on a model is extended: a shallower one is traced whole."""
 
@@ -62,30 +65,57 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
 
 
 def extended(resolved: Resolved, kind: str) -> Prediction:
-    """The prediction of ``resolved`` from shallow models, each traced in a fork: process groups and
-    patches are global to a process.
+    """The prediction of ``resolved`` from shallow models, one after the other.
 
     Raises:
         NoTrace: one of them could not be traced.
     """
-    began, asked = time.monotonic(), shallow(resolved)
-    _load(resolved, [depths for depths, _ in asked])
-    found = [_forked(lambda d=depths: _traced(resolved, d, kind)) for depths, _ in asked]
+    load([resolved])
+    ended = sorted(in_forks([_or_why(f) for f in pieces(resolved, kind)], 1, FOREVER))
+    made = joined(resolved, [one.made for one in ended])
+    return dataclasses.replace(made, seconds_taken=sum(one.seconds for one in ended))
+
+
+def pieces(resolved: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
+    """What is to be traced, each in a fork, for process groups and patches are global to a process;
+    what they return is for ``joined``. Empty where the model is to be traced whole."""
+    return [functools.partial(_traced, resolved, depths, kind) for depths, _ in shallow(resolved)]
+
+
+def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction:
+    """The prediction of ``resolved`` from what its ``pieces`` returned.
+
+    Raises:
+        NoTrace: one of them could not be traced.
+    """
     for traced in found:
         if "why" in traced:
             raise NoTrace(traced["why"])
-    more = [count for _, count in asked[1:]]
-    seconds = time.monotonic() - began
-    return dataclasses.replace(_extended(found, more), seconds_taken=seconds)
+    return _extended(found, [count for _, count in shallow(resolved)[1:]])
 
 
-def _load(resolved: Resolved, asked: Iterable[Mapping[str, int]]) -> None:
-    """Load what each fork would, once: libraries, and what is known of the shallow models."""
-    names = [n for need in resolved.needs for n in LIBRARIES.get(need, ())]
-    for name in (*resolved.launch.engine.modules, *names):
-        importlib.import_module(name)
-    for depths in asked:
-        resolved.subject.deep(depths).survey  # noqa: B018 (kept by the subject's module)
+def load(rows: Sequence[Resolved]) -> None:
+    """Load once what several forks would: libraries, and what is known of models that they share.
+    What one fork alone wants to know of a model it finds out itself, beside the others. What fails
+    here fails there again, where it is said."""
+    needs = [name for row in rows for name in row.needs]
+    libraries = [name for need in needs for name in LIBRARIES.get(need, ())]
+    for name in dict.fromkeys([m for row in rows for m in row.launch.engine.modules] + libraries):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    asked = Counter(_subjects(rows))
+    # The first of all: a survey loads its library too.
+    for place, (subject, times) in enumerate(asked.items()):
+        if times > 1 or place == 0:
+            with contextlib.suppress(Exception):
+                subject.survey  # noqa: B018 (kept by the subject's module)
+
+
+def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:
+    """What each fork traces: a row's shallow models, else its model where forks share it."""
+    for row in rows:
+        depths = [depths for depths, _ in shallow(row)]
+        yield from (row.subject.deep(one) for one in depths)
 
 
 def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[str, Any]:
@@ -107,30 +137,17 @@ def _maker(record: Any, event: int) -> tuple[str, str]:
     return storage.op, storage.site
 
 
-def _forked(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``function`` returns in a fork, as JSON has it; ``why`` where it raised."""
-    into, child = os.pipe(), os.fork()
-    if child == 0:
-        code = 1
+def _or_why(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """``function``, whose exception becomes its word."""
+
+    def told() -> dict[str, Any]:
         try:
-            with os.fdopen(into[1], "w") as pipe:
-                json.dump(_or_why(function), pipe)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(into[1])
-    with os.fdopen(into[0]) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else {"why": "a trace of a part of the model ended early"}
+            return function()
+        except Exception as error:  # any library may stumble over tensors without storage
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return {"why": f"{type(error).__name__}: {text}"[:300]}
 
-
-def _or_why(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return function()
-    except Exception as error:  # any library may stumble over tensors without storage
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return {"why": f"{type(error).__name__}: {text}"[:300]}
+    return told
 
 
 # ---- straight lines ----

@@ -17,7 +17,9 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Shortcuts", "stays_in_backward"]
+from strategies.evidence import frozen
+
+__all__ = ["Shortcuts", "first_pieces", "stays_in_backward"]
 
 MANY = 8
 
@@ -87,6 +89,19 @@ def _join(pieces: Any) -> Any:
     if some is None or len(alike) > 1 or some.ndim != 1 or some.requires_grad:
         return torch.cat(pieces)
     return torch.cat([some[:1].expand(sum(lengths[id(p)] for p in pieces))])
+
+
+@contextlib.contextmanager
+def first_pieces() -> Iterator[None]:
+    """Of frozen weights, whose bytes a run sums piece by piece, the first piece of each: the others
+    take the same memory anew, one after the other, and of a large model they are most of a trace's
+    operations."""
+
+    def first(flat: torch.Tensor) -> tuple[torch.Tensor]:
+        return (flat[: frozen.PIECE],)
+
+    with mock.patch.object(frozen, "pieces", first):
+        yield
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from harness.predict.tracing import landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
 from harness.predict.tracing.drawing import draw
-from harness.predict.tracing.shortcuts import Shortcuts, stays_in_backward
+from harness.predict.tracing.shortcuts import Shortcuts, first_pieces, stays_in_backward
 from harness.predict.tracing.storageless import storageless
 from harness.predict.tracing.trace import StoragelessTracer
 from harness.predict.tracing.work import Counter
@@ -71,6 +71,7 @@ def trace_bordered(
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
         stack.enter_context(stays_in_backward(Shortcuts()))
+        stack.enter_context(first_pieces())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(tracer)
         borders: list[tuple[int, str]] = []

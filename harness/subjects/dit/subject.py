@@ -23,6 +23,9 @@ __all__ = ["Dit"]
 TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 """The linear layers of a block that work on tokens; adaLN's work on one vector a sample."""
 
+LARGEST_SIDE = 1024
+"""Elements of a latent's side beyond which no search goes: 8192 pixels."""
+
 
 RELATIVES: list[tuple[str, int, dict[str, int]]] = [
     *(("batch", batch, {}) for batch in (1, 2, 4, 8)),
@@ -107,6 +110,12 @@ class Dit(Subject):
 
     def sizes_up(self) -> list[tuple[str, int]]:
         return presets.ladder(self.shape.patch_size)
+
+    def samples_up(self, axis: str) -> list[tuple[Mapping[str, Any], float]]:
+        """Square latents that patches tile, of synthetic data: what a plan is of."""
+        tiles = range(self.tile, LARGEST_SIDE + 1, self.tile) if axis == "resolution" else ()
+        own = self.data.input_size
+        return [({"data": f"synthetic:{side}"}, (side / own) ** 2) for side in tiles]
 
     # ---- facts, from the sizes alone ----
 

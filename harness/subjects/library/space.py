@@ -10,7 +10,10 @@ from harness.subjects.library.families import Family, Space
 from strategies.base import BadInput
 from strategies.subject import Shaping
 
-__all__ = ["space_of"]
+__all__ = ["larger", "space_of"]
+
+LARGEST_SIDE, MOST_LATENTS = 8192, 1024
+"""Pixels of the shorter side, and latents of a video, beyond which no search goes."""
 
 
 def space_of(shaping: Shaping, family: Family, usual: Mapping[str, Any], down: int) -> Space:
@@ -38,6 +41,26 @@ def space_of(shaping: Shaping, family: Family, usual: Mapping[str, Any], down: i
     text = shaping.text or usual.get("text", family.text_tokens)
     latents = 1 + (frames - 1) // family.every if family.every else 1
     return Space(latents, height // down, width // down, text)
+
+
+def larger(
+    axis: str, space: Space, family: Family, down: int
+) -> list[tuple[Mapping[str, Any], float]]:
+    """Samples that grow from the smallest one, in the proportions of ``space``: (fields of a spec
+    that ask for it, how many times the elements of ``space``)."""
+    if axis == "frames":
+        number = MOST_LATENTS if family.every else 0
+        return [({"frames": 1 + family.every * n}, (n + 1) / space.frames) for n in range(number)]
+    if axis != "resolution":
+        return []
+    short, long = sorted((space.height, space.width))
+    found = []
+    for tiles in range(1, LARGEST_SIDE // (down * family.tile) + 1):
+        pair = (tiles * family.tile, round(tiles * long / short) * family.tile)
+        height, width = pair if space.height <= space.width else pair[::-1]
+        pixels = f"{height * down}x{width * down}"
+        found.append(({"resolution": pixels}, height * width / (space.height * space.width)))
+    return found
 
 
 def _sides(text: str) -> tuple[int, int]:

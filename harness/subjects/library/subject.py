@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.subjects.library import presets
 from harness.subjects.library.families import FAMILIES, Family, Space
-from harness.subjects.library.space import space_of
+from harness.subjects.library.space import larger, space_of
 from strategies.base import BadInput
 from strategies.sizes import Sizes
 from strategies.subject import DataFacts, Shaping, Subject
@@ -194,6 +194,9 @@ class Library(Subject):
         sample = self.family.sample(self.config, space)
         data = dataclasses.replace(self.data, input_size=tile, shape=sample)
         return dataclasses.replace(shallow, space=space, data=data)
+
+    def samples_up(self, axis: str) -> list[tuple[Mapping[str, Any], float]]:
+        return larger(axis, self.space, self.family, self.factor)
 
     # ---- facts ----
 

@@ -1,0 +1,78 @@
+"""``plan --check``: a guard in front of a training, one line and an exit code.
+
+0: it is predicted to fit. 1: it is not, it cannot run on the card, or nobody can say. 2: bad input.
+"""
+
+from __future__ import annotations
+
+from harness.commands.planning.plan_table import gib, rate_in_words
+from harness.predict import verdict
+from harness.predict.verdict import Fit
+from harness.predict.ways_out import Ways
+from harness.report.figures.units import GIB
+
+__all__ = ["check_line"]
+
+CLOSE = 0.05
+"""Share of a card below which what is left is less than such predictions have been off by."""
+SMALL = GIB // 20
+
+
+def check_line(fit: Fit, ways: Ways | None) -> str:
+    """Whether it fits, why and by how much, and the nearest that does."""
+    if fit.lack:
+        return f"cannot run: {fit.label}: {fit.lack}"
+    if fit.need_bytes is None:
+        return f"not predicted: {fit.label}: {fit.prediction.reason}"
+    if fit.fits:
+        return f"fits: {_size(fit)}, {gib(fit.margin_bytes)} GiB free{_remark(fit)}"
+    short = gib(-fit.margin_bytes)
+    return f"does not fit: {_size(fit)}, {short} GiB more than it has{_why(fit)}; {_way(ways)}"
+
+
+def _size(fit: Fit) -> str:
+    spec, card = fit.resolved.spec, fit.gpu
+    return (
+        f"{spec.model} with {fit.label}, global batch {spec.global_batch}, needs "
+        f"{gib(fit.need_bytes)} of {gib(card.memory_bytes)} GiB ({spec.processes} x {card.name})"
+    )
+
+
+def _remark(fit: Fit) -> str:
+    if fit.verdict == "tight":
+        return " (tight: only as long as the allocator returns its cache again and again)"
+    close = fit.margin_bytes < CLOSE * fit.gpu.memory_bytes
+    return ", which is less than such predictions have been off by" if close else ""
+
+
+def _why(fit: Fit) -> str:
+    """The largest of what lived at the peak."""
+    instant = fit.prediction.peak
+    if instant is None:
+        return ""
+    largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:2]
+    parts = [f"{gib(size)} {name.replace('_', ' ')}" for name, size in largest if size >= SMALL]
+    return f" (at its peak in {instant.phase} {', '.join(parts)})"
+
+
+def _way(ways: Ways | None) -> str:
+    """The nearest that fits: on these GPUs, else on more of them, else how far the least is off."""
+    able = ways.able if ways else []
+    if able:
+        return f"fits: {_offer(able[0])}"
+    wider = next((fit for fit in ways.wider if fit.fits), None) if ways else None
+    if wider:
+        spec = wider.resolved.spec
+        batch = f"global batch {spec.global_batch}"
+        return f"on {spec.processes} GPUs, {batch}, fits: {_offer(wider)}"
+    least = verdict.nearest(ways.tried) if ways else None
+    if least is None:
+        return "nothing else was found"
+    return (
+        f"nothing that was tried fits, the least is {least.label} with {gib(least.need_bytes)} GiB"
+    )
+
+
+def _offer(fit: Fit) -> str:
+    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
+    return f"{fit.label}, {gib(fit.need_bytes)} GiB{speed}"

@@ -1,0 +1,68 @@
+"""``plan --explain``: of each row when its peak was, at which op and line, and what lived then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from harness.commands.planning.plan_table import order, where
+from harness.predict.prediction import Prediction
+from harness.predict.speed.roofline import sent
+from harness.predict.verdict import Fit
+from harness.report.figures.units import GIB
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["explained", "print_explained"]
+
+FINE = GIB // 200
+"""Bytes below which a phase is not worth a word where hundredths are shown."""
+
+
+def print_explained(fits: Sequence[Fit], console: Console) -> None:
+    """Of each row when its peak was, at which op and line, and what lived then."""
+    for fit in sorted(fits, key=order):
+        console.print()
+        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
+            console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def explained(label: str, prediction: Prediction) -> list[str]:
+    """The peak of one prediction: its place, the largest tensors and the highest of each phase."""
+    instant = prediction.peak
+    if instant is None:
+        return [f"{label}: {prediction.reason}"]
+    lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, {where(instant)}"]
+    shown = [alike for alike in instant.held if 100 * alike.bytes >= instant.bytes]
+    for alike in shown:
+        maker = ", ".join(filter(None, (alike.op, alike.site)))
+        kind = alike.category.replace("_", " ")
+        lines.append(f"  {fine(alike.bytes):>7}  {kind}: {alike.count} x {maker} ({alike.phase})")
+    rest = instant.bytes - sum(alike.bytes for alike in shown)
+    if 100 * rest >= instant.bytes:
+        lines.append(f"  {fine(rest):>7}  the rest")
+    phases = ", ".join(
+        f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
+    )
+    return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def _step_explained(fit: Fit) -> list[str]:
+    """What a step takes, and what a GPU sends in it."""
+    if not fit.seconds:
+        return []
+    parts = ((name, getattr(fit.seconds, name)) for name in ("compute", "communication", "offload"))
+    shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
+    ways = [("within its node", found.within), ("to other nodes", found.across)]
+    told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
+    lines = [f"  a step: {', '.join(shown)}"]
+    return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
+
+
+def fine(size: int) -> str:
+    """Bytes as GiB, to a hundredth: the parts of a peak are smaller than a card."""
+    return f"{size / GIB:.2f}"

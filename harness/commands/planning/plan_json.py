@@ -1,0 +1,32 @@
+"""A row of a plan as JSON: what was derived of its prediction, and the prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from harness.predict.speed.roofline import sent
+from harness.predict.verdict import Fit
+
+__all__ = ["fit_as_json"]
+
+
+def fit_as_json(fit: Fit) -> dict[str, Any]:
+    """One row: what was derived of its prediction for the card, and the prediction."""
+    return {
+        "recipe": fit.label,
+        "processes": fit.resolved.spec.processes,
+        "global_batch": fit.resolved.spec.global_batch,
+        "verdict": fit.verdict,
+        "lack": fit.lack,
+        "need_bytes": fit.need_bytes,
+        "least_bytes": fit.least_bytes,
+        "margin_bytes": fit.margin_bytes,
+        "host_bytes_node": fit.host_bytes,
+        "step_seconds": fit.seconds.total if fit.seconds else None,
+        "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
+        "sent_bytes": sent(
+            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
+        )._asdict(),
+        "prediction": dataclasses.asdict(fit.prediction),
+    }

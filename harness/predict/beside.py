@@ -1,0 +1,104 @@
+"""Models that stay on each GPU beside a training: text encoders, the VAE. No torch.
+
+They are the commonest surprise of a plan that counts the trained model alone. Their weights are
+counted as they are stored (``beside.yaml``); what their forward passes take is not: an encoder runs
+under ``no_grad`` before the step, when the step's own activations are not there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.predict.speed.cards import parse_bytes
+from strategies.base import BadInput
+from strategies.recipe import nearest
+
+__all__ = ["BYTES", "USUAL", "Beside", "named", "of", "table", "usual_of", "words"]
+
+FILE = Path(__file__).with_name("beside.yaml")
+USUAL = "usual"
+"""What stands for a public model's own encoders and VAE."""
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5}
+"""Stored type -> bytes an element; the scales of quantised types are some percent more."""
+STORED = "bf16"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One model beside the training: its name as it was asked for, and its bytes on each GPU."""
+
+    name: str
+    bytes: int
+
+
+@functools.cache
+def _file() -> Mapping[str, Any]:
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+def table() -> Mapping[str, Mapping[str, Any]]:
+    """Name -> class, config, elements, and who told."""
+    return _file()["models"]
+
+
+def usual_of(model: str) -> Sequence[str]:
+    """What a public model's pipeline brings; empty where it is not known."""
+    return _file()["usual"].get(model, ())
+
+
+def of(asked: Sequence[str], model: str) -> list[Beside]:
+    """What ``--also`` names: a model of the table, perhaps with its type (``T5-XXL:fp8``), a size
+    (``2.5GiB``), or all that ``model`` usually brings.
+
+    Raises:
+        BadInput: an unknown name or type.
+    """
+    names: list[str] = []
+    for word in asked:
+        kind, _, stored = word.partition(":")
+        own = [f"{name}:{stored}" if stored else name for name in usual_of(model)]
+        if kind == USUAL and not own:
+            raise BadInput(
+                f"also is {word}, and what model {model} brings is not known; name it, as T5-XXL, "
+                "or give its size, as 2.5GiB"
+            )
+        names += own if kind == USUAL else [word]
+    return [named(name) for name in dict.fromkeys(names)]
+
+
+def named(word: str) -> Beside:
+    """One of the table, or a size.
+
+    Raises:
+        BadInput: an unknown name or type.
+    """
+    if word[:1].isdigit():
+        try:
+            return Beside(word, parse_bytes(word))
+        except BadInput as error:
+            raise BadInput(str(error).replace("gpu-memory", "also")) from error
+    name, _, stored = word.partition(":")
+    known = {key.lower(): key for key in table()}
+    if name.lower() not in known:
+        hint = nearest(name, [*table(), USUAL])
+        raise BadInput(f"also is {word!r}, which is no known model; {hint} Or a size, as 2.5GiB")
+    if stored and stored not in BYTES:
+        raise BadInput(f"also is {word!r}; its type is one of {', '.join(BYTES)}")
+    elements = table()[known[name.lower()]]["elements"]
+    told = known[name.lower()] + f":{stored}" * bool(stored)
+    return Beside(told, int(elements * BYTES[stored or STORED]))
+
+
+def words(found: Sequence[Beside]) -> str:
+    """What is counted, in a sentence."""
+    parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
+    return (
+        f"Needs includes what stays on each GPU beside the training: {', '.join(parts)} GiB of "
+        "weights; what their own forward takes is not counted."
+    )

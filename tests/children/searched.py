@@ -1,0 +1,49 @@
+"""Searches of a plan, and direct plans of what they found: ``python -m tests.children.searched D``.
+
+D/asked.json: name of a search -> words of the plan that it belongs to. D/found.json: for each
+the search's answer, and a plan of the size that fits and of the one that does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+
+import torch
+
+from harness import cli
+from harness.predict import pool, ways_out, worker
+
+
+def plan(words: list[str], folder: Path, own: str) -> dict[str, Any]:
+    """The one row of a plan whose predictions are kept in a folder of its ``own``."""
+    pool.default_folder = lambda: folder / own
+    out = folder / "out.json"
+    assert cli.main(["plan", *words, "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    return row
+
+
+def found(what: str, words: list[str], folder: Path) -> dict[str, Any]:
+    """The search's answer, and the plans of its two sizes."""
+    row = plan([*words, "--largest", what], folder, "searched")
+    direct = []
+    for side in (row["fits"], row["over"]):
+        given = ["--resolution", side["resolution"], "--frames", str(side["frames"])]
+        direct.append(plan([*words, *given, "--recipes", side["recipe"]], folder, "direct"))
+    return {"searched": row, "direct": direct}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    pool._each = lambda rows, kind, jobs, limit: worker.predict_each(rows, kind, 1, limit)
+    ways_out.seek = lambda *given: None
+    asked = json.loads((folder / "asked.json").read_text())
+    made = {what: found(what, words, folder) for what, words in asked.items()}
+    (folder / "found.json").write_text(json.dumps(made))

@@ -1,0 +1,78 @@
+"""Encoders and VAEs beside a training: their sizes are those of the models, and they count."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.predict import beside, verdict
+from harness.predict.speed import cards
+from harness.subjects.library import presets
+from strategies.base import BadInput
+from tests.made.predictions import GIB, asked, prediction
+
+COUNTED = ["T5-XXL", "UMT5-XXL", "CLIP-L", "CLIP-G", "Gemma-2-2B", "Qwen2.5-VL-7B", "FLUX-VAE",
+           "SD-VAE", "Wan-VAE"]  # fmt: skip
+"""Those that most public models bring; the others were counted in the same way."""
+
+
+def built(name: str) -> int:
+    """Elements of a model of the table, made on tensors without memory."""
+    import diffusers
+    import torch
+    import transformers
+
+    row = beside.table()[name]
+    with torch.device("meta"):
+        if hasattr(diffusers, row["class"]):
+            module = getattr(diffusers, row["class"])(**row["config"])
+        else:
+            kind = getattr(transformers, row["class"])
+            module = kind(kind.config_class(**row["config"]))
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_model_has_as_many_elements_as_the_table_says(name):
+    assert built(name) == beside.table()[name]["elements"]
+
+
+def test_what_pipelines_bring_is_in_the_tables():
+    usual = beside._file()["usual"]
+    assert set(usual) <= set(presets.table())
+    assert {name for names in usual.values() for name in names} == set(beside.table())
+
+
+def test_what_is_asked_for_is_counted_once_in_its_type():
+    (one,) = beside.of(["t5-xxl"], "flux-dev")
+    assert one == beside.Beside("T5-XXL", 2 * 4762310656)
+    (eight,) = beside.of(["T5-XXL:fp8"], "")
+    assert eight.bytes == one.bytes // 2
+    assert beside.of(["2.5GiB"], "")[0].bytes == int(2.5 * GIB)
+    names = [b.name for b in beside.of(["usual", "CLIP-L"], "flux-dev")]
+    assert names == ["T5-XXL", "CLIP-L", "FLUX-VAE"]
+
+
+BAD = {
+    "T5-XXXL": "did you mean 'T5-XXL'? Or a size, as 2.5GiB",
+    "T5-XXL:fp7": "its type is one of fp32, bf16",
+    "2lots": "also is '2lots'; write a size",
+    "usual": "what model mine.py:make brings is not known",
+}
+
+
+@pytest.mark.parametrize("word", BAD)
+def test_what_nobody_knows_is_refused(word):
+    with pytest.raises(BadInput, match="also is") as caught:
+        beside.of([word], "mine.py:make")
+    assert BAD[word] in str(caught.value)
+
+
+def test_every_gpu_holds_them_beside_its_share():
+    card, row = cards.of_size(24 * GIB), asked("zero3")
+    more = dataclasses.replace(card, beside=9 * GIB)
+    alone, both = (verdict.judge(row, prediction(18), gpu) for gpu in (card, more))
+    assert both.need_bytes - alone.need_bytes == 9 * GIB
+    assert both.least_bytes - alone.least_bytes == 9 * GIB
+    assert (alone.verdict, both.verdict) == ("fits", "no")

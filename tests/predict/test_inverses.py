@@ -1,0 +1,152 @@
+"""Largest resolution, number of frames and rank: on made-up memory, and each once for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harness import ROOT, cli
+from harness.predict import inverses, pool, workspace
+from harness.predict.speed import cards
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from strategies.base import BadInput
+from tests.made.predictions import GIB, prediction
+
+CARD = cards.of_size(24 * GIB)
+ROOM = 24 - workspace.standing(CARD, 1).total / GIB
+VIDEO = Spec(
+    recipe="single+bf16_pure+lora:rank=16", model="wan2.1-1.3b", objective="flow", ema=0.0,
+    data="synthetic", global_batch=1, processes=1, device="cuda",
+)  # fmt: skip
+
+
+class Quiet:
+    """Progress of nothing."""
+
+    done = None
+
+    def begin(self, names, jobs):
+        """Say nothing."""
+
+    def end(self):
+        """Say nothing."""
+
+
+def tokens(row: Resolved) -> int:
+    """Elements of one channel of a sample's latent."""
+    space = row.subject.space
+    return space.frames * space.height * space.width
+
+
+def by_rank(row: Resolved) -> float:
+    return 4 + 0.05 * inverses.adapter(row).rank
+
+
+NEEDS = {
+    "resolution": lambda row: 4 + 4e-5 * tokens(row),
+    "frames": lambda row: 4 + 4e-5 * tokens(row),
+    "rank": by_rank,
+}
+
+
+@pytest.mark.parametrize("what", NEEDS)
+def test_the_largest_and_its_neighbour_are_found(what, monkeypatch, tmp_path):
+    tried: list[Resolved] = []
+
+    def predict_all(rows, folder, **more):
+        tried.extend(rows)
+        return [prediction(NEEDS[what](row)) for row in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    row = resolve(VIDEO)
+    (one,) = inverses.SOUGHT[what].seek([row], CARD, tmp_path, 1, Quiet())
+    assert one.exact and one.tried == len(tried) <= 10
+    assert NEEDS[what](one.fits.resolved) <= ROOM < NEEDS[what](one.over.resolved)
+    if what != "rank":
+        # What was asked for is tried first, and all else stays as it was.
+        assert tokens(tried[0]) == tokens(row)
+        sizes = [fields for fields, _ in row.subject.samples_up(what)]
+        places = [next(i for i, fields in enumerate(sizes) if fields.items() <= vars(side).items())
+                  for side in (one.fits.resolved.spec, one.over.resolved.spec)]  # fmt: skip
+        assert places[1] == places[0] + 1
+    fixed = {"resolution": "frames", "frames": "height", "rank": "height"}[what]
+    assert getattr(one.fits.resolved.subject.space, fixed) == getattr(row.subject.space, fixed)
+
+
+def test_a_sample_keeps_its_proportions_and_grows():
+    sizes = resolve(VIDEO).subject.samples_up("resolution")
+    assert ({"resolution": "480x832"}, 1.0) in sizes and sizes[0][0] == {"resolution": "16x32"}
+    times = [more for _, more in sizes]
+    assert times == sorted(set(times))
+    square = resolve(Spec(recipe="ddp", model="DiT-XL/2", data="synthetic:32", device="cuda"))
+    assert ({"data": "synthetic:64"}, 4.0) in square.subject.samples_up("resolution")
+    assert not square.subject.samples_up("frames")
+
+
+BAD = {
+    "rank": (["--model", "flux-dev", "--recipes", "single+bf16"], "has no adapters"),
+    "frames": (["--model", "flux-dev"], "takes samples of one number of frames"),
+    "model": (["--model", "flux-dev"], "comes in one size"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_size_that_is_not_there_is_refused(what, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "predict_all", lambda *a, **k: pytest.fail("something was started"))
+    words, said = BAD[what]
+    assert cli.main(["plan", "--gpu", "A100-80GB", *words, "--largest", what]) == 2
+    caught = capsys.readouterr().err
+    assert said in caught and len(caught.strip().splitlines()) == 1
+
+
+def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch, capsys):
+    monkeypatch.setattr(
+        pool, "predict_all", lambda rows, folder, **more: [prediction(by_rank(r)) for r in rows]
+    )
+    words = ["plan", "--gpu-memory", "24GiB", "--model", "flux-dev", "--largest", "rank"]
+    assert cli.main([*words, "--recipes", "single+bf16", "single+bf16+lora:rank=4"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Largest rank: flux-dev at 1024x1024" in text and "rank 391" in text
+    assert "refused single+bf16: single+bf16 has no adapters" in text
+    with pytest.raises(BadInput, match="largest is rank"):
+        inverses.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
+
+
+REAL = {
+    "resolution": ("3GiB", "single+bf16"),
+    "frames": ("3GiB", "single+bf16"),
+    "rank": ("2GiB", "single+bf16_pure+lora:rank=16"),
+}
+SMALL = ["--model", "wan2.1-1.3b", "--set", "num_layers=1", "--resolution", "256x256",
+         "--frames", "9"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> dict[str, dict]:
+    """What each search finds, and plans of its two sizes that know nothing of it, by one process
+    that loads its libraries once."""
+    folder = tmp_path_factory.mktemp("real")
+    asked = {
+        what: [*SMALL, "--gpu-memory", memory, "--recipes", recipe]
+        for what, (memory, recipe) in REAL.items()
+    }
+    (folder / "asked.json").write_text(json.dumps(asked))
+    words = [sys.executable, "-m", "tests.children.searched", str(folder)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("what", REAL)
+def test_a_direct_plan_of_both_neighbours_says_the_same(what, real):
+    row, size = real[what]["searched"], int(REAL[what][0][:-3]) * GIB
+    assert row["exact"] and row["fits"]["need_bytes"] < row["over"]["need_bytes"]
+    for side, direct, fits in zip(
+        ("fits", "over"), real[what]["direct"], (True, False), strict=True
+    ):
+        assert direct["need_bytes"] == row[side]["need_bytes"]
+        assert (direct["need_bytes"] <= size) == fits and direct["recipe"] == row[side]["recipe"]

@@ -1,0 +1,167 @@
+"""``plan --check`` and ``plan --advise`` on made-up memory: codes, lines, moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from harness import cli
+from harness.predict import advice, pool
+from harness.predict.inverses import adapter
+from harness.predict.prediction import Prediction
+from harness.resolve import Resolved
+from harness.resolve import resolve as resolved
+from harness.spec import Spec
+from strategies.base import Slot
+from tests.made.predictions import asked, prediction
+
+FLUX = Spec(
+    recipe="single+bf16_pure+lora:rank=16+checkpoint", model="flux-dev", objective="flow", ema=0.0,
+    data="synthetic", global_batch=1, processes=1, device="cuda",
+)  # fmt: skip
+
+
+def need(row: Resolved) -> float:
+    """GiB: weights and activations of a made-up model; what is sharded or offloaded is less."""
+    weights = 20 if "frozen_weights" in row.launch.traits else 60
+    weights /= 4 if "host_weights" in row.launch.traits else 1
+    kept = 2 if "recomputes" in row.launch.traits else 16
+    pixels = row.subject.space.height * row.subject.space.width / 128**2
+    return weights + kept * pixels * row.micro_batch
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Predictions by ``need``; those of the labels in ``lost`` are none."""
+    lost: set[str] = set()
+
+    def predict_all(rows, folder, **more):
+        none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
+        return [none if str(r.recipe) in lost else prediction(need(r)) for r in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    return lost
+
+
+def plan(memory: str, recipe: str, *more: str) -> int:
+    words = ["plan", "--model", "flux-dev", "--gpu-memory", memory, "--recipes", recipe]
+    return cli.main([*words, *more])
+
+
+# ---- the guard ----
+
+
+def test_a_guard_says_in_one_line_that_it_fits(world, capsys):
+    assert plan("48GiB", FLUX.recipe, "--check") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"fits: flux-dev with {FLUX.recipe}, global batch 1, needs 22.5 of 48.0")
+    assert line.endswith("25.5 GiB free")
+    assert plan("23GiB", FLUX.recipe, "--check") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("0.5 GiB free, which is less than such predictions have been off by")
+
+
+def test_a_guard_says_why_not_by_how_much_and_what_would(world, capsys):
+    assert plan("24GiB", "single+bf16_pure+lora:rank=16", "--check") == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "needs 36.5 of 24.0 GiB (1 x 24 GiB), 12.5 GiB more than it has" in line
+    assert "at its peak in forward 18.0 parameters, 18.0 activations" in line
+    assert "; fits: " in line and "checkpoint, 22.5 GiB, " in line and "images/s" in line
+
+
+def test_a_guard_lets_nothing_by_that_nobody_can_say(world, capsys):
+    world.add(FLUX.recipe)
+    assert plan("48GiB", FLUX.recipe, "--check") == 1
+    assert capsys.readouterr().out == f"not predicted: {FLUX.recipe}: hooks\n"
+    words = ["plan", "--model", "flux-dev", "--gpu", "V100-32GB", "--recipes", "single+bf16"]
+    assert cli.main([*words, "--check"]) == 1
+    assert capsys.readouterr().out.startswith("cannot run: single+bf16: ")
+
+
+def test_a_guard_s_way_out_may_be_more_gpus_or_nothing(world, capsys):
+    assert plan("2GiB", "zero3_offload+bf16", "--check", "--gpus", "2") == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "nothing that was tried fits, the least is " in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--check"], "--check is of one recipe, and none is named; give --recipes RECIPE"),
+        (["--advise", "--recipes", "ddp", "zero2"], "--advise is of one recipe, and 2 are named"),
+        (["--check", "--advise", "--recipes", "ddp"], "two questions; leave one out"),
+        (["--check", "--explain", "--recipes", "ddp"], "leave one out"),
+        (["--recipes", "ddp", "--also", "T5-XXXL"], "did you mean 'T5-XXL'"),
+    ],
+)
+def test_what_cannot_be_asked_is_bad_input(words, said, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "predict_all", lambda *a, **k: pytest.fail("something was started"))
+    assert cli.main(["plan", "--gpu", "L4", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+# ---- advice ----
+
+
+def test_each_move_changes_one_thing():
+    base = resolved(FLUX)
+    moves = advice.moves(base, 1)
+    knobs = {move.knob for move in moves}
+    assert {"recompute", "precision", "optimizer", "trained", "rank", "batch"} <= knobs
+    assert {"resolution", "offload"} <= knobs and not {"frames", "sharding", "GPUs"} & knobs
+    for move in moves:
+        parts = {slot for slot in Slot if str(base.recipe.in_slot(slot))
+                 != str(move.row.recipe.in_slot(slot))}  # fmt: skip
+        fields = {
+            f.name
+            for f in dataclasses.fields(Spec)
+            if f.name != "recipe" and getattr(FLUX, f.name) != getattr(move.row.spec, f.name)
+        }
+        assert len(parts) + len(fields) == 1, (move.knob, move.to)
+    specs = [move.row.spec for move in moves]
+    assert len(set(specs)) == len(specs) and FLUX not in specs
+    ranks = [adapter(move.row).rank for move in moves if move.knob == "rank"]
+    assert ranks == [4, 64]
+
+
+def test_on_several_gpus_sharding_and_more_of_them_are_moves():
+    moves = advice.moves(asked("zero2+bf16"), 8)
+    named = [(move.knob, move.to) for move in moves]
+    assert ("sharding", "zero3") in named and ("sharding", "zero2") not in named
+    assert ("GPUs", "16 GPUs") in named and ("average", "ema:place=cpu") in named
+    wider = next(move.row.spec for move in moves if move.knob == "GPUs")
+    assert (wider.processes, wider.global_batch) == (16, 512)
+
+
+def test_advice_says_what_each_move_buys_and_where_it_begins_to_fit(world, capsys, tmp_path):
+    file = tmp_path / "advice.json"
+    recipe = "single+bf16_pure+lora:rank=16"
+    assert plan("24GiB", recipe, "--advise", "--json", str(file)) == 0
+    text = capsys.readouterr().out
+    assert f"From {recipe}: no, needs 36.5 GiB, 12.5 GiB more than there is" in text
+    assert "It begins to fit with one move, the fastest first:" in text
+    assert "recompute: checkpoint (22.5 GiB, time" in text
+    assert "Largest micro batch that fits: not even micro batch 1" in text
+    found = json.loads(file.read_text())
+    moved = {(move["knob"], move["to"]): move for move in found["moves"]}
+    assert moved["recompute", "checkpoint"]["verdict"] == "fits"
+    assert moved["rank", "rank=4"]["verdict"] == "no"
+    # 3.5 GiB are left for activations, which are 16 at 1024 x 1024.
+    one = found["largest"]["resolution"]
+    assert one["exact"] and one["fits"]["resolution"] == "480x480"
+    assert one["over"]["resolution"] == "496x496"
+
+
+def test_advice_of_what_fits_names_what_is_faster_alone(world, capsys):
+    assert plan("48GiB", FLUX.recipe, "--advise") == 0
+    text = capsys.readouterr().out
+    assert "It fits. Faster, and fits too" in text and "begins to fit" not in text
+    assert "Largest micro batch that fits: micro batch 13 (46.5 GiB); micro batch 14 does" in text
+
+
+def test_advice_where_no_move_fits_goes_on_with_several(world, capsys):
+    assert plan("6GiB", "single+bf16_pure+lora:rank=16", "--advise") == 0
+    text = capsys.readouterr().out
+    assert "No single move makes it fit." in text and "None is predicted to fit. Nearest: " in text
