@@ -23,6 +23,7 @@ from harness.system.machine import Machine, recall
 from harness.system.requirements import Lack, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
+from strategies.workloads import SAMPLE, TRAIN
 
 __all__ = ["doctor", "look_at_data", "print_doctor", "why_not"]
 
@@ -144,9 +145,11 @@ PROCESSES = 2
 
 def why_not(name: str, machine: Machine) -> Lack | None:
     """What stands against a plain run of the strategy ``name`` here."""
-    sharding = CATALOG[name].slot is Slot.SHARD
+    kind = CATALOG[name]
+    sharding = kind.slot is Slot.SHARD
+    workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
     recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
-    tried = [_plain_run(recipe, machine) for recipe in recipes if _parses(recipe)]
+    tried = [_plain_run(recipe, machine, workload) for recipe in recipes if _parses(recipe)]
     resolved = next((run for run in tried if not run.refusal), tried[0])
     if resolved.refusal:
         return Lack(resolved.refusal, "see ./run.sh list")
@@ -161,12 +164,16 @@ def _parses(recipe: str) -> bool:
         return False
 
 
-def _plain_run(recipe: str, machine: Machine) -> Resolved:
+def _plain_run(recipe: str, machine: Machine, workload: str) -> Resolved:
     on_gpus = machine.device == "cuda"
     processes = max(1, len(machine.gpus)) if on_gpus else PROCESSES
     if parse(recipe).alone(machine.device):
         processes = 1
-    batch = 64 * processes
-    return resolve(
-        Spec(recipe=recipe, device=machine.device, processes=processes, global_batch=batch)
+    spec = Spec(
+        recipe=recipe,
+        device=machine.device,
+        processes=processes,
+        global_batch=64 * processes,
+        workload=workload,
     )
+    return resolve(spec)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import DRAWN, SUBJECT, TINY, part_named
 
+from harness.commands.doctor import why_not
 from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.base import Conflict, NotInForce
@@ -19,6 +20,7 @@ from strategies.sampling.kmeans import palettes
 from strategies.sampling.palettes import indices_of, pack, unpack
 from strategies.sharding import sharding_kinds
 from strategies.workloads import SAMPLE, TRAIN
+from tests.made.machines import machine
 from tests.made.recipes import DRAWN_HERE
 from tests.made.stubs import LOST_WHEN_DRAWN
 
@@ -182,6 +184,12 @@ def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
     with pytest.raises((BadInput, Conflict)) as caught:
         resolve(dataclasses.replace(DRAWN, **fields))
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", ["int8", "nf4", "palette", "guidance", "fp16_pure"])
+def test_the_doctor_looks_at_a_part_where_it_has_an_effect(name, tmp_path):
+    lack = why_not(name, machine(tmp_path))
+    assert lack is None or "--workload sample" not in lack.way_out + lack.reason
 
 
 def test_codes_do_not_divide_where_a_width_does_not():

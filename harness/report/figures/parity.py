@@ -288,7 +288,8 @@ def computation(row: Result) -> str:
         return ""
     if kept == "float32":
         return "autocast"
-    return "16-bit weights" + ("" if master == "float32" else " without a master")
+    mastered = master == "float32" or row.spec.sampling  # where nothing is trained none is wanted
+    return "16-bit weights" + ("" if mastered else " without a master")
 
 
 def against_sibling(row: Result, sibling: Result) -> str:
