@@ -8,6 +8,7 @@ import ast
 import pytest
 from conftest import LONGEST
 
+from harness import ROOT
 from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
 from tests.made.imports import Sources, circle, imported, sources
@@ -92,6 +93,12 @@ def test_what_a_worker_runs_makes_kept_results_stale(house):
             waiting += [n for n in imported(house[module], house) if n in house]
     rooms = {name.split(".")[1] for name in reached if name.count(".") > 1 and "harness." in name}
     assert rooms <= {*MEASURED, "system"} and {"worker", "memory", "subjects"} <= rooms
+
+
+def test_every_test_file_has_a_name_of_its_own():
+    """Without packages pytest imports a second file of one name as the first, and fails."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 100 and sorted(set(names)) == sorted(names)
 
 
 def test_no_test_imports_another():

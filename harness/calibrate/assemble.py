@@ -28,8 +28,8 @@ def calibration_of(
     load: float = 0.0,
     today: str = "",
 ) -> Calibration:
-    """What was measured of ``device``. ``predictions`` by the key of a spec; ``load`` is the load
-    average at the beginning."""
+    """What was measured of ``device``. ``predictions`` by the key of a spec; ``load``: how many
+    cores other work kept busy."""
     ceilings, standing = ceilings_of(outcomes), standing_of(outcomes)
     rows = [
         measured_row(result, predictions.get(result.spec.key), device, ceilings, standing)

@@ -122,7 +122,7 @@ def _story(session: Session, found: Calibration) -> list[MeasuredRow]:
 
 
 def _load(outcomes: Sequence[Outcome]) -> float:
-    """The highest load average at the beginning of a measure."""
+    """Cores that other work kept busy, of the measure that had most."""
     return max((float(outcome.facts.get("load", 0.0)) for outcome in outcomes), default=0.0)
 
 

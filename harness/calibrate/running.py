@@ -24,6 +24,7 @@ from harness.result import Result, Status
 from harness.suite.file import Suite, SuiteRow
 from harness.suite.run import Planned, SuiteInterrupted, run_suite
 from harness.system import process
+from harness.system.cores import busy_now
 
 __all__ = ["run_part"]
 
@@ -138,16 +139,25 @@ def _fault(ended: process.Ended, text: str) -> str:
 
 
 def _measure(station: Station, session: Session) -> Outcome:
-    out, load = session.folder / "measured" / f"{station.name}.json", os.getloadavg()[0]
+    out = session.folder / "measured" / f"{station.name}.json"
     out.unlink(missing_ok=True)
     words = ["-m", "harness.calibrate.stations", station.name, str(out)]
     words += ["--device", session.setting.device, *(["--small"] if session.setting.small else [])]
+    busy, own = busy_now(), _children_seconds()
     ended, text = _child(words, station, session)
+    others = (busy_now() - busy) - (_children_seconds() - own)
     why = _fault(ended, text)
     if why or not out.exists():
         return _outcome(station, session, "failed", why or "it left no numbers")
     facts = json.loads(out.read_text(encoding="utf-8"))
+    load = max(0.0, others) / max(ended.wall_seconds, 1e-3)
     return _outcome(station, session, "ok", load=load, **facts)
+
+
+def _children_seconds() -> float:
+    """CPU seconds of children that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _tests(station: Station, session: Session) -> Outcome:

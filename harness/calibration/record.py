@@ -153,8 +153,8 @@ class MeasuredRow:
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """What one card, driver and torch were measured to do. ``measured``: the day. ``source``: who
-    measured it, where that is not the reader. ``load``: other work of the machine when it began, as
-    the load average of a minute. ``missing``: station -> why it has no numbers."""
+    measured it, where that is not the reader. ``load``: how many cores other work kept busy, in
+    the mean of the station that had most of it. ``missing``: station -> why it has no numbers."""
 
     device: Device
     measured: str

@@ -19,8 +19,8 @@ from strategies.base import BadInput
 __all__ = ["OWN", "PROJECT", "Applied", "applied", "choose", "every", "file_of"]
 
 OWN = ROOT / "results" / "calibrations"
-BUSY = 0.5
-"""Load average of each core from which other work is said to have been there."""
+BUSY = 0.1
+"""Share of the cores from which other work is said to have been there."""
 PROJECT = Path(__file__).with_name("measured")
 
 
@@ -62,7 +62,7 @@ def applied(
     with other work that a CPU had."""
     device, marks = calibration.device, []
     if device.kind == "cpu" and calibration.load > BUSY * device.cores:
-        marks.append(f"measured beside other work, load {calibration.load:.1f}")
+        marks.append(f"measured beside other work on {calibration.load:.1f} cores")
     if driver and device.driver and driver != device.driver:
         marks.append(f"here driver {driver}")
     if torch and _release(torch) != _release(device.torch):

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.memory import resizing
+from harness.memory.awaited import awaited, pause
 from harness.memory.places import BY_DEVICE, DEVICE, HOST, Places, storage_of
 from harness.memory.record import Record, Storage, by_place, step_categories
 from harness.result import Categories
@@ -56,14 +57,18 @@ class Tracer(TorchDispatchMode):
         self.places = Places() if pools.get("cpu") == DEVICE else None
         """Where tensors are kept, where their devices cannot tell; None where these do."""
         self._hollow: dict[int, tuple[str, Any]] = {}
-        self._resizing = contextlib.ExitStack()
+        self._watching = contextlib.ExitStack()
+        self._waited = False
+        """Whether a collective was waited for since threads last had their turn."""
+        self._total, self._highest = 0, 0
 
     def __enter__(self) -> Any:
-        self._resizing.enter_context(resizing.watched(self._resized))
+        self._watching.enter_context(resizing.watched(self._resized))
+        self._watching.enter_context(awaited(self._wait))
         return super().__enter__()
 
     def __exit__(self, *given: Any) -> None:
-        self._resizing.close()
+        self._watching.close()
         super().__exit__(*given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -263,7 +268,19 @@ class Tracer(TorchDispatchMode):
     def _filled(self, key: int, _: Any) -> None:
         self._hollow.pop(key, None)
 
+    def _wait(self) -> None:
+        self._waited = True
+
+    def _grow(self, size: int) -> None:
+        """Before a new maximum, what communication has done with is let go of."""
+        if self._waited and self._total + size > self._highest:
+            pause()
+            self._waited = False
+        self._total += size
+        self._highest = max(self._highest, self._total)
+
     def _add(self, storage: Storage) -> int:
+        self._grow(storage.size)
         self.record.storages.append(storage)
         index = len(self.record.storages) - 1
         self.record.events.append((+1, index))
@@ -275,6 +292,7 @@ class Tracer(TorchDispatchMode):
         self._live.pop(key, None)
         if self.places is not None and key is not None:
             self.places.forget(key)
+        self._total -= self.record.storages[index].size
         self.record.storages[index].freed_in = self.phase
         self.record.events.append((-1, index))
 

@@ -47,7 +47,8 @@ def on_processes(
 
     One process has nobody to average with: there a row of replicas is the plain loop, and is named
     so, the reference too. Rows that become equal are kept once. A row that trains alone beside
-    rows of several GPUs takes micro batches of their size (``alone_beside``).
+    rows of several GPUs takes micro batches of their size (``alone_beside``). A row whose own
+    batch cannot be divided among its processes (a sweep's first, on many GPUs) is left out.
     """
     given = {k: v for k, v in overrides.items() if v is not None}
 
@@ -69,7 +70,9 @@ def on_processes(
         for old, new in zip(suite.rows, rows, strict=True)
         if old.recipe != new.recipe
     }
-    once = tuple(row for index, row in enumerate(rows) if row not in rows[:index])
+    chosen = "global_batch" in given
+    unequal = [row for row in rows if not (chosen or _divides(suite, row, ranks(row)))]
+    once = tuple(row for i, row in enumerate(rows) if row not in rows[:i] and row not in unequal)
     reference = next(
         new.recipe
         for old, new in zip(suite.rows, rows, strict=True)
@@ -77,7 +80,21 @@ def on_processes(
     )
     said = [_said(suite, old, new, gpus) for old, new in changes.items()]
     said += [f"{_gpus(gpus)}: {row.recipe} {APART}" for row in once if row.shares > 1]
+    said += [_left_out(row, ranks(row)) for row in unequal]
     return dataclasses.replace(suite, rows=once, reference=reference), said
+
+
+def _divides(suite: Suite, row: SuiteRow, ranks: int) -> bool:
+    """Whether a batch of the row's own can be divided among so many ranks."""
+    recipe, batch = parse(row.recipe), row.settings.get("global_batch")
+    if batch is None or recipe.alone(suite.device) or not ranks:
+        return True
+    return batch % (ranks * recipe.accumulation) == 0
+
+
+def _left_out(row: SuiteRow, ranks: int) -> str:
+    batch = row.settings["global_batch"]
+    return f"{ranks} processes: {row.recipe} of batch {batch} is left out, it does not divide"
 
 
 APART = "cannot accumulate, so it takes the batch of one of them, and is compared with none of them"

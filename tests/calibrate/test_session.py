@@ -142,6 +142,15 @@ def test_a_station_that_fails_ends_no_other_and_says_why(session):
     assert any("attention: failed: exit code 1" in line for line in session.said)
 
 
+def test_load_is_what_others_took_of_the_cores_and_not_the_station_s_own(session, monkeypatch):
+    busy, own = iter([100.0, 105.0] + [200.0] * 99), iter([7.0, 11.5] + [20.0] * 99)
+    monkeypatch.setattr(running, "busy_now", lambda: next(busy))
+    monkeypatch.setattr(running, "_children_seconds", lambda: next(own))
+    found = {o.station: o for o in running.run_part("memory", session)}
+    assert found["products"].facts["load"] == pytest.approx(0.5), "of a station of one second"
+    assert found["streams"].facts["load"] == 0.0
+
+
 def test_a_station_that_raises_is_a_failure_too(session, monkeypatch):
     def broken(*given, **named):
         raise RuntimeError("the disk is gone")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.memory import tracer as tracer_module
+from harness.memory.awaited import awaited
 from harness.memory.tracer import Tracer
 from strategies.engine import Maker
 
@@ -30,3 +36,38 @@ def test_a_maker_names_what_it_makes_and_not_what_cpp_made(phases):
     named = {s.op: s.category for s in tracer.record.storages if s.size == 4 * 128}
     bucket = None if phases == ("optimizer",) else "buckets"
     assert named == {"aten.cat.default": bucket, "aten.split.Tensor": None}
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_what_a_thread_still_held_of_a_collective_is_no_part_of_a_peak(waited, monkeypatch):
+    """gloo's threads let go a moment after ``wait()``: they get their turn before a maximum."""
+    held, turn = [], threading.Event()
+    thread = threading.Thread(target=lambda: (turn.wait(), held.clear()))
+    monkeypatch.setattr(tracer_module, "pause", lambda: (turn.set(), thread.join()))
+    tracer = Tracer({"cpu": "device"})
+    thread.start()
+    with tracer:
+        held.append(torch.ones(512))
+        if waited:
+            tracer._wait()
+        small = torch.ones(128)
+    turn.set()
+    thread.join()
+    assert small.numel() == 128
+    sizes = [sign * tracer.record.storages[i].size for sign, i in tracer.record.events]
+    peak = max(itertools.accumulate(sizes))
+    assert peak == 4 * (512 if waited else 640)
+
+
+def test_a_work_that_gloo_was_waited_for_is_noticed(tmp_path):
+    noticed, wait = [], dist.Work.wait
+    with awaited(lambda: noticed.append("before")):
+        assert dist.Work.wait is wait, "nothing to notice without a process group"
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with awaited(lambda: noticed.append("sync")):
+            dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4))
+    finally:
+        dist.destroy_process_group()
+    assert noticed == ["sync"] and dist.Work.wait is wait

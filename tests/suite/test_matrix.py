@@ -405,6 +405,17 @@ def test_on_several_gpus_no_row_has_a_larger_micro_batch_than_the_reference_s(na
 # -- the lock on a results folder ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("gpus", "batches"), [(2, {2, 8, 96}), (4, {8, 96}), (8, {8, 96})])
+def test_a_sweep_s_batch_that_many_gpus_cannot_share_is_left_out_and_said(gpus, batches) -> None:
+    suite, said = on_processes(load_suite("claims", "cuda"), {}, gpus=gpus)
+    found = [spec for spec in specs(suite, {}, gpus=gpus) if spec.processes > 1]
+    assert {spec.global_batch for spec in found} == batches
+    for spec in found:
+        resolve(spec)
+    told = f"{gpus} processes: ddp+topk of batch 2 is left out, it does not divide"
+    assert (told in said) == (gpus > 2)
+
+
 @pytest.mark.parametrize(
     ("code", "held"),
     [(errno.EWOULDBLOCK, True), (errno.EACCES, True), (errno.ENOLCK, False), (errno.ENOSYS, False),

@@ -12,6 +12,7 @@ import pytest
 
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
+from harness.system import cores
 from harness.worker.measuring import heap, usage
 
 
@@ -74,10 +75,10 @@ intr 12345
 
 
 def test_busy_seconds_are_of_the_cores_that_the_process_may_use(monkeypatch):
-    monkeypatch.setattr(usage.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    assert usage.busy_seconds(STAT, {0}) == pytest.approx(0.90)  # steal is others' work, guest ours
-    assert usage.busy_seconds(STAT, {0, 1}) == pytest.approx(1.60)
-    assert usage.busy_seconds(STAT, {7}) == 0 and usage.busy_seconds("", {0}) == 0
+    monkeypatch.setattr(cores.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    assert cores.busy_seconds(STAT, {0}) == pytest.approx(0.90)  # steal is others' work, guest ours
+    assert cores.busy_seconds(STAT, {0, 1}) == pytest.approx(1.60)
+    assert cores.busy_seconds(STAT, {7}) == 0 and cores.busy_seconds("", {0}) == 0
 
 
 def test_a_process_is_charged_for_its_own_work():
