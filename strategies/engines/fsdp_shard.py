@@ -58,6 +58,9 @@ def settle(accelerator: Any, reshard: bool | int) -> None:
     """Write into accelerate's plugin what it cannot read in a launch file."""
     plugin = accelerator.state.fsdp_plugin
     plugin.reshard_after_forward = reshard
+    # Blocks are sharded before accelerate comes to the rest (``shard``): by then it would not find
+    # the classes that public models name for it.
+    plugin.transformer_cls_names_to_wrap = []
     if plugin.mixed_precision_policy is not None:
         # Left on it would round timesteps too: in bfloat16 842.4 is 844. The model casts its own.
         plugin.mixed_precision_policy = dataclasses.replace(

@@ -187,3 +187,17 @@ def test_depth_tells_memory_and_counted_work_of_each_regime():
     pictures, keys = story_charts.pictures(report), story_charts.keys(report)
     assert len(pictures) == 3 and [name for name, *_ in keys] == ["single", nothing]
     assert all(f">{depth}</text>" in picture for *_, picture in pictures for depth in (4, 16))
+
+
+def test_long_tells_memory_and_time_against_tokens():
+    rows = []
+    for side, length in ((16, 64), (32, 256)):
+        spec = {"model": "DiT-T/2", "data": f"synthetic:{side}"}
+        rows += [row("single", length, **spec), row("ddp+sp", length / 2, processes=2, **spec)]
+    suite = SuiteHead(reference="single", story="long", order=("single", "ddp+sp"))
+    (grid,) = stories.tables(build(rows, [], suite))
+    plain, shared = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
+    assert plain["Recipe"] == "single" and shared["Processes"] == "2"
+    assert (plain["T=256 MiB"], shared["T=256 MiB"]) == ("256.0", "128.0")
+    assert plain["Memory ~ T^"] == shared["Memory ~ T^"] == "1.00"
+    assert float(plain["T=64 ms"]) > 0 and plain["Step time ~ T^"] == "0.00"

@@ -31,10 +31,7 @@ TWO = dataclasses.replace(
 FOUR = "fsdp2+sp"
 EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
-PUBLIC = {
-    "flux-dev": "ddp+sp:how=gather",
-    "wan2.1-1.3b": "ddp+sp+checkpoint",
-}
+PUBLIC = {"flux-dev": "ddp+sp:how=gather", "wan2.1-1.3b": "fsdp2+sp+checkpoint"}
 """Public models in miniature, whose attention is exchanged where torch computes it."""
 WAN = "wan2.1-1.3b"
 
@@ -50,7 +47,8 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
-    cases |= {name: Case(miniature(name, text, processes=2)) for name, text in PUBLIC.items()}
+    for name, text in PUBLIC.items():
+        cases[name] = Case(miniature(name, text, processes=4 if "fsdp2" in text else 2))
     cases["saved"] = case("ddp+sp", "--checkpoint", str(base / "saved" / "checkpoint"))
     return launched_together(cases, base), base
 
@@ -117,9 +115,8 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
         assert row.status is Status.OK, row.reason
-        # On any rank gloo's threads may hold a moment longer what FSDP2 has sent.
-        least = min(rank.categories.total for rank in row.ranks)
-        assert found.steady.bytes == pytest.approx(least, rel=0.005)
+        close = 0.01 if row.spec.model == WAN else 0.005  # the miniature: 2 kB of 0.4 MB
+        assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=close)
     buckets = 4 * resolve(one).subject.sizes.total
     assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
 
