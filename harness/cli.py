@@ -89,7 +89,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
-    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls, _add_calibrate)
+    rest = (
+        _add_atlas,
+        _add_lint,
+        _add_anatomy,
+        _add_train,
+        _add_max_batch,
+        _add_controls,
+        _add_calibrate,
+    )
     for add in (*adders, _add_pack, *rest, _add_test):
         add(commands)
     for command in commands.choices.values():
@@ -133,11 +141,20 @@ def _add_plan(commands: Any) -> None:
     from harness.commands.planning.plan import add_arguments
 
     example = (
-        "./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
+        "./run.sh plan --model flux-dev --gpu RTX-4090\n"
+        "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
         "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model"
     )
     text = "predict, without a GPU, which recipe fits which GPUs and how fast"
     add_arguments(_add(commands, "plan", _plan, text, example, "docs/plan.md"))
+
+
+def _add_atlas(commands: Any) -> None:
+    from harness.commands.atlas.atlas import add_arguments
+
+    text = "predict every public model on every common card, as a page with filters"
+    example = "./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1"
+    add_arguments(_add(commands, "atlas", _atlas, text, example, "docs/plan.md"))
 
 
 def _add_export(commands: Any) -> None:
@@ -261,6 +278,12 @@ def _plan(options: argparse.Namespace) -> int:
     from harness.commands.planning.plan import plan
 
     return plan(options)
+
+
+def _atlas(options: argparse.Namespace) -> int:
+    from harness.commands.atlas.atlas import atlas
+
+    return atlas(options)
 
 
 def _export(options: argparse.Namespace) -> int:

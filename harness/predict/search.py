@@ -166,7 +166,8 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
 
     ``start`` first, and the smallest size where that is too large, for the line needs two points.
     Tries that keep ending on one side of the answer (memory does not grow exactly in a line) step
-    ever further beyond the line, so that the other side is found too.
+    ever further beyond the line, so that the other side is found too; and where both are known,
+    into the middle.
     """
     if state.low < 0:
         return 0 if state.known else start
@@ -176,7 +177,11 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
         guess = bisect_right(weights, 4 * weights[state.low])
     else:
         guess = _crossing(state, weights, min(ends), max(ends))
-        guess += _push(list(state.known.values()))
+        streak, fits = _streak(list(state.known.values()))
+        if streak > 2 and state.high < len(weights):
+            guess = (state.low + state.high) // 2  # a line does not close in from both sides
+        else:
+            guess += (2 ** (streak - 1) - 1) * (1 if fits else -1)
     known = state.high < len(weights)
     farthest = state.high if known else bisect_right(weights, LEAP * weights[state.low]) - 1
     guess = min(guess, max(farthest, state.low + 1), state.high - 1)
@@ -190,11 +195,10 @@ def _crossing(state: _State, weights: Sequence[float], first: int, second: int) 
     return bisect_right(weights, weights[first] + one.margin_bytes / slope) - 1
 
 
-def _push(known: Sequence[Fit]) -> int:
-    """Indices to step beyond the line after so many tries on one side: 0, 1, 3, 7 ..."""
+def _streak(known: Sequence[Fit]) -> tuple[int, bool]:
+    """How many of the last tries ended on one side, and whether they fitted."""
     ends = [fit.verdict == "fits" for fit in reversed(known)]
-    streak = next((i for i, end in enumerate(ends) if end != ends[0]), len(ends))
-    return (2 ** (streak - 1) - 1) * (1 if ends[0] else -1)
+    return next((i for i, end in enumerate(ends) if end != ends[0]), len(ends)), ends[0]
 
 
 def _narrow(state: _State, index: int, fit: Fit, name: str) -> None:

@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    *("LOOK", "WORD", "answer", "answers", "gib", "notes", "order", "print_plan"),
+    *(
+        "ADAPTED",
+        "LOOK",
+        "SHOWN",
+        "WORD",
+        "answer",
+        "answers",
+        "gib",
+        "notes",
+        "order",
+        "print_plan",
+    ),
     *("rate", "rate_in_words", "setting", "where"),
 ]
 

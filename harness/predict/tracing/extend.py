@@ -108,14 +108,14 @@ def load(rows: Sequence[Resolved]) -> None:
     for place, (subject, times) in enumerate(asked.items()):
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
-                subject.survey  # noqa: B018 (kept by the subject's module)
+                subject.idle  # noqa: B018 (found by a survey, which its module keeps)
 
 
 def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:
-    """What each fork traces: a row's shallow models, else its model where forks share it."""
+    """What each fork traces: a row's shallow models, or its model whole."""
     for row in rows:
         depths = [depths for depths, _ in shallow(row)]
-        yield from (row.subject.deep(one) for one in depths)
+        yield from [row.subject.deep(one) for one in depths] or [row.subject]
 
 
 def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[str, Any]:

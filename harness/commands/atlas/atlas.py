@@ -1,0 +1,104 @@
+"""``./run.sh atlas``: every public model by every common card, LoRA and all weights, as a page.
+
+Predictions are kept as a plan's are, so that an atlas that was interrupted goes on where it was;
+its files are written anew after each model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness import ROOT
+from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
+from harness.commands.atlas.page import write
+from harness.commands.console import OK, make_console, short
+from harness.commands.planning import plan
+from harness.commands.planning.asking import Asking
+from harness.commands.planning.plan_asked import PlanError, asked_for
+from harness.commands.planning.plan_progress import PlanProgress
+from harness.predict import pool
+from harness.predict.speed import cards
+from harness.subjects.library import presets
+from harness.suite.run import check_out
+from strategies.recipe import nearest
+
+__all__ = ["CARDS", "add_arguments", "atlas"]
+
+CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB", "A100-80GB",
+         "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
+"""Common cards, by name or by their memory."""
+COUNTS = (1, 4, 8)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``atlas``."""
+    add = parser.add_argument
+    add("--models", nargs="+", metavar="M", help="public models (default: all)")
+    told = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"
+    add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=told)
+    add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
+        help="how many of a card (default: 1 4 8)")  # fmt: skip
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
+    add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
+
+
+def atlas(options: argparse.Namespace) -> int:
+    """Predict cell by cell, write the files after each model; the exit code.
+
+    Raises:
+        BadInput: an unknown model or card; OutputError: the folder cannot be written.
+    """
+    console, models = make_console(), options.models or list(presets.table())
+    _check(models, options.cards, options)
+    folder = (options.out or ROOT / "results" / "atlas").absolute()
+    check_out(folder)
+    cells: list[Cell] = []
+    for model in models:
+        console.print(Text(model, "bold"))
+        cells += cells_of(model, options, console)
+        paths = write(cells, folder)
+    for path in paths:
+        console.print(Text(str(short(path))), soft_wrap=True)
+    return OK
+
+
+def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:
+    for model in models:
+        if model not in presets.table():
+            hint = nearest(model, presets.table())
+            raise PlanError(f"models has {model!r}, which is no public model; {hint}")
+    for name in names:
+        cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
+    if min(options.gpus) < 1:
+        raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
+
+
+def cells_of(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
+    """The cells of one model. What was predicted for one card is known for the next of its kind."""
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    jobs = options.jobs or pool.default_jobs()
+    for gpus in options.gpus:
+        for card in options.cards:
+            what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
+            words = ["--model", model, "--gpus", str(gpus), what, card]
+            asking = Asking(asked_for(parser.parse_args(words)), jobs, _Quiet(console))
+            fits = asking.fits(asking.asked.resolved)
+            memory = asking.asked.gpu.memory_bytes
+            named = {"model": model, "gpus": gpus, "card": card, "card_bytes": memory}
+            yield from (cell_of(fits, training, named) for training in TRAININGS)
+
+
+class _Quiet(PlanProgress):
+    """Says of a prediction only where one was made."""
+
+    def begin(self, names: Sequence[str], jobs: int, why: str = "") -> None:
+        self.names, self.ended = list(names), 0
+
+    def end(self) -> None:
+        """Nothing is said."""

@@ -1,0 +1,71 @@
+"""One cell of the atlas: a model, what is trained of it, a card, how many of them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.commands.planning.plan_table import ADAPTED, SHOWN, gib, rate_in_words
+from harness.predict import verdict
+from harness.predict.verdict import Fit
+
+__all__ = ["HEADS", "TRAININGS", "Cell", "cell_of", "of_training"]
+
+TRAININGS = {"LoRA": True, "all weights": False}
+"""What is trained -> whether some of the model's weights are frozen for it."""
+HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Fits", "Recipe", "Needs GiB",
+         *SHOWN, "Host GiB", "Step s", "+-", "Speed", "Command")  # fmt: skip
+"""Of the page's columns; those of ``SHOWN`` are GiB by category at the peak instant."""
+WORD = {"fits": "yes", "tight": "tight", "no": "no"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The fastest recipe predicted to fit, or, where none does, the one that needs least; None
+    where nothing could be predicted, for ``reason``."""
+
+    model: str
+    training: str
+    gpus: int
+    card: str
+    card_bytes: int
+    fit: Fit | None
+    reason: str
+    command: str
+
+    @property
+    def texts(self) -> list[str]:
+        """A text for each of ``HEADS``."""
+        first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
+        if self.fit is None:
+            return [*first, "not predicted", self.reason, *[""] * (len(HEADS) - 8), self.command]
+        fit, instant = self.fit, self.fit.prediction.peak
+        kinds = [
+            gib(sum(instant.categories.get(n, 0) for n in names)) if instant else ""
+            for names in SHOWN.values()
+        ]
+        seconds = fit.seconds
+        times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
+        speed = rate_in_words(fit) if seconds else ""
+        need = [WORD[fit.verdict], fit.label, gib(fit.need_bytes)]
+        return [*first, *need, *kinds, gib(fit.host_bytes), *times, speed, self.command]
+
+
+def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
+    """Those that train what is meant."""
+    frozen = TRAININGS[training]
+    return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
+
+
+def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cell:
+    """The cell of one training; ``named`` are its model, GPUs and card."""
+    some = of_training(fits, training)
+    best = verdict.fastest(some) or verdict.nearest(some)
+    reason = next((fit.lack or fit.prediction.reason for fit in some), "no recipe")
+    command = f"./run.sh plan --model {named['model']} --gpus {named['gpus']}"
+    card = str(named["card"])
+    command += f" --gpu-memory {card}" if card[0].isdigit() else f" --gpu {card}"
+    command += f" --recipes {best.label}" if best else ""
+    return Cell(
+        training=training, fit=best, reason="" if best else reason, command=command, **named
+    )

@@ -1,0 +1,82 @@
+"""The atlas on made-up memory: its cells are a plan's, its files agree, and it goes on."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+
+from harness import cli
+from harness.commands.atlas.cells import HEADS
+from harness.predict import pool
+from harness.predict.prediction import Prediction
+from tests.made.predictions import prediction
+
+WORDS = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "80GiB", "--gpus", "1", "8"]
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """Recipes that were predicted: 20 GiB of adapters, 60 of all weights, less where sharded."""
+    asked: list[str] = []
+
+    def predict_all(rows, folder, **more):
+        asked.extend(str(row.recipe) for row in rows)
+        return [of(row) for row in rows]
+
+    def of(row) -> Prediction:
+        if "qlora" in str(row.recipe):
+            return Prediction(recipe="", device="cuda", method="none", reason="packed")
+        need = 20 if "frozen_weights" in row.launch.traits else 60
+        return prediction(need / (3 if "split_parameters" in row.launch.traits else 1))
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    return asked
+
+
+def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
+    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
+    rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
+    assert list(rows[0]) == list(HEADS)
+    cells = {(r["Training"], r["GPUs"], r["Card"]): r for r in rows}
+    assert len(rows) == len(cells) == 2 * 2 * 2
+    adapted, whole = cells["LoRA", "1", "RTX-4090"], cells["all weights", "1", "RTX-4090"]
+    assert adapted["Fits"] == "yes" and "lora" in adapted["Recipe"]
+    assert whole["Fits"] == "yes" and "zero3" in whole["Recipe"]
+    alone = f"./run.sh plan --model flux-dev --gpus 1 --gpu RTX-4090 --recipes {whole['Recipe']}"
+    assert whole["Command"] == alone
+    assert "--gpu-memory 80GiB" in cells["LoRA", "8", "80GiB"]["Command"]
+    assert cells["all weights", "1", "80GiB"]["Needs GiB"] in ("60.5", "20.5")
+
+
+def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
+    words = [*WORDS[:4], "12GiB", "--gpus", "1", "--out", str(tmp_path)]
+    assert cli.main(words) == 0
+    rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
+    assert [row["Fits"] for row in rows] == ["yes", "no"]
+    assert rows[1]["Needs GiB"] == "20.5" and "zero3" in rows[1]["Recipe"]
+
+
+def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
+    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
+    page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
+    assert "http" not in page and page.count("<select") == 5
+    assert page.count("<tr") == 1 + 8 and table.count("\n| flux-dev") == 8
+    for text in (page, table):
+        assert "no GPU" in text and "up to 10 % too low" in text
+    places = [int(place) for place in re.findall(r'data-column="(\d+)"', page)]
+    assert [HEADS[place] for place in places] == ["Model", "Training", "GPUs", "Card", "Fits"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--models", "flux-def"], "which is no public model; did you mean"),
+        (["--models", "flux-dev", "--cards", "H10"], "is several cards"),
+        (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_starts(words, said, told, tmp_path, capsys):
+    assert cli.main(["atlas", *words, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err and told == [] and not (tmp_path / "out").exists()
