@@ -37,9 +37,16 @@ PAUSED = [0.05, 0.05, 8.2, 0.05]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "count"), [(PAUSED, 1), ([0.05, 0.05, 0.4, 0.05], 0), ([1.0] * 4, 0)]
+    ("seconds", "count"),
+    [
+        (PAUSED, 1),
+        ([0.05, 0.05, 0.4, 0.05], 0),
+        ([1.0] * 4, 0),
+        ([2.0, 2.0, 9.5, 2.0], 1),
+        ([2.0, 2.0, 6.5, 2.0], 0),
+    ],
 )
-def test_a_step_of_over_ten_medians_is_a_pause(seconds, count):
+def test_a_step_far_above_the_median_is_a_pause(seconds, count):
     row = on_two(seconds=seconds)
     assert nodes.paused_steps(row) == count
     text = markdown.render(build([row], []))

@@ -13,15 +13,19 @@ __all__ = ["between", "paused_rows", "paused_steps"]
 PAUSE = 10
 """Medians from which on a step is no slow step: a link that was down for 8 s and came back shows in
 one step alone, and the row is ok."""
+LONG_PAUSE = (3, 5.0)
+"""Of slow steps fewer medians say it, where the step is so many seconds longer than one."""
 
 
 def paused_steps(result: Result) -> int:
-    """Timed steps of a row on several nodes that took over ``PAUSE`` medians."""
+    """Timed steps of a row on several nodes that took over ``PAUSE`` or ``LONG_PAUSE``."""
     steps = derive.step_seconds(result)
     if result.spec.nodes == 1 or not steps:
         return 0
     median = derive.quantile(steps, 0.5)
-    return sum(step > PAUSE * median for step in steps)
+    times, seconds = LONG_PAUSE
+    long = max(times * median, median + seconds)
+    return sum(step > min(PAUSE * median, long) for step in steps)
 
 
 def paused_rows(rows: Sequence[Row]) -> list[str]:

@@ -180,7 +180,7 @@ def _paused(group: Group) -> list[str]:
     if not marked:
         return []
     return [
-        f"Network paused? Steps of over {nodes.PAUSE} medians: {', '.join(marked)}. Look at the "
+        f"Network paused? Steps far above the median: {', '.join(marked)}. Look at the "
         "link between the nodes, and measure again."
     ]
 
