@@ -31,7 +31,9 @@ def printed(command: str) -> str:
     given = {**os.environ, "COLUMNS": COLUMNS}
     ended = subprocess.run(words, cwd=ROOT, env=given, stdout=subprocess.PIPE, text=True)
     assert ended.returncode in (0, 1), f"{command}: exit code {ended.returncode}"
-    lines = [line.rstrip() for line in PROGRESS.sub("", ended.stdout).splitlines()]
+    # A page is ASCII: a terminal's rules are left out.
+    text = PROGRESS.sub("", ended.stdout).replace("\u00b1", "+-")
+    lines = [line.rstrip() for line in text.splitlines() if line.isascii()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
 

@@ -15,7 +15,7 @@ from harness.resolve import Resolved
 from harness.resolve import resolve as resolved
 from harness.spec import Spec
 from strategies.base import Slot
-from tests.made.predictions import asked, prediction
+from tests.made.predictions import GIB, asked, prediction
 
 FLUX = Spec(
     recipe="single+bf16_pure+lora:rank=16+checkpoint", model="flux-dev", objective="flow", ema=0.0,
@@ -26,7 +26,7 @@ FLUX = Spec(
 def need(row: Resolved) -> float:
     """GiB: weights and activations of a made-up model; what is sharded or offloaded is less."""
     weights = 20 if "frozen_weights" in row.launch.traits else 60
-    weights /= 4 if "host_weights" in row.launch.traits else 1
+    weights /= 1 if row.launch.engine.place("parameters") == "device" else 4
     kept = 2 if "recomputes" in row.launch.traits else 16
     pixels = row.subject.space.height * row.subject.space.width / 128**2
     return weights + kept * pixels * row.micro_batch
@@ -165,3 +165,52 @@ def test_advice_where_no_move_fits_goes_on_with_several(world, capsys):
     assert plan("6GiB", "single+bf16_pure+lora:rank=16", "--advise") == 0
     text = capsys.readouterr().out
     assert "No single move makes it fit." in text and "None is predicted to fit. Nearest: " in text
+
+
+# ---- the plan of a public model ----
+
+
+def test_adapters_and_all_weights_have_an_answer_each(world, capsys):
+    words = ["plan", "--model", "flux-dev", "--gpu-memory", "24GiB", "--recipes"]
+    recipes = ["single+bf16_pure+lora:rank=16", "zero3_offload+bf16+checkpoint"]
+    assert cli.main([*words, *recipes]) == 0
+    text = capsys.readouterr().out
+    adapted = text.index("Adapters, most weights frozen:\nNone is predicted to fit. Nearest: ")
+    assert text.index("All weights:\nFastest predicted to fit: zero3_offload") > adapted
+    assert "17.5 of 24.0 GiB" in text
+    assert cli.main([*words, recipes[1]]) == 0
+    assert "All weights:" not in capsys.readouterr().out
+
+
+def test_what_fits_closely_is_said_with_what_has_room(monkeypatch, capsys):
+    def predict_all(rows, folder, **more):
+        return [prediction(12 if "recomputes" in row.launch.traits else 23) for row in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    assert plan("24GiB", "single+bf16", "single+bf16+checkpoint") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    left = "0.5 GiB are left, less than such predictions have been off by; with room: "
+    assert left + "single+bf16+checkpoint: 12.5 GiB" in text
+    assert plan("48GiB", "single+bf16", "single+bf16+checkpoint") == 0
+    assert "with room" not in capsys.readouterr().out
+
+
+def test_much_host_memory_is_part_of_the_answer(monkeypatch, capsys):
+    def predict_all(rows, folder, **more):
+        found = prediction(5)
+        host = dataclasses.replace(found.host, bytes=300 * GIB)
+        return [dataclasses.replace(found, host=host) for _ in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    assert plan("24GiB", "zero3_offload+bf16") == 0
+    assert "5.5 of 24.0 GiB, and 300.0 GiB of host memory" in capsys.readouterr().out
+
+
+def test_encoders_are_offered_and_counted(world, capsys):
+    assert plan("48GiB", FLUX.recipe) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 x 48.0 GiB" in text and "Not counted: T5-XXL, CLIP-L, FLUX-VAE, 9.3 GiB" in text
+    assert plan("48GiB", FLUX.recipe, "--also", "usual") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Needs includes what stays on each GPU beside the training: T5-XXL 8.9" in text
+    assert "31.7 of 48.0 GiB" in text and "Not counted" not in text

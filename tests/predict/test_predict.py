@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan_table import answer
+from harness.commands.planning.plan_answer import answer
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
 from harness.predict import limits, pool, verdict, workspace

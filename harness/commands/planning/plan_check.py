@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from harness.commands.planning.plan_table import gib, rate_in_words
+from harness.commands.planning.plan_answer import gib, is_close, rate_in_words
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
@@ -13,8 +13,6 @@ from harness.report.figures.units import GIB
 
 __all__ = ["check_line"]
 
-CLOSE = 0.05
-"""Share of a card below which what is left is less than such predictions have been off by."""
 SMALL = GIB // 20
 
 
@@ -41,8 +39,7 @@ def _size(fit: Fit) -> str:
 def _remark(fit: Fit) -> str:
     if fit.verdict == "tight":
         return " (tight: only as long as the allocator returns its cache again and again)"
-    close = fit.margin_bytes < CLOSE * fit.gpu.memory_bytes
-    return ", which is less than such predictions have been off by" if close else ""
+    return ", which is less than such predictions have been off by" if is_close(fit) else ""
 
 
 def _why(fit: Fit) -> str:

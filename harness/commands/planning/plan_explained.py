@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan_table import order, where
+from harness.commands.planning.plan_answer import where
+from harness.commands.planning.plan_table import order
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import sent
 from harness.predict.verdict import Fit

@@ -43,7 +43,7 @@ class _Fork:
         if late:
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        lost = {"why": f"not done after {limit:.0f} s"} if late else EARLY
+        lost = {"why": f"not done after {limit:g} s"} if late else EARLY
         whole = self.text.endswith(b"\n") and not late
         return Ended(self.index, json.loads(self.text) if whole else lost, seconds)
 

@@ -1,0 +1,180 @@
+"""The answer of a plan in words: the fastest that fits, the nearest, and what else was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.memory.record import Instant
+from harness.predict import verdict
+from harness.predict.verdict import Fit
+from harness.predict.ways_out import Ways
+from harness.report.figures.units import GIB
+
+__all__ = [
+    *("ADAPTED", "answer", "answers", "gib", "is_close", "kind_of_sample", "rate"),
+    *("rate_in_words", "where"),
+]
+
+SMALL = GIB // 20
+"""Bytes below which a category is not worth a word: they round to 0.0 GiB."""
+ADAPTED = "frozen_weights"
+"""The trait of recipes that train less than all weights."""
+CLOSE = 0.05
+"""Share of a card below which what is left is less than such predictions have been off by
+(docs/models.md: the reserve was told too low by 1 to 10 %)."""
+MUCH = 16 * GIB
+"""Host memory of a node from which on it is worth a word."""
+
+
+def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
+    """The answer; where some recipes train adapters and others all weights, which are two things to
+    want, the answer of each."""
+    adapted = [fit for fit in fits if ADAPTED in fit.resolved.launch.traits]
+    whole = [fit for fit in fits if fit not in adapted]
+    if ways is not None or not adapted or not whole:
+        return answer(fits, ways)
+    kinds = {"Adapters, most weights frozen": adapted, "All weights": whole}
+    return [line for head, some in kinds.items() for line in (f"{head}:", *answer(some))]
+
+
+def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
+    """The fastest recipe predicted to fit; if none fits, the nearest and what was tried then."""
+    best = verdict.fastest(fits)
+    if best is None:
+        return _none_fits(fits) + _tried_instead(ways)
+    lines = [
+        f"Fastest predicted to fit: {best.label}, {rate_in_words(best)}, "
+        f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
+        + (" (tight: the allocator must return its cache)" if best.verdict == "tight" else "")
+        + _on_host(best)
+    ]
+    lines.append(f"  its peak: {_explained(best)}")
+    lines += _roomier(best, fits)
+    rivals = [f for f in fits if f.verdict == "fits" and f is not best and f.seconds]
+    close = [f.label for f in rivals if _may_be_faster(f, best)]
+    if close:
+        lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
+    least = verdict.nearest(fits)
+    if least is not None and least is not best:
+        lines.append(f"Least memory: {least.label}, {gib(least.need_bytes)} GiB")
+    return lines
+
+
+def is_close(fit: Fit) -> bool:
+    """Whether what is left of the card is less than such predictions have been off by."""
+    return fit.margin_bytes < CLOSE * fit.gpu.memory_bytes
+
+
+def _roomier(best: Fit, fits: Sequence[Fit]) -> list[str]:
+    """Where the fastest fits closely, the fastest of those that do not."""
+    if not is_close(best):
+        return []
+    others = verdict.fastest([f for f in fits if f.verdict == "fits" and not is_close(f)])
+    with_room = f"; with room: {_offer(others)}" if others else ""
+    left = f"  {gib(best.margin_bytes)} GiB are left, less than such predictions have been off by"
+    return [left + with_room]
+
+
+def _on_host(fit: Fit) -> str:
+    """The host memory that a recipe wants, where it is more than many machines have free."""
+    if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
+        return ""
+    return f", and {gib(fit.host_bytes)} GiB of host memory"
+
+
+def _may_be_faster(rival: Fit, best: Fit) -> bool:
+    """Whether ``rival`` may be the faster of the two, each at its end of the uncertainty."""
+    slow = best.seconds.total + best.seconds.spread / 2
+    quick = rival.seconds.total - rival.seconds.spread / 2
+    per_best = slow / best.resolved.spec.global_batch
+    return quick / rival.resolved.spec.global_batch < per_best
+
+
+def _explained(fit: Fit) -> str:
+    instant = fit.prediction.peak
+    if instant is None:
+        return "not traced"
+    largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
+    parts = [f"{gib(size)} GiB {name.replace('_', ' ')}" for name, size in largest if size >= SMALL]
+    return f"{where(instant)}: {', '.join(parts) or 'nothing that is large'}"
+
+
+def where(instant: Instant) -> str:
+    """Phase, op and source line of a peak."""
+    return f"in {instant.phase} at {', '.join(filter(None, (instant.op, instant.site)))}"
+
+
+def _none_fits(fits: Sequence[Fit]) -> list[str]:
+    close = verdict.nearest(fits)
+    if all(fit.lack for fit in fits):
+        return ["None of these can run on this card; the notes above say what can."]
+    if close is None:
+        return ["Nothing could be predicted; the notes above say why."]
+    return [
+        f"None is predicted to fit. Nearest: {close.label} needs {_need(close)}, "
+        f"{gib(-close.margin_bytes)} GiB more than a GPU has",
+        f"  its peak: {_explained(close)}",
+    ]
+
+
+def _need(fit: Fit) -> str:
+    return f"{gib(fit.need_bytes)} GiB"
+
+
+def _tried_instead(ways: Ways | None) -> list[str]:
+    """What was tried beyond the plan: what fits, or that nothing does, and on how many GPUs."""
+    if ways is None:
+        return []
+    if ways.able:
+        lines = [f"  {_offer(fit)}" for fit in ways.able]
+        return [f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:", *lines]
+    least = verdict.nearest(ways.tried)
+    none_fits = (
+        f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"
+    )
+    lines = [none_fits] if ways.tried else []
+    if least:
+        lines.append(f"The least of these: {least.label}, {_need(least)}")
+    return lines + _on_more_gpus(ways.wider)
+
+
+def _offer(fit: Fit) -> str:
+    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
+    tight = " (tight)" if fit.verdict == "tight" else ""
+    return f"{fit.label}: {_need(fit)}{speed}{tight}"
+
+
+def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
+    """The fewest of the GPUs tried that would do."""
+    if not wider:
+        return []
+    first = next((fit for fit in wider if fit.fits), None)
+    if first is None:
+        tried = ", ".join(str(fit.resolved.spec.processes) for fit in wider)
+        return [f"Nor does {wider[0].label} on {tried} GPUs"]
+    spec = first.resolved.spec
+    return [f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(first)}"]
+
+
+# ---- numbers ----
+
+
+def rate(fit: Fit) -> str:
+    """Samples a second of the whole job; of a large model a part of one."""
+    speed = fit.samples_per_second
+    return f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+
+
+def rate_in_words(fit: Fit) -> str:
+    """The same with what the samples are."""
+    return f"{rate(fit)} {kind_of_sample(fit)}s/s"
+
+
+def kind_of_sample(fit: Fit) -> str:
+    """Whether a sample is an image or a video."""
+    return "video" if fit.resolved.subject.samples_up("frames") else "image"
+
+
+def gib(size: int | None) -> str:
+    """Bytes as GiB, for a table."""
+    return "-" if size is None else f"{size / GIB:.1f}"

@@ -1,0 +1,45 @@
+"""Functions in forks: what they return, how many at a time, and what is lost with one that dies."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from harness.predict.tracing.forks import EARLY, in_forks
+
+
+def test_each_answers_by_its_index_and_so_many_run_at_a_time(tmp_path: Path):
+    def function(index: int):
+        def run() -> dict:
+            (tmp_path / f"{index}").touch()
+            time.sleep(0.05)
+            there = len(list(tmp_path.iterdir()))
+            (tmp_path / f"{index}").unlink()
+            return {"index": index, "there": there, "long": "x" * 3_000_000, "pid": os.getpid()}
+
+        return run
+
+    found = {one.index: one.made for one in in_forks([function(i) for i in range(5)], 2, 60)}
+    assert {index: made["index"] for index, made in found.items()} == {i: i for i in range(5)}
+    assert max(made["there"] for made in found.values()) == 2
+    assert all(len(made["long"]) == 3_000_000 for made in found.values())
+    assert len({made["pid"] for made in found.values()} | {os.getpid()}) == 6
+
+
+def test_what_dies_or_never_ends_is_lost_alone():
+    def dies() -> dict:
+        os._exit(3)
+
+    def hangs() -> dict:
+        time.sleep(60)
+        return {}
+
+    def raises() -> dict:
+        raise ValueError("lost")
+
+    began = time.monotonic()
+    functions = [dies, hangs, lambda: {"there": 1}, raises]
+    found = {one.index: one.made for one in in_forks(functions, 4, 0.5)}
+    assert found[0] == EARLY == found[3] and found[2] == {"there": 1}
+    assert found[1] == {"why": "not done after 0.5 s"} and time.monotonic() - began < 30
