@@ -31,17 +31,19 @@ class Slot(IntEnum):
     SHARD = 0
     PRECISION = 1
     SWAP = 2
-    ADAPT = 3
-    SPARSIFY = 4
-    ATTEND = 5
-    RECOMPUTE = 6
-    OFFLOAD = 7
-    COMPILE = 8
-    OPTIMIZE = 9
-    STEP = 10
-    ACCUMULATE = 11
-    COMPRESS = 12
-    AVERAGE = 13
+    CAST = 3
+    ADAPT = 4
+    SPARSIFY = 5
+    ATTEND = 6
+    RECOMPUTE = 7
+    OFFLOAD = 8
+    COMPILE = 9
+    LOSS = 10
+    OPTIMIZE = 11
+    STEP = 12
+    ACCUMULATE = 13
+    COMPRESS = 14
+    AVERAGE = 15
 
 
 TRAITS = {
@@ -52,6 +54,7 @@ TRAITS = {
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "packed_weights": "weights that share a byte are tensors of a class of their own",
+    "weight_norms": "norms of the frozen weights are part of what is computed",
     "streams_weights": "some blocks' weights are on the device for these blocks alone",
     "compiled": "the blocks run as compiled graphs",
     "compiled_whole": "the whole model is one compiled graph",

@@ -38,6 +38,7 @@ PARTS = {
     "head": "final layer of its own",
     "label_table": "table of labels",
     "token_blocks": "blocks that take and give tokens",
+    "vocabulary": "layer over a vocabulary that takes its own loss",
 }
 """Part -> what it is, in words that follow "has no". What a subject may have beside blocks:
 
@@ -47,6 +48,8 @@ PARTS = {
 ``head``, ``label_table``: what the methods of these names return.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.
+``vocabulary``: the layer that ``vocabulary`` returns computes by an attribute ``cross_entropy``
+(``strategies.losses.functions``).
 """
 
 
@@ -335,6 +338,10 @@ class Subject:
 
     def label_table(self, module: nn.Module) -> nn.Embedding:
         """The table of labels. Called only with the part "label_table"."""
+        raise NotImplementedError
+
+    def vocabulary(self, module: nn.Module) -> Any:
+        """The layer over a vocabulary. Called only with the part "vocabulary"."""
         raise NotImplementedError
 
     def attentions(self, module: nn.Module) -> list[Any]:

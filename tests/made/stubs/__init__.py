@@ -6,7 +6,16 @@ instead -> (recipe, strategy, the stage that is stubbed, the stub).
 
 from __future__ import annotations
 
-from tests.made.stubs import activations, adapters, optimizers, precision, sparsity, step, streaming
+from tests.made.stubs import (
+    activations,
+    adapters,
+    losses,
+    optimizers,
+    precision,
+    sparsity,
+    step,
+    streaming,
+)
 from tests.made.stubs.parts import Table
 
 __all__ = ["LOST"]
@@ -16,6 +25,7 @@ LOST: Table = {
     for folder in (
         precision,
         activations,
+        losses,
         optimizers,
         adapters,
         sparsity,
