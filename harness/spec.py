@@ -19,7 +19,7 @@ from strategies.workloads import SAMPLE, TRAIN, WORKLOADS
 __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 
 INITS = ("awake", "adaln_zero")
-OBJECTIVES = ("epsilon", "flow", "velocity", "own")
+OBJECTIVES = ("epsilon", "flow", "velocity", "own", "masked")
 DEVICES = ("cpu", "cuda")
 LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
@@ -47,8 +47,8 @@ class Spec:
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
     model: str = _option(
         "DiT-S/4",
-        "DiT-S/4, with sizes DiT-S/4:depth=24; a public model as flux-dev (docs/models.md); "
-        "diffusers:CLASS; FILE.py:CLASS, or FILE.py:FUNCTION",
+        "DiT-S/4, with sizes DiT-S/4:depth=24, over tokens DiT-S/4:tokens=8192; a public model as "
+        "flux-dev (docs/models.md); diffusers:CLASS; FILE.py:CLASS, or FILE.py:FUNCTION",
     )
     config: str = _option("", "with diffusers:CLASS: a config.json of the library")
     set: str = _option("", "with a public model: sizes over its configuration, as num_layers=2")
@@ -57,7 +57,8 @@ class Spec:
     text: int = _option(0, "with a public model: tokens of a text")
     data: str = _option("digits", "digits, synthetic[:SIZE], latents:FOLDER, or vae[:PIXELS]")
     objective: str = _option(
-        "epsilon", "epsilon (DiT), flow (SiT; flow:density=logit_normal,shift=3), velocity, own"
+        "epsilon",
+        "epsilon (DiT), flow (SiT; flow:density=logit_normal,shift=3), velocity, masked, own",
     )
     init: str = _option("awake", "awake, or adaln_zero as the reference trains")
     global_batch: int = _option(16, "samples an optimizer step, over all processes")

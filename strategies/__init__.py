@@ -7,12 +7,14 @@ from strategies.activations.attend import Attend
 from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile
 from strategies.activations.offload_activations import OffloadActivations
+from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
 from strategies.adapters.lora import Dora, Lora, Qlora
 from strategies.adapters.partial import DiffFit, Head
 from strategies.communication.compress import Compress
 from strategies.communication.sparse_embedding import SparseEmbedding
 from strategies.communication.topk import TopK
+from strategies.losses.cross_entropy import CrossEntropy
 from strategies.optimizers.adafactor import Adafactor
 from strategies.optimizers.adamw import AdamW
 from strategies.optimizers.adamw_bf16 import AdamWBf16
@@ -56,6 +58,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "fp16_pure": Fp16Pure,
     "fp8": Fp8,
     "block_swap": BlockSwap,
+    "cast": Cast,
     "lora": Lora,
     "dora": Dora,
     "qlora": Qlora,
@@ -73,6 +76,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
     "compile": Compile,
+    "cross_entropy": CrossEntropy,
     "adamw": AdamW,
     "adamw_bf16": AdamWBf16,
     "adam8bit": Adam8bit,

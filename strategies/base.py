@@ -32,20 +32,22 @@ class Slot(IntEnum):
     SHARD = 0
     PRECISION = 1
     SWAP = 2
-    ADAPT = 3
-    SPARSIFY = 4
-    STORE = 5
-    ATTEND = 6
-    SEQUENCE = 7
-    RECOMPUTE = 8
-    OFFLOAD = 9
-    COMPILE = 10
-    OPTIMIZE = 11
-    STEP = 12
-    ACCUMULATE = 13
-    COMPRESS = 14
-    AVERAGE = 15
-    GUIDE = 16
+    CAST = 3
+    ADAPT = 4
+    SPARSIFY = 5
+    STORE = 6
+    ATTEND = 7
+    SEQUENCE = 8
+    RECOMPUTE = 9
+    OFFLOAD = 10
+    COMPILE = 11
+    LOSS = 12
+    OPTIMIZE = 13
+    STEP = 14
+    ACCUMULATE = 15
+    COMPRESS = 16
+    AVERAGE = 17
+    GUIDE = 18
 
 
 TRAITS = {
@@ -56,6 +58,7 @@ TRAITS = {
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "packed_weights": "weights that share a byte are tensors of a class of their own",
+    "weight_norms": "norms of the frozen weights are part of what is computed",
     "streams_weights": "some blocks' weights are on the device for these blocks alone",
     "compiled": "the blocks run as compiled graphs",
     "compiled_whole": "the whole model is one compiled graph",

@@ -39,6 +39,7 @@ PARTS = {
     "label_table": "table of labels",
     "stripes": "samples that can be cut into stripes of tokens",
     "token_blocks": "blocks that take and give tokens",
+    "vocabulary": "layer over a vocabulary that takes its own loss",
 }
 """Part -> what it is, in words that follow "has no". What a subject may have beside blocks:
 
@@ -49,6 +50,8 @@ PARTS = {
 ``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.
+``vocabulary``: the layer that ``vocabulary`` returns computes by an attribute ``cross_entropy``
+(``strategies.losses.functions``).
 """
 
 
@@ -343,6 +346,10 @@ class Subject:
 
     def label_table(self, module: nn.Module) -> nn.Embedding:
         """The table of labels. Called only with the part "label_table"."""
+        raise NotImplementedError
+
+    def vocabulary(self, module: nn.Module) -> Any:
+        """The layer over a vocabulary. Called only with the part "vocabulary"."""
         raise NotImplementedError
 
     def attentions(self, module: nn.Module) -> list[Any]:

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.memory import resizing
+from harness.memory import resizing, unseen
 from harness.memory.awaited import awaited, pause
 from harness.memory.places import BY_DEVICE, DEVICE, HOST, Places, storage_of
 from harness.memory.record import Record, Storage, by_place, step_categories
@@ -84,6 +84,9 @@ class Tracer(TorchDispatchMode):
         """Note what an op has made."""
         self.ops.add(str(func))
         self._copy_operands(func, (args, kwargs))
+        inside = unseen.scratch(func, args)
+        if inside:
+            self.hold(DEVICE, inside, str(func), "temporaries")()
         given = _storages_of((args, kwargs)) if self.hidden else frozenset()
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not (given and _storages_of(leaf) & given):

@@ -1,7 +1,8 @@
 """What is trained: models behind one interface, and the objectives they are trained to.
 
-A model's name is a DiT's (``DiT-S/4:depth=24``), one of the diffusers library's (``flux-dev``,
-``diffusers:CLASS``), or names a class or a function in a file of one's own (``my_model.py:Mine``).
+A model's name is a DiT's (``DiT-S/4:depth=24``; ``DiT-S/4:tokens=8192``), one of the diffusers
+library's (``flux-dev``, ``diffusers:CLASS``), or names a class or a function in a file of one's own
+(``my_model.py:Mine``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import difflib
 
 from harness.subjects import densities, from_file
 from harness.subjects.dit.subject import Dit
+from harness.subjects.dit.tokens import TokenDit
+from harness.subjects.dit.tokens import is_named as is_of_tokens
 from harness.subjects.library import presets
 from harness.subjects.library.subject import Library
 from strategies.base import BadInput
@@ -28,6 +31,8 @@ def kind_of(model: str) -> type[Subject]:
         return from_file.load(model)
     if presets.is_named(model):
         return Library
+    if is_of_tokens(model):
+        return TokenDit
     near = difflib.get_close_matches(model.lower(), presets.table(), n=3)
     if near and not model.startswith("DiT"):
         raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")

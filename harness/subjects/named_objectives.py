@@ -1,7 +1,8 @@
 """Objectives by the name that a spec has for them, those of public models among them.
 
 ``velocity``: a diffusion that predicts a mixture of noise and data, as CogVideoX is trained
-(Salimans and Ho 2022, arXiv:2202.00512). ``own``: the loss is the subject's.
+(Salimans and Ho 2022, arXiv:2202.00512). ``own``: the loss is the subject's. ``masked``: of
+hidden tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.subjects import densities
+from harness.subjects.masked import Masked
 from harness.subjects.objectives import OBJECTIVES, Diffusion, Flow, Objective
 
 __all__ = ["Own", "Velocity", "objective_of"]
@@ -51,10 +53,13 @@ class Own:
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
 
+OTHERS = {"velocity": Velocity, "own": Own, "masked": Masked}
+
+
 @functools.cache
 def objective_of(name: str) -> Objective:
     """The objective that a spec names: ``flow:density=logit_normal,shift=3`` among others."""
     kind, _, text = name.partition(":")
     if kind == "flow" and text:
         return Flow(densities.read(text))
-    return OBJECTIVES[kind] if kind in OBJECTIVES else {"velocity": Velocity, "own": Own}[kind]()
+    return OBJECTIVES[kind] if kind in OBJECTIVES else OTHERS[kind]()

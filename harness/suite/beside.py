@@ -23,7 +23,9 @@ from strategies.base import BadInput
 
 __all__ = ["BesideError", "able", "places", "run_beside", "without_times"]
 
-AWAY = frozenset({"compiled", "moves_activations", "host_optimizer", "swapped_weights"})
+AWAY = frozenset(
+    {"compiled", "moves_activations", "host_optimizer", "swapped_weights", "streams_weights"}
+)
 AWAY_NEEDS = frozenset({"cuda", "cpu_adam", "async_io", "inductor"})
 """Needs of what pages, offloads or compiles: a plain row on a GPU has none of them."""
 KEPT = (Status.OK, Status.GPU_OOM)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.resolve import Resolved
@@ -63,7 +65,7 @@ SIGHT = {
 }
 """Words of torch's reason for seeing no GPU -> the way out; the last for all others."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
-EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers")
+EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy")
 """Packages that single strategies need; the word of ``Strategy.needs`` is the package's name."""
 
 
@@ -94,6 +96,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
         return Lack("without an NVIDIA GPU there is nothing to page or offload from", WAYS[need])
+    if need == "linear_cross_entropy":
+        return _lacks_fused_loss()
     if need == "sparse24":
         return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
@@ -111,6 +115,16 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need in NUMBERS and spec.device == "cpu":
         return _lacks_ability(need, NUMBERS[need])
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
+
+
+def _lacks_fused_loss() -> Lack | None:
+    """torch's fused linear cross entropy, looked for where its source lies."""
+    found = importlib.util.find_spec("torch")
+    folder = Path(found.origin).parent if found and found.origin else Path("nowhere")
+    if (folder / "nn" / "modules" / "linear_cross_entropy.py").exists():
+        return None
+    reason = f"torch {version('torch')} has no linear_cross_entropy"
+    return Lack(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
 
 
 def _of_deepspeed(need: str) -> bool:

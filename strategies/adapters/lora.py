@@ -91,6 +91,9 @@ class Dora(Lora):
     reads_weights: ClassVar[bool] = True  # their norms
     magnitudes: ClassVar[bool] = True
 
+    def traits(self) -> frozenset[str]:
+        return super().traits() | {"weight_norms"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Qlora(Lora):

@@ -98,7 +98,7 @@ class Streamer(Watcher):
 
     def _bring_for(self, index: int, again: bool) -> None:
         if again:  # within backward, which needs the block that it has come to behind this
-            wanted = [index, self.reached]
+            wanted = [index, self._before(index) if index == self.reached else self.reached]
         else:
             self.reached = None
             if self.waiting is not None and index <= self.waiting:
@@ -128,6 +128,9 @@ class Streamer(Watcher):
             leaf.register_hook(functools.partial(self._reach, index))
         return bool(awaited)
 
+    def _before(self, index: int) -> int | None:
+        return max((i for i in self.streamed if i < index), default=None)
+
     def _reach(self, index: int, gradient: Tensor) -> None:
         """Backward has come to a block."""
         if self.reached == index:
@@ -135,7 +138,7 @@ class Streamer(Watcher):
         if self.reached is None:
             torch.autograd.Variable._execution_engine.queue_callback(self._ended)
         self.reached = index
-        self._keep([index, max((i for i in self.streamed if i < index), default=None)])
+        self._keep([index, self._before(index)])
         if index in self.streamed:
             self.streamed[index].wait()
         self._look(index, backward=True)

@@ -11,6 +11,7 @@ __all__ = ["DRAWN_HERE", "OTHERS", "SETTINGS", "TRAINED_HERE"]
 OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
     "block_swap": ["single+block_swap:blocks=3", "single+block_swap:blocks=3+lora"],
+    "cast": ["single+cast+lora", "single+cast:to=fp8+lora"],
     "lora": ["single+lora", "single+lora:rank=4"],
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],
@@ -42,6 +43,7 @@ OTHERS: dict[str, list[str]] = {
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "sp": ["ddp+sp", "ddp+sp:how=gather"],
+    "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
     "paged_adam8bit": ["ddp+paged_adam8bit"],

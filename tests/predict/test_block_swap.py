@@ -1,4 +1,4 @@
-"""Streamed blocks in a prediction: the device holds two, the host all, and copies are told."""
+"""Streamed blocks in a prediction: two of them on the device, all on the host, copies counted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ BLOCK = 4 * (4 * 384**2 + 2 * 4 * 384**2 + 6 * 384**2)
 
 
 def test_the_device_holds_two_of_the_streamed_blocks(tmp_path):
-    recipes = ["single+lora", "single+block_swap:blocks=6+lora", "single+block_swap:blocks=8"]
-    specs = [dataclasses.replace(SPEC, recipe=recipe) for recipe in recipes]
-    plain, frozen, trained = predictions([dataclasses.asdict(spec) for spec in specs], tmp_path)
-    for found in (plain, frozen, trained):
+    recipes = ["lora", "block_swap:blocks=6+lora", "block_swap:blocks=8", "bf16+cast+lora"]
+    specs = [dataclasses.replace(SPEC, recipe=f"single+{recipe}") for recipe in recipes]
+    cases = [dataclasses.asdict(spec) for spec in specs]
+    plain, frozen, trained, cast = predictions(cases, tmp_path)
+    for found in (plain, frozen, trained, cast):
         assert found["method"] == "trace", found["reason"]
 
     def weights(found) -> int:
@@ -35,6 +36,8 @@ def test_the_device_holds_two_of_the_streamed_blocks(tmp_path):
     # The last of them waits on the device for backward to come.
     assert copied(frozen, "forward") == pytest.approx(6 * BLOCK, rel=0.02)
     assert copied(frozen, "backward") == pytest.approx(5 * BLOCK, rel=0.02)
+    # What works on tokens, two thirds of a block, takes a byte in the place of four.
+    assert weights(plain) - weights(cast) == pytest.approx(8 * BLOCK * 2 / 3 * 3 / 4, rel=0.03)
     # Where they train a gradient leaves for each weight; moments are in host memory.
     assert copied(trained, "backward") == pytest.approx((7 + 8) * BLOCK, rel=0.02)
     host = trained["host_steady"]["categories"]

@@ -37,6 +37,7 @@ DESIGN: dict[str, set[str]] = {
 }
 DESIGN["bf16_pure"] = {"rounding", "update"}
 DESIGN["qlora"] = {"gradients", "update", "forward"}
+DESIGN["cast"] = {"forward"}
 """Part -> what it changes by design."""
 
 

@@ -21,6 +21,7 @@ from strategies import parse
 
 TWO = dataclasses.replace(TINY, processes=2)
 LONGER = dataclasses.replace(TWO, global_batch=8, steps=4)
+TOKENS = dataclasses.replace(TWO, model="DiT-T/8:tokens=500", objective="masked", data="synthetic")
 SPARSE = "sgd:momentum=0.0+sparse_embedding"
 # A learning rate at which an adapter of zeros soon matters: at the usual one the losses of a
 # model whose adapters never moved would agree too.
@@ -45,6 +46,8 @@ PAIRS = {
     "fsdp2+bf16_pure+muon": TWO,
     "fsdp2+controlnet": LONGER,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
+    "ddp+cross_entropy+accumulate": TOKENS,
+    "zero3+cross_entropy:kind=fused": TOKENS,
 }
 SPLIT = ("zero3", "fsdp2")
 ADAPTERS = [f"{sharding}+{kind}" for sharding in ("ddp", *SPLIT) for kind in ("lora", "dora")]
@@ -52,7 +55,7 @@ STRIPS = [
     "zero3+bf16+checkpoint",
     "ddp+offload_activations+accumulate:steps=2",
     "fsdp2+bf16+checkpoint",
-    "ddp+bf16_pure+block_swap:blocks=4+lora+checkpoint",
+    "ddp+bf16_pure+block_swap:blocks=4+cast+lora+checkpoint",
 ]
 """Recipes of a subject that is no DiT."""
 

@@ -80,8 +80,9 @@ def test_what_it_lacks_is_refused_by_name(text):
 
 
 def test_a_strategy_that_needs_a_part_asks_for_it():
-    assert {need for needs in NEEDS.values() for need in needs} | {"head"} == set(PARTS)
-    assert SUBJECT.parts == set(PARTS)
+    asked = {need for needs in NEEDS.values() for need in needs}
+    assert asked | {"head", "vocabulary"} == set(PARTS)
+    assert SUBJECT.parts | {"vocabulary"} == set(PARTS)
 
 
 @pytest.mark.parametrize("stub", ["blocks left out", "recomputed nowhere"])

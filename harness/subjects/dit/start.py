@@ -19,7 +19,7 @@ ZERO = ("adaLN_modulation", "final_layer.linear")
 """What adaLN-Zero starts at zero. At zero every block is the identity and the output is constant,
 so the first optimizer steps leave almost all weights without a gradient: two strategies would agree
 in loss whatever they did to the blocks. "awake" fills it with N(0, 0.02)."""
-NARROW = ("t_embedder", "y_embedder")
+NARROW = ("t_embedder", "y_embedder", "x_embedder.table")
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.made.stubs import (
     activations,
     adapters,
+    losses,
     optimizers,
     precision,
     sampling,
@@ -25,6 +26,7 @@ LOST: Table = {
     for folder in (
         precision,
         activations,
+        losses,
         optimizers,
         adapters,
         sparsity,

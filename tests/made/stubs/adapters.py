@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from strategies.adapters import lora
+import torch
+
+from strategies.adapters import coded, lora
+from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
 from strategies.adapters.lora import Dora, Lora, Qlora, inject
 from strategies.adapters.partial import DiffFit, Head
@@ -55,6 +58,38 @@ def rank_by_name_alone(self, module, subject):
         layer.r["default"] = self.rank
 
 
+def other_codes(self, module, subject):
+    coded.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
+
+
+def all_but_one(self, module, subject):
+    coded.code(module, subject.linears[1:], self.to)
+
+
+def kept_beside(self, module, subject):
+    whole = {name: module.get_submodule(name).weight.detach() for name in subject.linears}
+    coded.code(module, subject.linears, self.to)
+    for name, weight in whole.items():
+        module.get_submodule(name).whole = weight
+
+
+def decoded_once(self, module, subject):
+    """Codes are there, and what is multiplied by is a copy that was decoded once."""
+    coded.code(module, subject.linears, self.to)
+    for name in subject.linears:
+        module.get_submodule(name).forward = once(module.get_submodule(name))
+
+
+def once(layer):
+    known = []
+
+    def forward(x):
+        known[:] = known or [coded.decoded(layer.weight, layer.scale, layer.to_type, x.dtype)]
+        return torch.nn.functional.linear(x, known[0], layer.bias)
+
+    return forward
+
+
 DORA = Dora.edit_model
 
 
@@ -74,6 +109,12 @@ LOST: Table = {
     "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
     "no checksums": ("single+lora", Lora, "attach", nothing),
     "no magnitudes": ("single+dora", Dora, "edit_model", no_magnitudes),
+    "weights in full, not 8 bits": ("single+cast+lora", Cast, "edit_model", nothing),
+    "float8, not int8": ("single+cast+lora", Cast, "edit_model", other_codes),
+    "int8, not float8": ("single+cast:to=fp8+lora", Cast, "edit_model", other_codes),
+    "one layer in full": ("single+cast+lora", Cast, "edit_model", all_but_one),
+    "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
+    "weights decoded once and kept": ("single+cast+lora", Cast, "edit_model", decoded_once),
     "weights in full": ("single+qlora", Qlora, "edit_model", full_precision),
     "the whole model trains": ("single+head", Head, "edit_model", nothing),
     "biases train too": ("single+head", Head, "edit_model", biases_only),

@@ -1,0 +1,94 @@
+"""The model of a DiT over tokens. Shape suffixes as in ``harness.subjects.dit.layers``; V: words of
+the vocabulary, N: tokens of all samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.subjects.dit.layers import FinalLayer
+from harness.subjects.dit.model import DiT
+from harness.subjects.dit.presets import Shape
+from strategies.losses.functions import Function, full
+
+__all__ = ["TokenDiT", "Vocabulary", "make"]
+
+
+class TokenEmbed(nn.Module):
+    """Tokens to vectors: [B, T] -> [B, T, D]; a token below zero is hidden, and has its own row."""
+
+    def __init__(self, words: int, hidden_size: int):
+        super().__init__()
+        self.words, self.table = words, nn.Embedding(words + 1, hidden_size)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.table(torch.where(tokens_BT < 0, self.words, tokens_BT))
+
+
+class Vocabulary(nn.Linear):
+    """Hidden states to logits over a vocabulary, or, given targets, to the sum of their cross
+    entropies; ``cross_entropy`` is a place left open for strategies."""
+
+    def __init__(self, hidden_size: int, words: int):
+        super().__init__(hidden_size, words)
+        self.cross_entropy: Function = full
+
+    def forward(self, x_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        if targets_BT is None:
+            return F.linear(x_BTD, self.weight, self.bias)
+        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        return self.cross_entropy(x_ND, self.weight, self.bias, targets_N)
+
+
+class TokenHead(FinalLayer):
+    """The DiT's final layer over a vocabulary: [B, T, D] -> logits [B, T, V], or the loss."""
+
+    def __init__(self, hidden_size: int, words: int):
+        super().__init__(hidden_size, 1, 1)
+        self.linear = Vocabulary(hidden_size, words)
+
+    def forward(self, x_BTD: Tensor, c_BD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        shift, scale = self.adaLN_modulation(c_BD).unsqueeze(1).chunk(2, dim=2)
+        hidden = torch.addcmul(shift, self.norm_final(x_BTD), 1 + scale)
+        return self.linear(hidden, targets_BT)
+
+
+class TokenDiT(DiT):
+    """A DiT whose samples are tokens."""
+
+    def __init__(self, shape: Shape, words: int, **options: Any):
+        super().__init__(
+            options["input_size"], shape.patch_size, 1, shape.hidden_size, shape.depth,
+            shape.num_heads, shape.mlp_ratio, options["class_dropout"], options["classes"], False,
+        )  # fmt: skip
+        self.x_embedder = TokenEmbed(words, shape.hidden_size)
+        self.final_layer = TokenHead(shape.hidden_size, words)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        t_B: Tensor,
+        y_B: Tensor,
+        drop_B: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, T, V]; with targets (-100: none) the mean cross entropy over all tokens, [1].
+
+        Args:
+            tokens_BT: int64, below zero where hidden.
+            t_B: in [0, 1); the more is hidden the smaller.
+        """
+        dtype = self.pos_embed.dtype
+        x_BTD = self.x_embedder(tokens_BT) + self.pos_embed
+        c_BD = self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
+        x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
+        out = self.final_layer(x_BTD, c_BD, targets_BT)
+        return out if targets_BT is None else out.float().reshape(1) / targets_BT.numel()
+
+
+def make(shape: Shape, words: int, **options: Any) -> TokenDiT:
+    """A DiT over a vocabulary of ``words``, on torch's current default device."""
+    return TokenDiT(shape, words, **options)

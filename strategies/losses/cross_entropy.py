@@ -1,0 +1,92 @@
+"""The loss over a vocabulary, and how much of its logits is held."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+__all__ = ["CrossEntropy"]
+
+KINDS = ("full", "chunked", "fused", "cut")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Strategy):
+    """Computes the loss over a vocabulary with all logits (``kind=full``), with those of a share of
+    the tokens at a time, again in backward (``chunked``, in ``chunks``), by torch's fused linear
+    cross entropy (``fused``), or by the cut-cross-entropy package's kernels for GPUs (``cut``).
+    """
+
+    name: ClassVar[str] = "cross_entropy"
+    slot: ClassVar[Slot] = Slot.LOSS
+    source: ClassVar[str] = (
+        "Wijmans et al. 2024, Cut Your Losses (arXiv:2411.09009); "
+        "torch.nn.functional.linear_cross_entropy"
+    )
+
+    kind: str = "chunked"
+    chunks: int = 8
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}; one of {', '.join(KINDS)}")
+        if not isinstance(self.chunks, int) or self.chunks < 2:
+            raise ValueError(f"chunks is {self.chunks!r}; a whole number from 2")
+        if self.kind != "chunked" and self.chunks != 8:
+            raise ValueError(f"chunks are of kind=chunked; leave chunks={self.chunks} out")
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        more = {"fused": ("linear_cross_entropy",), "cut": ("cut_cross_entropy",)}
+        return self.needs + more.get(self.kind, ())
+
+    def refuses(self, launch: Launch) -> str | None:
+        if self.kind == "cut" and launch.device != "cuda":
+            return "the kernels of kind=cut are a GPU's; take kind=fused, which runs on a CPU"
+        if self.kind == "fused" and "compiled_whole" in launch.traits:
+            return "torch leaves its graph at the fused loss; take kind=chunked, or scope=block"
+        return launch.subject.lacks("vocabulary")
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.losses import functions
+
+        made = functions.chunked(self.chunks) if self.kind == "chunked" else None
+        subject.vocabulary(module).cross_entropy = made or getattr(functions, self.kind)
+
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        if "compiled" in trained.launch.traits:
+            return nullcontext()  # a watched graph would run uncompiled
+        from strategies.losses.watched import logits
+
+        return logits(trained.subject.vocabulary(trained.module))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.losses import functions
+
+        layer, seen = trained.subject.vocabulary(trained.module), self.note(trained)
+        if seen is None:
+            return {"vocabulary": layer.out_features}
+        tokens, rows = seen["tokens"], seen["rows"]
+        demand(tokens > 0, "no token's loss was taken of the vocabulary")
+        most = {"full": tokens, "chunked": -(-tokens // self.chunks)}.get(self.kind, 0)
+        demand(rows == most, f"logits of {rows} tokens were there at a time, not {most}")
+        again = seen["again"] / trained.observed.micro_steps
+        if self.kind == "chunked":
+            wanted = -(-tokens // most)
+            demand(again == wanted, f"{again:g} chunks were computed again, of {wanted}")
+        if self.kind == "fused":
+            demand(seen["fused"] > 0, "torch's fused operation did not run")
+        if self.kind == "cut":
+            demand(layer.cross_entropy is functions.cut, "another function takes the loss")
+        return {
+            "vocabulary": layer.out_features,
+            "tokens": tokens,
+            "logit_rows_at_once": rows,
+            "largest_logits_bytes": seen["bytes"],
+            "recomputed": again,
+        }

@@ -1,0 +1,109 @@
+"""A loss over a vocabulary: each way of computing it gives the loss and the gradients of the plain
+one, in training and of tensors; the model it is the loss of; and what is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import SUBJECT, TINY
+
+from harness.resolve import resolve
+from harness.subjects.masked import Masked
+from harness.system import requirements
+from strategies import parse
+from strategies.base import BadInput
+from strategies.losses import functions
+
+WORDS = 512
+TOKENS = dataclasses.replace(
+    TINY, model=f"DiT-T/8:tokens={WORDS}", objective="masked", data="synthetic"
+)
+
+
+def gradients(function, dtype=torch.float64) -> list[torch.Tensor]:
+    """The loss, and its gradients by hidden states, weight and bias."""
+    made = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(s, generator=made) for s in ((37, 16), (WORDS, 16), (WORDS,)))
+    given = [t.to(dtype).requires_grad_() for t in (x, weight, bias)]
+    targets = torch.randint(0, WORDS, (37,), generator=made)
+    targets[::3] = functions.IGNORED
+    loss = function(*given, targets)
+    return [loss.detach(), *torch.autograd.grad(loss, given)]
+
+
+def without(function):
+    """A control: what is ignored counts too."""
+
+    def run(x, weight, bias, targets):
+        return function(x, weight, bias, targets.clamp_min(0))
+
+    return run
+
+
+@pytest.mark.parametrize("function", [functions.chunked(4), functions.fused])
+def test_loss_and_gradients_are_those_of_all_logits(function):
+    wanted = gradients(functions.full, torch.float32)
+    for found, exact in zip(gradients(function, torch.float32), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(gradients(without(function), torch.float32)[0], wanted[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("text", ["cross_entropy", "cross_entropy:kind=fused", "checkpoint"])
+def test_a_training_over_tokens_is_the_same_with_each(text, train_here):
+    _, usual = train_here(TOKENS, 3)
+    _, other = train_here(dataclasses.replace(TOKENS, recipe=f"single+{text}"), 3)
+    for mine, theirs in zip(other.losses, usual.losses, strict=True):
+        assert float(mine) == pytest.approx(float(theirs), rel=1e-5)
+    for mine, theirs in zip(other.norms, usual.norms, strict=True):
+        assert float(mine) == pytest.approx(float(theirs), rel=1e-4)
+
+
+def test_only_hidden_tokens_count_and_the_more_the_smaller_t():
+    seen = []
+
+    def predict(pair, t):
+        seen.append(pair)
+        return torch.zeros(1)
+
+    x = torch.arange(64).expand(2, -1)
+    noise = torch.linspace(0.01, 0.99, 64).expand(2, -1)
+    Masked().loss(predict, x, torch.tensor([0.0, 0.99]), noise)
+    shown, wanted = seen[0].unbind(1)
+    hidden = shown == Masked.HIDDEN
+    assert hidden[0].all() and 0 < hidden[1].sum() < 4
+    assert torch.equal(wanted[hidden], x[hidden]) and (wanted[~hidden] == functions.IGNORED).all()
+    assert torch.equal(shown[~hidden], x[~hidden])
+
+
+def test_a_model_s_loss_is_that_of_its_logits():
+    subject = resolve(TOKENS).subject
+    module = subject.build(0, "awake").eval()
+    x, y = (t[:2] for t in subject.samples().values())
+    wanted = torch.where(torch.arange(x.shape[1]) % 2 == 0, x, functions.IGNORED)
+    shown, t = torch.where(wanted < 0, x, -1), torch.tensor([0.3, 0.6])
+    logits = module(shown, t, y)
+    assert logits.shape == (*x.shape, WORDS) and logits.std() > 0
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="sum")
+    found = subject.predict(module, torch.stack([shown, wanted], 1), t, {"y": y})
+    torch.testing.assert_close(found, loss.reshape(1) / x.numel())
+
+
+def test_what_cannot_be_is_refused_by_name(monkeypatch):
+    cut = parse("single+cross_entropy:kind=cut")
+    subject = resolve(TOKENS).subject
+    assert "kind=fused, which runs on a CPU" in cut.refusal(cut.launch("cpu", 1, subject))
+    assert cut.refusal(cut.launch("cuda", 1, subject)) is None
+    plain = parse("single+cross_entropy")
+    assert "DiT-T/8 has no layer over a vocabulary" in plain.refusal(
+        plain.launch("cpu", 1, SUBJECT)
+    )
+    for model in ("DiT-T/8:tokens=one", "DiT-T/8:tokens=8,tokens=9", "DiT-T/8:tokens=1"):
+        with pytest.raises(BadInput, match="tokens is"):
+            resolve(dataclasses.replace(TOKENS, model=model))
+    with pytest.raises(BadInput, match="give --objective masked"):
+        resolve(dataclasses.replace(TOKENS, objective="flow"))
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
+    lack = requirements.lacks("linear_cross_entropy", None, TOKENS)
+    assert "no linear_cross_entropy" in lack.reason and "kind=chunked" in lack.way_out
