@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -137,23 +139,40 @@ def _strategies(machine: Machine) -> list[tuple[Any, ...]]:
     return rows
 
 
-COMPANY = ("ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0")
+COMPANY = (
+    "ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0", "single+lora",
+    "zero1",
+)  # fmt: skip
 """What a strategy may be run with: the first that it does not refuse shows whether it can run."""
-PROCESSES = 2
+TOKENS = {"model": "DiT-S/4:tokens=1024", "objective": "masked", "data": "synthetic"}
+TRAINED: tuple[dict[str, str], ...] = ({}, TOKENS)
+"""What it may train: latents, or tokens, whose loss some strategies are about."""
+PROCESSES = (2, 4)
 """Without GPUs any machine can start as many processes as sharding needs."""
 
 
 def why_not(name: str, machine: Machine) -> Lack | None:
     """What stands against a plain run of the strategy ``name`` here."""
+    runs = list(_plain_runs(name, machine))
+    resolved = next((run for run in runs if not run.refusal), runs[0])
+    if resolved.refusal:
+        return Lack(resolved.refusal, "see ./run.sh list")
+    return obstacle(resolved, machine)
+
+
+def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
+    """Runs that are about the strategy, the plainest first."""
     kind = CATALOG[name]
     sharding = kind.slot is Slot.SHARD
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
     recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
-    tried = [_plain_run(recipe, machine, workload) for recipe in recipes if _parses(recipe)]
-    resolved = next((run for run in tried if not run.refusal), tried[0])
-    if resolved.refusal:
-        return Lack(resolved.refusal, "see ./run.sh list")
-    return obstacle(resolved, machine)
+    counts = (len(machine.gpus) or 1,) if machine.device == "cuda" else PROCESSES
+    subjects = TRAINED if workload == TRAIN else ({},)
+    for trained, processes, recipe in itertools.product(subjects, counts, recipes):
+        if _parses(recipe):
+            count = 1 if parse(recipe).alone(machine.device) else processes
+            shared = {"device": machine.device, "processes": count, "global_batch": 64 * count}
+            yield resolve(Spec(recipe=recipe, workload=workload, **shared, **trained))
 
 
 def _parses(recipe: str) -> bool:
@@ -162,18 +181,3 @@ def _parses(recipe: str) -> bool:
         return bool(parse(recipe))
     except Conflict:
         return False
-
-
-def _plain_run(recipe: str, machine: Machine, workload: str) -> Resolved:
-    on_gpus = machine.device == "cuda"
-    processes = max(1, len(machine.gpus)) if on_gpus else PROCESSES
-    if parse(recipe).alone(machine.device):
-        processes = 1
-    spec = Spec(
-        recipe=recipe,
-        device=machine.device,
-        processes=processes,
-        global_batch=64 * processes,
-        workload=workload,
-    )
-    return resolve(spec)

@@ -19,6 +19,7 @@ from harness.spec import Spec
 from harness.system import gpu_state, gpus, probe
 from harness.system import machine as machines
 from harness.system.requirements import lacks, needed_ops, notes, obstacle
+from strategies import CATALOG
 from tests.made.machines import machine
 
 GIB = 2**30
@@ -249,6 +250,14 @@ def test_the_probe_here() -> None:
 def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: Path) -> None:
     found = doctor.why_not(name, machine(tmp_path))
     assert (lack in found.reason and found.way_out) if lack else found is None
+
+
+def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -> None:
+    """A part that only wants other company (a master, four processes, a vocabulary) can run."""
+    found = {name: doctor.why_not(name, machine(tmp_path)) for name in CATALOG}
+    refused = {name for name, lack in found.items() if lack}
+    assert refused > {"tf32", "sparse24"}
+    assert {name for name in refused if "./run.sh list" in found[name].way_out} == set()
 
 
 @pytest.mark.parametrize(
