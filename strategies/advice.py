@@ -11,6 +11,7 @@ LIGHTER = {
     "ddp": ("zero1", "zero2", "zero3"),
     "zero1": ("zero2", "zero3"),
     "zero2": ("zero3", "zero2_offload"),
+    "zero1_offload": ("zero2_offload", "zero3_offload"),
     "zero2_offload": ("zero3_offload",),
     "zero3": ("zero3_offload",),
     "fsdp2": ("fsdp2_offload", "zero3_offload"),

@@ -59,6 +59,7 @@ PRETENCES = {
     "zero1": ["zero2", "zero2_offload"],
     "zero2": ["zero1", "zero2_offload"],
     "zero3": ["zero3_offload"],
+    "zero1_offload": ["zero1"],
     "zero2_offload": ["zero2"],
     "zero3_offload": ["zero3", "zero3_nvme"],
 }

@@ -200,4 +200,4 @@ def test_long_tells_memory_and_time_against_tokens():
     assert plain["Recipe"] == "single" and shared["Processes"] == "2"
     assert (plain["T=256 MiB"], shared["T=256 MiB"]) == ("256.0", "128.0")
     assert plain["Memory ~ T^"] == shared["Memory ~ T^"] == "1.00"
-    assert float(plain["T=64 ms"]) > 0 and plain["Step time ~ T^"] == "0.00"
+    assert float(plain["T=64 ms"]) > 0 and abs(float(plain["Step time ~ T^"])) < 0.05
