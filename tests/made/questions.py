@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from harness import ROOT
 
@@ -37,24 +38,26 @@ def printed(command: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
 
-def remade(page: str, chosen: set[int]) -> str:
-    """The page with the outputs of the chosen commands made anew; of all where none is chosen."""
-    count = 0
+def remade(page: str, outputs: Mapping[str, str]) -> str:
+    """The page with the outputs of some commands."""
 
     def new(match: re.Match[str]) -> str:
-        nonlocal count
-        count += 1
-        if chosen and count not in chosen:
-            return match[0]
-        print(match[1], file=sys.stderr)
-        return f"```\n{match[1]}\n\n{printed(match[1])}\n```"
+        output = outputs.get(match[1])
+        return match[0] if output is None else f"```\n{match[1]}\n\n{output}\n```"
 
     return BLOCK.sub(new, page)
 
 
+def main(numbers: list[int]) -> None:
+    """Run the commands of these numbers, of all where there is none, and write the page."""
+    commands = [command for command, _ in shown(PAGE.read_text())]
+    for number in numbers or range(1, 1 + len(commands)):
+        command = commands[number - 1]
+        print(command, file=sys.stderr)
+        output = printed(command)
+        # The page as it is by now, and after each: what was made stays where a later one fails.
+        PAGE.write_text(remade(PAGE.read_text(), {command: output}), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for number in [int(word) for word in sys.argv[1:]] or range(
-        1, 1 + len(shown(PAGE.read_text()))
-    ):
-        # Each by itself, so that what was made stays where a later one is interrupted.
-        PAGE.write_text(remade(PAGE.read_text(), {number}), encoding="utf-8")
+    main([int(word) for word in sys.argv[1:]])
