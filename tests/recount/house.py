@@ -30,6 +30,7 @@ WORDS = {
     ("command", "what it does", "read on"),
     ("strategy", "place", "what it does", "losses"),
     ("suite", "what it tells"),
+    ("strategy", "what it does here", "evidence"),
     ("station", "what"),
     ("Goal", "Measured"),
     ("file", "what it is"),
