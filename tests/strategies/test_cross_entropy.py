@@ -81,6 +81,7 @@ def test_a_model_s_loss_is_that_of_its_logits():
     subject = resolve(TOKENS).subject
     module = subject.build(0, "awake").eval()
     x, y = (t[:2] for t in subject.samples().values())
+    assert subject.size_in_words == "16 tokens"
     wanted = torch.where(torch.arange(x.shape[1]) % 2 == 0, x, functions.IGNORED)
     shown, t = torch.where(wanted < 0, x, -1), torch.tensor([0.3, 0.6])
     logits = module(shown, t, y)

@@ -68,6 +68,10 @@ class TokenDit(Dit):
         rest = ",".join(word for word in options.split(",") if not word.startswith(KEY))
         return presets.shape_of(f"{preset}:{rest}" if rest else preset)
 
+    @property
+    def size_in_words(self) -> str:
+        return f"{self.data.sample_shape[0]} tokens"
+
     # ---- what it is: all of it read off one forward pass ----
 
     parameters, sizes = Subject.parameters, Subject.sizes
