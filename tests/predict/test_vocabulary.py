@@ -1,0 +1,49 @@
+"""The table of docs/models.md: what a loss over a vocabulary holds, predicted again."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import ROOT
+from harness.predict import pool
+from harness.resolve import resolve
+from harness.spec import Spec
+
+PAGE = ROOT / "docs" / "models.md"
+PARTS = {
+    "full": "",
+    "chunked": "+cross_entropy",
+    "fused": "+cross_entropy:kind=fused",
+}
+
+
+def table() -> dict[int, tuple[dict[str, int], float]]:
+    """Vocabulary -> MiB by kind, and the share said to be saved."""
+    head, rule, *rest = PAGE.read_text().partition("| vocabulary | full |")[2].splitlines()
+    assert head.startswith(" chunked | fused | saved") and rule.startswith("|--:")
+    rows = [line.strip("|").split("|") for line in rest[: rest.index("")]]
+    found = {}
+    for words, *numbers, saved in rows:
+        mib = dict(zip(PARTS, map(int, numbers), strict=True))
+        found[int(words.replace(",", ""))] = mib, float(saved.split()[0])
+    return found
+
+
+def test_what_is_saved_is_the_least_beside_all_logits():
+    rows = table()
+    assert len(rows) == 4
+    for mib, saved in rows.values():
+        digits = 1 if saved < 1 else 0
+        assert round(100 * (1 - min(mib.values()) / mib["full"]), digits) == saved
+
+
+@pytest.mark.parametrize("words", [8192, 131072])
+def test_the_peaks_are_what_is_predicted(words, tmp_path):
+    said, _ = table()[words]
+    spec = dict(
+        model=f"DiT-B/2:tokens={words}", objective="masked", data="synthetic", device="cuda",
+        global_batch=16,
+    )  # fmt: skip
+    rows = [resolve(Spec(recipe=f"single+bf16{part}", **spec)) for part in PARTS.values()]
+    for kind, found in zip(said, pool.predict_all(rows, tmp_path), strict=True):
+        assert found.steady.bytes / 2**20 == pytest.approx(said[kind], abs=1), kind
