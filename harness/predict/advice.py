@@ -156,6 +156,7 @@ def _gpus(row: Resolved) -> Iterator[Step]:
 KNOBS: dict[str, Callable[[Resolved], Iterator[Step]]] = {
     "recompute": _places(Slot.RECOMPUTE, RECOMPUTE, "no checkpoints"),
     "precision": _places(Slot.PRECISION, PRECISION),
+    "frozen weights": _places(Slot.CAST, ("cast:to=fp8", "cast:to=int8"), "as they are"),
     "optimizer": _places(Slot.OPTIMIZE, OPTIMIZE),
     "step": _places(Slot.STEP, ("optimizer_in_backward",), "after backward"),
     "trained": _trained,

@@ -30,7 +30,7 @@ DEFAULT_PIXELS = 256
 PUBLIC_ALONE = [
     "single+bf16_pure+lora:rank=16",
     "single+bf16_pure+lora:rank=16+checkpoint",
-    "single+bf16_pure+qlora:rank=16+checkpoint",
+    "single+bf16_pure+cast:to=fp8+lora:rank=16+checkpoint",
     "single+bf16_pure+checkpoint+adam8bit",
     "single+bf16_pure+checkpoint+optimizer_in_backward",
     "single+bf16+checkpoint",
