@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
     told = "which (default: default, or sampling); ./run.sh list names them"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
-    told = "recipes instead, with the settings of the usual suite; the first is the reference"
+    told = (
+        "recipes instead, the first the reference (default: none, a suite, whose settings they get)"
+    )
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)
     add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
     told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"

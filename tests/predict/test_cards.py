@@ -77,7 +77,12 @@ def test_cards_share_predictions_with_their_kind_alone(monkeypatch, tmp_path):
     old, usual, new = (pool.path_of(row, tmp_path, kind) for kind in attention.ORDERS)
     assert len({old, usual, new}) == 3
     prediction(3).write(usual)
-    monkeypatch.setattr(pool, "_run", lambda *given: ("asked anew", ""))
+
+    def ended(run):
+        run.reason = "asked anew"
+        return iter(())
+
+    monkeypatch.setattr(pool.Run, "ended", ended)
     assert pool.predict_all([row], tmp_path, kind="flash")[0].method == "trace"
     assert "asked anew" in pool.predict_all([row], tmp_path, kind="cudnn")[0].reason
     here = dataclasses.replace(row, spec=dataclasses.replace(row.spec, device="cpu"))
