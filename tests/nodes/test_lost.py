@@ -100,7 +100,7 @@ def test_a_link_that_is_cut(row):
     status, reason = row.ended()
     assert status is Status.NODE_LOST, reason
     # On a busy machine the other's files may fall silent first: the same node either way.
-    assert re.match(r"node 1 \(n2\) stopped answering in phase measure, step \d+: it ", reason)
+    assert re.match(r"node 1 \(n2\) stopped answering in phase measure(, step \d+)?: it ", reason)
 
 
 @by_hand

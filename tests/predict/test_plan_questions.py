@@ -42,6 +42,7 @@ def world(monkeypatch):
         return [none if str(r.recipe) in lost else prediction(need(r)) for r in rows]
 
     monkeypatch.setattr(pool, "predict_all", predict_all)
+    monkeypatch.setenv("COLUMNS", "120")  # no sentence of an answer is folded
     return lost
 
 
@@ -202,6 +203,7 @@ def test_much_host_memory_is_part_of_the_answer(monkeypatch, capsys):
         return [dataclasses.replace(found, host=host) for _ in rows]
 
     monkeypatch.setattr(pool, "predict_all", predict_all)
+    monkeypatch.setenv("COLUMNS", "120")
     assert plan("24GiB", "zero3_offload+bf16") == 0
     assert "5.5 of 24.0 GiB, and 300.0 GiB of host memory" in capsys.readouterr().out
 

@@ -66,7 +66,7 @@ def test_it_is_taken_when_everything_has_been_measured(monkeypatch, tmp_path):
             lambda *_, name=name, result=result, **more: (order.append(name), result)[1],
         )
     monkeypatch.setattr(measure, "_watch", lambda bench: SimpleNamespace(end=lambda gathered: None))
-    rest = {"_begin": None, "_record": [], "_measured": None, "_result": None}
+    rest = {"_begin": None, "_record": [], "measured_rank": None, "result_of": None}
     bench = SimpleNamespace(
         run=SimpleNamespace(trained=None),
         step=None,

@@ -117,7 +117,7 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
         assert row.status is Status.OK, row.reason
         close = 0.01 if row.spec.model == WAN else 0.005  # the miniature: 2 kB of 0.4 MB
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=close)
-    buckets = 4 * resolve(one).subject.sizes.total
+    buckets = 4 * resolve(alone).subject.sizes.total
     assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
 
 
