@@ -5,6 +5,7 @@ Imports torch: import it where torch is there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,12 +39,22 @@ def shown(layer: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
     without the bias."""
     device = next(tensor.device for tensor in _tensors(layer))
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        eye, bias = torch.eye(inputs, dtype=dtype, device=device), layer.bias.clone()
-        layer.bias.zero_()  # taken off afterwards it would round
-        try:
+        eye = torch.eye(inputs, dtype=dtype, device=device)
+        with _without(layer.bias):  # taken off afterwards it would round
             return layer(eye).float().t()
-        finally:
-            layer.bias.copy_(bias)
+
+
+@contextlib.contextmanager
+def _without(bias: Tensor | None) -> Iterator[None]:
+    """While it lasts a layer's bias, if it has one, is zero."""
+    kept = None if bias is None else bias.clone()
+    if bias is not None:
+        bias.zero_()
+    try:
+        yield
+    finally:
+        if bias is not None:
+            bias.copy_(kept)
 
 
 def most_levels(weight: Tensor, together: int) -> int:

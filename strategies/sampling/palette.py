@@ -43,6 +43,10 @@ class Palette(Stored):
             )
         return super().refuses(launch)
 
+    @property
+    def bits_each(self) -> int:
+        return self.bits
+
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.sampling.palettes import palettize
 

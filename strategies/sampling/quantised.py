@@ -25,6 +25,8 @@ class Int8(Stored):
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); torchao.Int8WeightOnlyConfig"
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
 
+    bits_each: ClassVar[int] = 8
+
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.sampling.int8 import quantize
 
@@ -47,6 +49,8 @@ class Nf4(Stored):
     name: ClassVar[str] = "nf4"
     source: ClassVar[str] = "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes"
     needs: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
+
+    bits_each: ClassVar[int] = 4
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.adapters.nf4 import quantize

@@ -30,6 +30,11 @@ class Stored(Strategy):
         """Replace the layers of these names."""
         raise NotImplementedError
 
+    @property
+    def bits_each(self) -> int:
+        """Bits of a weight, scales and palettes left out."""
+        raise NotImplementedError
+
     def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
         """Bytes up to which weights of these shapes [out, in] may be held, scales included, where
         a float of theirs takes ``itemsize``."""
@@ -53,8 +58,10 @@ class Stored(Strategy):
         shapes = [(layer.out_features, layer.in_features) for layer in found]
         dtype, held = trained.subject.dtype(trained.module), layers.held_bytes(found)
         most = self.most_bytes(shapes, dtype.itemsize)
-        demand(held <= most, f"{held} bytes hold the weights of {len(found)} layers, not {most}")
         elements = sum(out * width for out, width in shapes)
+        least = elements * self.bits_each // 8
+        told = f"{held} bytes hold the weights of {len(found)} layers, not {least} to {most}"
+        demand(least <= held <= most, told)
         seen = max(self._seen(trained, name) for name in (names[0], names[-1]))
         return {
             "layers": len(found),

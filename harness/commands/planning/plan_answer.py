@@ -11,7 +11,7 @@ from harness.predict.ways_out import Ways
 from harness.report.figures.units import GIB
 
 __all__ = [
-    *("ADAPTED", "answer", "answers", "gib", "is_close", "kind_of_sample", "rate"),
+    *("ADAPTED", "answer", "answers", "gib", "is_close", "kind_of_sample", "largest", "rate"),
     *("rate_in_words", "where"),
 ]
 
@@ -94,9 +94,14 @@ def _explained(fit: Fit) -> str:
     instant = fit.prediction.peak
     if instant is None:
         return "not traced"
-    largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{gib(size)} GiB {name.replace('_', ' ')}" for name, size in largest if size >= SMALL]
+    parts = [f"{gib(size)} GiB {name}" for name, size in largest(instant, 3)]
     return f"{where(instant)}: {', '.join(parts) or 'nothing that is large'}"
+
+
+def largest(instant: Instant, count: int) -> list[tuple[str, int]]:
+    """Up to ``count`` categories that hold most at an instant, in words, and their bytes."""
+    ordered = sorted(instant.categories.items(), key=lambda item: -item[1])[:count]
+    return [(name.replace("_", " "), size) for name, size in ordered if size >= SMALL]
 
 
 def where(instant: Instant) -> str:

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-from harness.commands.planning.plan_answer import gib, is_close, rate_in_words
+from harness.commands.planning.plan_answer import gib, is_close, largest, rate_in_words
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
-from harness.report.figures.units import GIB
 
 __all__ = ["check_line"]
-
-SMALL = GIB // 20
 
 
 def check_line(fit: Fit, ways: Ways | None) -> str:
@@ -47,8 +44,7 @@ def _why(fit: Fit) -> str:
     instant = fit.prediction.peak
     if instant is None:
         return ""
-    largest = sorted(instant.categories.items(), key=lambda item: -item[1])[:2]
-    parts = [f"{gib(size)} {name.replace('_', ' ')}" for name, size in largest if size >= SMALL]
+    parts = [f"{gib(size)} {name}" for name, size in largest(instant, 2)]
     return f" (at its peak in {instant.phase} {', '.join(parts)})"
 
 

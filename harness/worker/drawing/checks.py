@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.resolve import Resolved
 from harness.result import Check
 from harness.worker.drawing.batch import Drawing, digest, noise_of
+from strategies.evidence.updates import relative_error
 
 __all__ = ["AGAIN", "audit"]
 
@@ -30,7 +31,7 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
     """
     spec, trained = resolved.spec, drawing.trained
     accelerator, shape = trained.accelerator, resolved.subject.data.sample_shape
-    apart = float((drawing.drawn - kept).double().norm() / kept.double().norm())
+    apart = relative_error(drawing.drawn.double(), kept.double())
     gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
     rows = [
         ("processes", 1, accelerator.num_processes),

@@ -29,6 +29,7 @@ from harness.worker.measuring.bench import Bench
 from harness.worker.measuring.gpu_watch import GpuWatch
 from harness.worker.measuring.meter import make_meter
 from harness.worker.status import Reporter
+from strategies.evidence.updates import relative_error
 from strategies.evidence.watching import observe_step
 
 __all__ = ["PICTURE", "measure"]
@@ -79,7 +80,7 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result:
         {"started": started, "evidence": evidence},
     )  # fmt: skip
     result.parameters = resolved.subject.parameters  # codes are not the weights they stand for
-    result.drawn = _drawn(resolved, kept, alone, _relative(moved, kept))
+    result.drawn = _drawn(resolved, kept, alone, relative_error(moved.double(), kept.double()))
     return result
 
 
@@ -152,10 +153,6 @@ def _alone(bench: DrawingBench) -> list[float]:
         seconds.append(time.perf_counter() - start)
         bench.reporter.at(bench.resolved.spec.steps + index)
     return seconds[1:]
-
-
-def _relative(moved: Tensor, kept: Tensor) -> float:
-    return float((moved - kept).double().norm() / kept.double().norm())
 
 
 def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) -> Drawn:

@@ -15,7 +15,7 @@ from strategies.sampling.quantised import Int8, Nf4
 from tests.made.stubs.parts import Table, nothing
 
 AS_BF16 = {"mixed_precision": "bf16"}
-INT8, PALETTE = Int8.store, Palette.store
+INT8, NF4, PALETTE = Int8.store, Nf4.store, Palette.store
 
 
 def first_block(self, module, subject):
@@ -61,6 +61,7 @@ LOST: Table = {
     "fp16_pure over float32": ("single+fp16_pure", Fp16Pure, "edit_model", IN_HALF),
     "int8 of nothing": ("single+int8", Int8, "edit_model", nothing),
     "int8 of one block": ("single+int8", Int8, "edit_model", first_block),
+    "int8 in 4 bits": ("single+int8", Int8, "store", NF4),
     "nf4 of nothing": ("single+nf4", Nf4, "edit_model", nothing),
     "nf4 of one block": ("single+nf4", Nf4, "edit_model", first_block),
     "nf4 in 8 bits": ("single+nf4", Nf4, "store", INT8),
