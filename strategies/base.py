@@ -179,7 +179,7 @@ class Attachment(Protocol):
 
     def makers(self) -> Iterable[Any]:
         """Methods that allocate in another place than that of their operands
-        (``strategies.engine.Maker``)."""
+        (``strategies.holdings.Maker``)."""
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, saved beside the engine's checkpoint."""
@@ -189,7 +189,7 @@ class Attachment(Protocol):
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
         """Restore it from what all ranks of another number gave; ``pieces`` are the fragments of
-        the parameters that each of those ranks had (``strategies.engine.Fragment``).
+        the parameters that each of those ranks had (``strategies.holdings.Fragment``).
 
         Raises:
             BadInput: it cannot be cut anew.

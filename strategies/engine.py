@@ -22,14 +22,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Attachment, Settings
 from strategies.evidence.observed import Observed
 from strategies.evidence.stored import stored, tensors
+from strategies.holdings import Fragment, Holdings, Maker, Told
+from strategies.imitation import Imitation
 from strategies.launch_file import LaunchFile
+from strategies.layout import Layout
 from strategies.settled import Settled
 from strategies.sizes import Sizes
 from strategies.subject import Subject
@@ -43,17 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STEP_PHASES",
-    "Books",
     "Engine",
-    "Fragment",
-    "Holdings",
-    "Imitation",
     "Launch",
-    "Layout",
-    "Maker",
     "NoOptimizer",
     "Sampling",
-    "Told",
     "Trained",
     "Workload",
 ]
@@ -63,55 +59,6 @@ STEP_PHASES = ("forward", "backward", "optimizer")
 The phases of a whole run are ``harness.phases.RUN_PHASES``."""
 Enter = Callable[[str], None]
 """Called with one of ``STEP_PHASES`` where that phase begins."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How ranks are used; the product of all degrees is the number of ranks.
-
-    Samples are divided by ``replicate`` and ``shard`` alone: ranks that differ in the others work
-    on the same samples. Ranks are counted as torch's device meshes count them, ``tensor`` fastest,
-    then ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Ranks that have parts of the same
-    samples share weights as any others do: an engine shards over ``sharers``.
-    """
-
-    replicate: int = 1
-    shard: int = 1
-    tensor: int = 1
-    sequence: int = 1
-    pipeline: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Processes of the job."""
-        return self.data * self.tensor * self.sequence * self.pipeline
-
-    @property
-    def data(self) -> int:
-        """The data-parallel degree: into how many shares a global batch is cut."""
-        return self.replicate * self.shard
-
-    @property
-    def sharers(self) -> int:
-        """Among how many ranks weights are cut, where they are."""
-        return self.shard * self.sequence
-
-    def share(self, rank: int) -> int:
-        """Which of the ``data`` shares of a global batch ``rank`` works on."""
-        return rank // (self.tensor * self.sequence) % self.data
-
-    def part(self, rank: int) -> int:
-        """Which of the ``sequence`` parts of its samples ``rank`` works on."""
-        return rank // self.tensor % self.sequence
-
-    def cut(self, parts: int) -> Layout:
-        """The same ranks, of which so many neighbours have a part each of the same samples; as it
-        is where the ranks do not come in such groups."""
-        name = "shard" if self.shard > 1 else "replicate"
-        degree = getattr(self, name)
-        if degree % parts:
-            return self
-        return replace(self, **{name: degree // parts}, sequence=self.sequence * parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,134 +73,6 @@ class Workload:
     clip: float
     sizes: Sizes
     scratch: Path
-
-
-class Fragment(NamedTuple):
-    """A piece of the parameter ``name`` in this rank's ``shard``: ``numel`` elements from ``start``
-    of the shard, which are those from ``offset`` of the flattened parameter."""
-
-    name: str
-    shard: int
-    start: int
-    numel: int
-    offset: int
-
-
-class Holdings(NamedTuple):
-    """What a rank holds between two steps: category (``harness.memory.categories``) -> tensors.
-
-    ``hidden``: bytes of communication buckets that C++ holds, where no Python tensor shows them.
-    ``seen``: addresses of storages of those buckets that Python did get to see (a communication
-    hook is given them), so that they are not counted twice. ``host``: tensors that the engine keeps
-    in host memory, whether or not they are in ``tensors``: on a machine without a GPU their
-    devices cannot tell, so these are the engine's own lists, not its settings.
-    """
-
-    tensors: dict[str, list[Any]]
-    hidden: int = 0
-    seen: frozenset[int] = frozenset()
-    host: tuple[Any, ...] = ()
-
-
-class Maker(NamedTuple):
-    """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
-    (``harness.memory.categories``; empty: as elsewhere) if the step is in one of ``phases``; empty
-    means in any. ``place``, "device" or "host": where that is kept; empty: where what it is made of
-    is kept. ``pinned``: on a GPU that host memory is pinned. ``beside``: on a GPU its copies run
-    beside the computation."""
-
-    owner: Any
-    method: str
-    category: str
-    phases: tuple[str, ...] = ()
-    place: str = ""
-    pinned: bool = False
-    beside: bool = False
-
-
-class Told(NamedTuple):
-    """What an engine's library says of itself after a run, for the audit to compare; None where it
-    says nothing, and the audit then looks elsewhere (the optimizer's state, the loop's log).
-
-    ``steps``: optimizer steps taken, those before a resume too. ``clip``: the limit of the gradient
-    norm that it applies by itself; 0.0: none. ``accumulation``: micro batches a step.
-    ``micro_batch``: samples a rank. ``loss_scale``: of float16, now. ``config``: the settings that
-    it ran with, as plain data for the result file. ``swapped_bytes``: what this rank has in files.
-    """
-
-    steps: int | None = None
-    clip: float | None = None
-    accumulation: int | None = None
-    micro_batch: int | None = None
-    loss_scale: float | None = None
-    config: dict[str, Any] | None = None
-    swapped_bytes: int = 0
-
-
-class Books(Protocol):
-    """Where an imitation records what no op of a traced training shows; the tracer of a prediction
-    is one (``harness.predict.tracing.trace``)."""
-
-    def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
-        """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
-        ``op`` (a name for the reader). Call the result to record that they are freed."""
-
-    def pin(self, tensor: Any, pinned: bool = True) -> None:
-        """Count a tensor in host memory as what it takes where it is ``pinned``
-        (``strategies.sizes.pinned_block``), or, False, as its bytes after all."""
-
-    def tag(self, category: str, tensors: Iterable[Any]) -> None:
-        """Give tensors that live now their category, where they have none."""
-
-    def move(self, category: str, source: str, target: str) -> int:
-        """Count all of ``category`` that the trace has in pool ``source`` in pool ``target``
-        instead, from the start of the trace on. Returns the bytes of it that are held now."""
-
-    def work(self, phase: str, kind: str, size: int) -> None:
-        """Record ``size`` bytes moved in a phase of the step; kind is overlapped, host or nvme
-        (``harness.predict.speed.roofline.Work``)."""
-
-
-class Imitation:
-    """How a prediction stands in for an engine's launch, on tensors without storage.
-
-    Its methods are called in the order in which they stand here (``harness.predict.tracing``); the
-    defaults do nothing, which is right for an engine that runs without storage as it is.
-    ``ranks``: whether the engine wants a process group (a fake one is made).
-    """
-
-    ranks: ClassVar[bool] = True
-    shapes_in: ClassVar[tuple[str, ...]] = ()
-    """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
-    counted as the GPU's, whose tensors are on ``meta`` here as well."""
-
-    def beside(self, launch: Launch) -> frozenset[str]:
-        """The phases of a step in which collectives run beside the computation; those that the
-        imitation itself records (``Books.work``) are not meant."""
-        return frozenset()
-
-    def environment(self, launch: Launch) -> dict[str, str]:
-        """Variables that accelerate's launcher would add to a rank's environment for this engine;
-        set as long as the prediction lasts."""
-        return {}
-
-    def begin(self, launch: Launch, device: str) -> None:
-        """Called once the process group is there and before ``Accelerator`` is made: give the
-        library its view of the device. ``device`` is the device type whose tensors stand for the
-        GPU's ("meta")."""
-
-    def made(self, accelerator: Any, launch: Launch) -> None:
-        """Called with the new ``Accelerator``: set its state to what it would be on GPUs."""
-
-    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
-        """Contexts, entered before the set-up and left after the last step, that replace what needs
-        real bytes; each says why."""
-        return []
-
-    def prepared(self, trained: Trained, books: Books) -> Callable[[], None]:
-        """Called between ``Engine.ready`` and the first step: record in ``books`` what lives beside
-        the prepared objects. The result is called after the last step."""
-        return lambda: None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from harness.memory.awaited import awaited, pause
 from harness.memory.places import BY_DEVICE, DEVICE, HOST, Places, storage_of
 from harness.memory.record import Record, Storage, by_place, step_categories
 from harness.result import Categories
-from strategies.engine import Maker, Trained
+from strategies.engine import Trained
 from strategies.evidence.stored import stored, within, wrapped
+from strategies.holdings import Maker
 
 __all__ = ["BEFORE", "Tracer", "following", "register_living", "trace_step"]
 

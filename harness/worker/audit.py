@@ -19,8 +19,10 @@ from harness.result import Check, Projections
 from harness.worker.building import combined, tensor_digest
 from harness.worker.loop import Log
 from strategies.base import NotInForce
-from strategies.engine import Layout, Told, Trained
+from strategies.engine import Trained
 from strategies.evidence import states
+from strategies.holdings import Told
+from strategies.layout import Layout
 
 __all__ = ["audit", "collect_evidence", "gather", "weights_digest"]
 

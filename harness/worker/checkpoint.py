@@ -25,7 +25,8 @@ from harness.launch.checkpoints import (
     sizes,
 )
 from harness.result import write_json
-from strategies.engine import Fragment, Trained
+from strategies.engine import Trained
+from strategies.holdings import Fragment
 
 __all__ = ["latest", "restore", "save"]
 

@@ -26,7 +26,8 @@ from strategies.evidence import states
 
 if TYPE_CHECKING:
     from harness.data.feed import Batch, Feed
-    from strategies.engine import Fragment, Trained
+    from strategies.engine import Trained
+    from strategies.holdings import Fragment
 
 __all__ = ["SIGNS", "Inputs", "Watch", "project", "signs", "sums"]
 

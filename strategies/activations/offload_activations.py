@@ -9,7 +9,8 @@ from strategies.activations.host import LEAST_BYTES, Host
 from strategies.activations.parts import Recompute
 from strategies.activations.runners import runner_of, surround
 from strategies.base import Attachment, Slot, Watcher, demand
-from strategies.engine import Launch, Maker, Trained
+from strategies.engine import Launch, Trained
+from strategies.holdings import Maker
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from strategies.engine import Fragment, Maker, Trained
+from strategies.engine import Trained
+from strategies.holdings import Fragment, Maker
 
 __all__ = ["fragments", "gathered", "groups", "local", "makers", "state_of"]
 

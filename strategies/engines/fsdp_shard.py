@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from strategies import initial
-from strategies.engine import Layout
 from strategies.initial import Draw
+from strategies.layout import Layout
 
 __all__ = ["enlist", "parallelism", "settle", "shard", "stand_in"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import demand
-from strategies.engine import Engine, Holdings, Imitation
+from strategies.engine import Engine
+from strategies.holdings import Holdings
+from strategies.imitation import Imitation
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained

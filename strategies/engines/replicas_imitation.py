@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from strategies.engine import Books, Imitation
+from strategies.imitation import Books, Imitation
 
 if TYPE_CHECKING:
     from strategies.engine import Launch

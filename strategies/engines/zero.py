@@ -14,21 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import (
-    Engine,
-    Enter,
-    Fragment,
-    Holdings,
-    Imitation,
-    Layout,
-    Maker,
-    Told,
-    Workload,
-)
+from strategies.engine import Engine, Enter, Workload
 from strategies.engines import zero_effects, zero_facts, zero_settled
 from strategies.engines.zero_ops import plain_file_access
 from strategies.engines.zero_waste import Job, prices, waste
+from strategies.holdings import Fragment, Holdings, Maker, Told
+from strategies.imitation import Imitation
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
+from strategies.layout import Layout
 from strategies.settled import Settled
 from strategies.sizes import Sizes
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
-from strategies.engine import Fragment, Maker, Trained
+from strategies.engine import Trained
 from strategies.engines.zero_sizes import overlaps
 from strategies.evidence.stored import stored, tensors, within
+from strategies.holdings import Fragment, Maker
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import Watcher
-from strategies.engine import Maker, Trained
+from strategies.engine import Trained
 from strategies.evidence.stored import stored
+from strategies.holdings import Maker
 from strategies.streaming.weights import Flat, Streamed, Taken
 
 __all__ = ["Seen", "Streamer"]

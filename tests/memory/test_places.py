@@ -19,7 +19,7 @@ from harness.memory.places import BY_ENGINE
 from harness.memory.record import by_place
 from harness.memory.tracer import Tracer, trace_step
 from harness.worker.loop import optimizer_step
-from strategies.engine import Holdings, Maker
+from strategies.holdings import Holdings, Maker
 
 RECIPES = ("zero2_offload", "zero3_offload+bf16", "ddp+ema:place=cpu")
 MIB = 2**20

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.memory import tracer as tracer_module
 from harness.memory.awaited import awaited
 from harness.memory.tracer import Tracer
-from strategies.engine import Maker
+from strategies.holdings import Maker
 
 
 class Library:

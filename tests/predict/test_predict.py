@@ -18,7 +18,7 @@ from harness.predict.speed import cards, rates, roofline
 from harness.predict.speed.roofline import Work
 from harness.predict.tracing.allocator import Allocator, replay
 from strategies import CATALOG, parse
-from strategies.engine import Maker
+from strategies.holdings import Maker
 from strategies.sizes import pinned_block
 from tests.made.predictions import GIB, MIB, asked, prediction
 

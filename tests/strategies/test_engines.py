@@ -17,9 +17,10 @@ from harness import ROOT
 from harness.resolve import resolve
 from strategies import CATALOG, engines
 from strategies.base import TRAITS
-from strategies.engine import Engine, Layout
+from strategies.engine import Engine
 from strategies.engines import ENGINES
 from strategies.launch_file import FOLDER
+from strategies.layout import Layout
 from strategies.sharding import sharding_kinds
 
 BROKEN = {

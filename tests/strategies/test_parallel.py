@@ -18,7 +18,7 @@ from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from strategies import parse
-from strategies.engine import Layout
+from strategies.layout import Layout
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.parallel import LOST
