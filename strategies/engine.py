@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Attachment, Settings
+from strategies.books import Books
 from strategies.evidence.observed import Observed
 from strategies.evidence.stored import stored, tensors
 from strategies.holdings import Fragment, Holdings, Maker, Told
-from strategies.imitation import Imitation
 from strategies.launch_file import LaunchFile
 from strategies.layout import Layout
 from strategies.settled import Settled
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STEP_PHASES",
     "Engine",
+    "Imitation",
     "Launch",
     "NoOptimizer",
     "Sampling",
@@ -73,6 +74,48 @@ class Workload:
     clip: float
     sizes: Sizes
     scratch: Path
+
+
+class Imitation:
+    """How a prediction stands in for an engine's launch, on tensors without storage.
+
+    Its methods are called in the order in which they stand here (``harness.predict.tracing``); the
+    defaults do nothing, which is right for an engine that runs without storage as it is.
+    ``ranks``: whether the engine wants a process group (a fake one is made).
+    """
+
+    ranks: ClassVar[bool] = True
+    shapes_in: ClassVar[tuple[str, ...]] = ()
+    """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
+    counted as the GPU's, whose tensors are on ``meta`` here as well."""
+
+    def beside(self, launch: Launch) -> frozenset[str]:
+        """The phases of a step in which collectives run beside the computation; those that the
+        imitation itself records (``Books.work``) are not meant."""
+        return frozenset()
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """Variables that accelerate's launcher would add to a rank's environment for this engine;
+        set as long as the prediction lasts."""
+        return {}
+
+    def begin(self, launch: Launch, device: str) -> None:
+        """Called once the process group is there and before ``Accelerator`` is made: give the
+        library its view of the device. ``device`` is the device type whose tensors stand for the
+        GPU's ("meta")."""
+
+    def made(self, accelerator: Any, launch: Launch) -> None:
+        """Called with the new ``Accelerator``: set its state to what it would be on GPUs."""
+
+    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+        """Contexts, entered before the set-up and left after the last step, that replace what needs
+        real bytes; each says why."""
+        return []
+
+    def prepared(self, trained: Trained, books: Books) -> Callable[[], None]:
+        """Called between ``Engine.ready`` and the first step: record in ``books`` what lives beside
+        the prepared objects. The result is called after the last step."""
+        return lambda: None
 
 
 @dataclass(frozen=True)

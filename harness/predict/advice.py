@@ -17,6 +17,7 @@ from harness.predict.search import Largest
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved
 from strategies.base import Slot
+from strategies.streaming.block_swap import depth_of
 
 __all__ = ["SCALES", "TRIES", "Advice", "Move", "moves"]
 
@@ -136,6 +137,15 @@ def _offload(row: Resolved) -> Iterator[Step]:
         yield text, {Slot.OFFLOAD: text}, {}
 
 
+def _swap(row: Resolved) -> Iterator[Step]:
+    """Half of the blocks' weights in host memory, and all of them."""
+    if row.recipe.in_slot(Slot.SWAP):
+        yield "all stay", {Slot.SWAP: ""}, {}
+    depth = depth_of(row.subject)
+    for count in (depth // 2, depth):
+        yield f"block_swap:blocks={count}", {Slot.SWAP: f"block_swap:blocks={count}"}, {}
+
+
 def _average(row: Resolved) -> Iterator[Step]:
     for place in ("none", "cpu") if row.spec.ema > 0 else ():
         yield f"ema:place={place}", {Slot.AVERAGE: f"ema:place={place}"}, {}
@@ -167,6 +177,7 @@ KNOBS: dict[str, Callable[[Resolved], Iterator[Step]]] = {
     "frames": _sample("frames", (0.5, 2.0)),
     "sharding": _shard,
     "offload": _offload,
+    "blocks": _swap,
     "GPUs": _gpus,
 }
 """Knob -> its moves from a row."""

@@ -1,4 +1,4 @@
-"""What ``plan --largest`` can seek: batch, model, resolution, frames, rank. No torch.
+"""What ``plan --largest`` can seek: batch, model, resolution, frames, rank, resident. No torch.
 
 Each is a ladder of sizes along which one number of a spec or a recipe grows and all else stays;
 ``search`` climbs it. A size that is named was predicted by itself.
@@ -28,6 +28,7 @@ from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
+from strategies.streaming.block_swap import AT_ONCE, depth_of
 
 __all__ = ["SOUGHT", "Sought", "adapter", "ranked", "refuse", "unable"]
 
@@ -74,6 +75,32 @@ def largest_rank(
     return search(asked, ranks, gpu, folder, jobs, progress, tries)
 
 
+def most_resident(
+    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
+) -> list[Largest]:
+    """Of each recipe as many blocks as fit beside the swapped ones: the fewest to swap."""
+    depth = depth_of(asked[0].subject)
+    swapped = [*range(depth, AT_ONCE, -1), 0]
+    # Two of those that are swapped are on the device at a time.
+    weights = [float(depth - count + AT_ONCE if count else depth) for count in swapped]
+    blocks = Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
+                    named=resident_name, start=len(swapped) - 1)  # fmt: skip
+    return search(asked, blocks, gpu, folder, jobs, progress, tries)
+
+
+def swapping(resolved: Resolved, count: int) -> Resolved:
+    """The row with so many of its blocks swapped; with none, without the part that does it."""
+    recipe = edited(resolved, {Slot.SWAP: f"block_swap:blocks={count}" if count else ""})
+    return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
+
+
+def resident_name(resolved: Resolved) -> str:
+    """The size of a row of ``most_resident``: ``12 blocks swapped, 45 of 57 stay``."""
+    part, depth = resolved.recipe.in_slot(Slot.SWAP), depth_of(resolved.subject)
+    count = getattr(part, "blocks", 0)
+    return f"{count} blocks swapped, {depth - count} of {depth} stay"
+
+
 def adapter(resolved: Resolved) -> Strategy | None:
     """The part of a recipe whose adapters have a rank; None where it has none."""
     part = resolved.recipe.in_slot(Slot.ADAPT)
@@ -97,6 +124,9 @@ def unable(what: str, resolved: Resolved) -> str:
     recipe, model = resolved.recipe, resolved.spec.model
     if what == "rank" and adapter(resolved) is None:
         return f"{recipe} has no adapters, and so no rank; add lora:rank=16, or seek another size"
+    if what == "resident":
+        refusal = swapping(resolved, AT_ONCE + 1).refusal
+        return f"no block of {recipe} can be swapped: {refusal}" if refusal else ""
     if what in ("resolution", "frames") and not resolved.subject.samples_up(what):
         return f"model {model} takes samples of one number of {what}; seek batch instead"
     return ""
@@ -119,5 +149,8 @@ SOUGHT: dict[str, Sought] = {
     "resolution": Sought(words="resolution", named=sample_name, seek=climb("resolution")),
     "frames": Sought(words="number of frames", named=sample_name, seek=climb("frames")),
     "rank": Sought(words="rank", named=rank_name, seek=largest_rank),
+    "resident": Sought(
+        words="number of blocks that stay on the GPU", named=resident_name, seek=most_resident
+    ),
 }
 """What ``--largest`` takes -> how it is sought."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import demand
-from strategies.engine import Engine
-from strategies.imitation import Imitation
+from strategies.engine import Engine, Imitation
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained

@@ -15,9 +15,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import Engine, Workload
+from strategies.engine import Engine, Imitation, Workload
 from strategies.holdings import Fragment, Holdings, Maker
-from strategies.imitation import Imitation
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
 

@@ -22,10 +22,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strategies.engine import Engine
+from strategies.books import Books
+from strategies.engine import Engine, Imitation
 from strategies.engines import fsdp_shard
 from strategies.engines.launcher import arguments
-from strategies.imitation import Books, Imitation
 
 if TYPE_CHECKING:
     from strategies.engine import Launch

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import demand
-from strategies.engine import Engine
+from strategies.engine import Engine, Imitation
 from strategies.holdings import Holdings
-from strategies.imitation import Imitation
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained

@@ -9,7 +9,8 @@ from unittest import mock
 
 import torch
 
-from strategies.imitation import Books, Imitation
+from strategies.books import Books
+from strategies.engine import Imitation
 
 if TYPE_CHECKING:
     from strategies.engine import Launch

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import Engine, Enter, Workload
+from strategies.engine import Engine, Enter, Imitation, Workload
 from strategies.engines import zero_effects, zero_facts, zero_settled
+from strategies.engines.zero_inputs import give_by_place
 from strategies.engines.zero_ops import plain_file_access
 from strategies.engines.zero_waste import Job, prices, waste
 from strategies.holdings import Fragment, Holdings, Maker, Told
-from strategies.imitation import Imitation
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
 from strategies.layout import Layout
 from strategies.settled import Settled
@@ -147,6 +147,17 @@ class Zero(Engine):
         from strategies.engines.zero_fill import fill
 
         fill(accelerator, module, draw, split=self.stage == 3)
+
+    def prepare(
+        self,
+        accelerator: Any,
+        module: Any,
+        make_optimizer: Callable[[list[Any]], Any],
+        blocks: Sequence[Any],
+    ) -> tuple[Any, Any]:
+        if self.stage == 3:
+            give_by_place(module)
+        return super().prepare(accelerator, module, make_optimizer, blocks)
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines import zero_facts
+from strategies.engines import zero_facts, zero_gathered
 from strategies.evidence.settings import label
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ class Write(NamedTuple):
 @dataclass
 class Effects:
     """What one step showed. ``most`` and ``between``: bytes of gradients that parameters held, at
-    most as one arrived, and at most between two micro steps; ``weights``: the storages that the
+    most as one arrived, and at most between two micro steps; ``gathered``: elements of the weights
+    that were whole, each time that stage 3 had made some so; ``weights``: the storages that the
     model's weights were in."""
 
     most: int = 0
     between: int = 0
+    gathered: list[int] = field(default_factory=list)
     weights: frozenset[int] = frozenset()
     writes: list[Write] = field(default_factory=list)
 
@@ -74,7 +76,7 @@ def observe(trained: Trained) -> Iterator[Effects]:
     handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
     handles.append(trained.module.register_forward_pre_hook(began))
     try:
-        with _kernel_watched(trained, found.writes):
+        with _kernel_watched(trained, found.writes), zero_gathered.watched(trained, found.gathered):
             yield found
     finally:
         for handle in handles:
@@ -173,7 +175,9 @@ def evidence(trained: Trained) -> dict[str, Any]:
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
     facts |= _wire(trained)
-    facts = _gradients(trained, seen.engine, facts)
+    facts = _gradients(trained, seen.engine, facts) | zero_gathered.evidence(
+        trained, seen.engine.gathered
+    )
     return _offload(trained, seen.engine, facts)
 
 

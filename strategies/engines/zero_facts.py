@@ -19,7 +19,7 @@ from strategies.holdings import Fragment, Maker
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["evidence", "fragments", "held", "hosted", "makers", "masters", "swap_files"]
+__all__ = ["buckets", "evidence", "fragments", "held", "hosted", "makers", "masters", "swap_files"]
 
 # A shard is padded to a multiple of the group size and of DeepSpeed's alignment.
 PADDING = 0.02
@@ -56,7 +56,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     facts |= _gradients(trained) | _offload(trained)
     facts["overlap_comm"] = _overlaps(trained)
-    facts["buckets"] = _buckets(ds)
+    facts["buckets"] = buckets(ds)
     return facts
 
 
@@ -72,7 +72,7 @@ def _overlaps(trained: Trained) -> bool:
     return found
 
 
-def _buckets(ds: Any) -> dict[str, int]:
+def buckets(ds: Any) -> dict[str, int]:
     """The buffer sizes in force, in elements."""
     config = ds.config["zero_optimization"]
     sizes = ("size", "stage3_prefetch", "stage3_max", "stage3_param")

@@ -13,10 +13,10 @@ from unittest import mock
 import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-from strategies.engine import Engine
+from strategies.books import Books
+from strategies.engine import Engine, Imitation
 from strategies.engines.launcher import arguments
 from strategies.engines.zero_sizes import overlaps
-from strategies.imitation import Books, Imitation
 from strategies.sizes import pinned_block
 
 if TYPE_CHECKING:

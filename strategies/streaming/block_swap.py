@@ -11,7 +11,7 @@ from strategies.engine import Launch, Trained
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-__all__ = ["AT_ONCE", "BlockSwap", "spread"]
+__all__ = ["AT_ONCE", "BlockSwap", "depth_of", "spread"]
 
 AT_ONCE = 2
 """Blocks of them that are on the device at a time: the one at work, and the next one."""
@@ -29,6 +29,11 @@ for."""
 def spread(count: int, depth: int) -> list[int]:
     """``count`` of ``depth`` blocks, evenly: between two of them there is time for a copy."""
     return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
+
+
+def depth_of(subject: Subject) -> int:
+    """The blocks of a model, by its configuration where that says so: without building it."""
+    return sum(subject.depths.values()) or subject.dimensions.depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ class BlockSwap(Strategy):
         return frozenset({"streams_weights"})
 
     def refuses(self, launch: Launch) -> str | None:
-        traits, depth = launch.traits, launch.subject.dimensions.depth
+        traits, depth = launch.traits, depth_of(launch.subject)
         if "shards" in traits:
             return (
                 "the engine holds shards of the weights, and gathers them itself; take single or "

@@ -122,6 +122,20 @@ def in_other_types(trained: Trained) -> str:
     return answer(trained.launch.sharding, trained)
 
 
+def kept_whole(trained: Trained) -> str:
+    """What ZeRO-3's evidence says where weights stay whole because they are used again later."""
+    coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
+
+    def step() -> None:
+        trained.accelerator.backward(forward.loss_once(trained))
+        trained.micro_steps += 1
+
+    reach = "_PartitionedParameterCoordinator__max_reuse_dist_in_numel"
+    with mock.patch.object(coordinator, reach, 2**60):
+        observe_step(trained, (), step)
+    return answer(trained.launch.sharding, trained)
+
+
 def observe(resolved: Any, trained: Trained) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
     collected = real(resolved, trained)
@@ -132,6 +146,8 @@ def observe(resolved: Any, trained: Trained) -> Any:
         pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
     found = crossed(trained)
     pretending |= other_bytes(trained)
+    if "split_parameters" in trained.launch.traits:
+        pretending["kept whole"] = kept_whole(dataclasses.replace(trained))
     rank = trained.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
     (FOLDER / f"pretended{rank}.json").write_text(json.dumps(pretending))

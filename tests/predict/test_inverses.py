@@ -13,7 +13,7 @@ from harness.predict import inverses, pool, workspace
 from harness.predict.speed import cards
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from strategies.base import BadInput
+from strategies.base import BadInput, Slot
 from tests.made.predictions import GIB, prediction
 
 CARD = cards.of_size(24 * GIB)
@@ -50,6 +50,7 @@ NEEDS = {
     "resolution": lambda row: 4 + 4e-5 * tokens(row),
     "frames": lambda row: 4 + 4e-5 * tokens(row),
     "rank": by_rank,
+    "resident": lambda row: 10 + 0.6 * (30 - getattr(row.recipe.in_slot(Slot.SWAP), "blocks", 0)),
     "rank in lumps": lambda row: 4 + 0.64 * (inverses.adapter(row).rank * 5 // 64),
 }
 
@@ -68,14 +69,16 @@ def test_the_largest_and_its_neighbour_are_found(what, monkeypatch, tmp_path):
     (one,) = inverses.SOUGHT[what].seek([row], CARD, tmp_path, 1, Quiet())
     assert one.exact and one.tried == len(tried) <= 10
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
-    if what != "rank":
+    if what in ("resolution", "frames"):
         # What was asked for is tried first, and all else stays as it was.
         assert tokens(tried[0]) == tokens(row)
         sizes = [fields for fields, _ in row.subject.samples_up(what)]
         places = [next(i for i, fields in enumerate(sizes) if fields.items() <= vars(side).items())
                   for side in (one.fits.resolved.spec, one.over.resolved.spec)]  # fmt: skip
         assert places[1] == places[0] + 1
-    fixed = {"resolution": "frames", "frames": "height", "rank": "height"}[what]
+    fixed = {"resolution": "frames", "frames": "height", "rank": "height", "resident": "height"}[
+        what
+    ]
     assert getattr(one.fits.resolved.subject.space, fixed) == getattr(row.subject.space, fixed)
 
 
@@ -93,6 +96,7 @@ BAD = {
     "rank": (["--model", "flux-dev", "--recipes", "single+bf16"], "has no adapters"),
     "frames": (["--model", "flux-dev"], "takes samples of one number of frames"),
     "model": (["--model", "flux-dev"], "comes in one size"),
+    "resident": (["--model", "flux-dev", "--recipes", "zero3+bf16"], "no block of zero3+bf16"),
 }
 
 

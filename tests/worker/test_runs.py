@@ -328,14 +328,18 @@ PRETENDED = {
         ["zero2", "zero2_offload"], "5184000 bytes of gradients were alive in backward, of 5184000"
     ),
     "zero2": {"zero1": "not kept whole", "zero2_offload": "CPU Adam wrote 0 elements"},
-    "zero3": {"zero3_offload": "CPU Adam wrote 0 elements"},
+    "zero3": {"zero3_offload": "CPU Adam wrote 0 elements", "kept whole": "were whole at once"},
     "zero1_offload": {"zero1": "optimizer for host memory took the step"},
     "zero2_offload": {"zero2": "optimizer for host memory took the step"},
     "zero3_offload": {
         "zero3": "optimizer for host memory took the step",
         "zero3_nvme": "nothing goes to files",
+        "kept whole": "were whole at once",
     },
-    "zero3_nvme": {"other bytes": "1 of 3 swap files hold other bytes"},
+    "zero3_nvme": {
+        "other bytes": "1 of 3 swap files hold other bytes",
+        "kept whole": "were whole at once",
+    },
 }
 """Launch -> what else the flags were made to say of its run -> what gives it away."""
 

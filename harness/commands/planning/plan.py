@@ -77,8 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
     told = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
     add("--also", nargs="+", metavar="NAME", default=[], help=told)
-    told = "the largest micro batch (whatever B is), DiT, resolution, number of frames or rank of "
-    add("--largest", choices=tuple(SOUGHT), help=told + "adapters that fits (default: none)")
+    told = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
+    told += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
+    add("--largest", choices=tuple(SOUGHT), help=told)
     told = "of one recipe one line, and exit code 0 if it fits, 1 if not: a guard of a training"
     add("--check", action="store_true", help=told)
     told = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"

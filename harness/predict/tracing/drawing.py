@@ -11,7 +11,7 @@ from harness.predict.tracing.trace import StoragelessTracer
 from harness.predict.tracing.work import Counter
 from harness.resolve import Resolved
 from harness.worker.drawing.prepare import prepare
-from strategies.imitation import Imitation
+from strategies.engine import Imitation
 
 __all__ = ["draw"]
 

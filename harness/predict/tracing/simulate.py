@@ -31,7 +31,7 @@ from harness.predict.tracing.work import Counter
 from harness.resolve import Resolved
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
-from strategies.imitation import Imitation
+from strategies.engine import Imitation
 
 __all__ = ["simulate", "summary", "trace_bordered", "trace_training"]
 

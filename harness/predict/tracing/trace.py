@@ -110,7 +110,7 @@ class StoragelessTracer(Tracer):
         known = self.record.storages[self._live[storage._cdata][0]]
         known.size = pinned_block(size) if pinned else size
 
-    # ---- where an engine's imitation writes (strategies.imitation.Books) ----
+    # ---- where an engine's imitation writes (strategies.books.Books) ----
 
     def pin(self, tensor: torch.Tensor, pinned: bool = True) -> None:
         """A tensor of host memory is pinned, or is not, from the start."""

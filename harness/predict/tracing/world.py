@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from harness.launch import command
 from harness.resolve import Resolved
 from harness.worker.world import simulate
-from strategies.imitation import Imitation
+from strategies.engine import Imitation
 
 __all__ = ["GPU", "make_accelerator", "world"]
 
