@@ -66,54 +66,63 @@ def launched(
 ) -> Result:
     """``spec`` run by accelerate as the harness does, with another module or launch file if given,
     and further words for the worker."""
-
-    resolved = resolve(spec)
-
-    def words(port: int) -> list[str]:
-        line = command.command(resolved, folder, port=port)
-        line[line.index("harness.train")] = module
-        if file is not None:
-            line[line.index("--config_file") + 1] = str(file)
-        return [*line, *extra]
-
-    return launch.run(resolved, folder, timeout=timeout, argv=words)
+    case = Case(spec, extra, module=module, file=file)
+    return launch.run(resolve(spec), folder, timeout=timeout, argv=lambda p: case.line(folder, p))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A run among several: further words for its worker, and folders to copy (from, to) first."""
+    """A run: further words for its worker, folders to copy (from, to) first, and another module or
+    launch file than the harness would take."""
 
     spec: Spec
     words: tuple[str, ...] = ()
     copy: tuple[tuple[Path, Path], ...] = ()
+    module: str = "harness.train"
+    file: Path | None = None
+
+    def line(self, folder: Path, port: int = 0) -> list[str]:
+        """The command that starts it."""
+        line = command.command(resolve(self.spec), folder, port=port)
+        line[line.index("harness.train")] = self.module
+        if self.file is not None:
+            line[line.index("--config_file") + 1] = str(self.file)
+        return [*line, *self.words]
+
+    def asked(self, folder: Path) -> dict[str, object]:
+        """The same for ``tests.children.several``."""
+        line = self.line(folder)
+        return {
+            "line": line[line.index("launch") :],
+            "env": command.environment(resolve(self.spec)),
+            "module": self.module,
+            "words": line[line.index(self.module) + 1 :],
+            "copy": [[str(source), str(target)] for source, target in self.copy],
+            "meet": str(folder / "port"),
+        }
 
 
 def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]:
     """Results of several runs, each in the folder of its name: one start by accelerate for each
-    launch file, in which its runs follow one another."""
-    files: dict[tuple[Path, int], dict[str, Case]] = {}
+    number of processes, in which its runs follow one another."""
+    starts: dict[int, dict[str, Case]] = {}
     for name, case in cases.items():
-        file = resolve(case.spec).launch.engine.file.path
-        files.setdefault((file, case.spec.processes), {})[name] = case
-    for (file, processes), here in files.items():
-        _one_start(here, folder, folder / f"{file.stem}-{processes}")
+        starts.setdefault(case.spec.processes, {})[name] = case
+    for processes, here in starts.items():
+        _one_start(here, folder, folder / f"start-{processes}")
     return {name: load(folder / name / "result.json") for name in cases}
 
 
 def _one_start(cases: dict[str, Case], folder: Path, own: Path) -> None:
     """Leaves a result for each case; one that its worker did not write says how rank 0 failed."""
-    asked = []
-    for name, case in cases.items():
+    for name in cases:
         (folder / name).mkdir(parents=True)
-        words = [*case.spec.arguments(), "--out", str(folder / name), *case.words]
-        copy = [[str(source), str(target)] for source, target in case.copy]
-        asked.append({"words": words, "copy": copy, "meet": str(folder / name / "port")})
     own.mkdir()
+    asked = [case.asked(folder / name) for name, case in cases.items()]
     (own / "cases.json").write_text(json.dumps(asked))
-    words = ["--several", str(own / "cases.json")]
-    first = next(iter(cases.values())).spec
-    limit = 300.0 * len(cases)
-    start = launched(first, own, *words, module="tests.children.several", timeout=limit)
+    first, words = next(iter(cases.values())), ["--several", str(own / "cases.json")]
+    limit, module = 300.0 * len(cases), "tests.children.several"
+    start = launched(first.spec, own, *words, module=module, file=first.file, timeout=limit)
     for name, case in cases.items():
         if not (folder / name / "result.json").exists():
             failure, reason = folder / name / "ranks" / "rank0.failure.json", "it says nothing"
