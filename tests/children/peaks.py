@@ -23,7 +23,7 @@ from harness.memory.record import peak
 from harness.predict.tracing.simulate import trace_training
 from harness.resolve import resolve
 from harness.spec import Spec
-from tests.children.loading import imported, load
+from harness.system.imports import imported, load
 
 LIBRARIES = [
     "deepspeed.runtime.zero.stage3",
