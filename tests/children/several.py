@@ -1,39 +1,41 @@
 """The real worker for several runs in one start: ``--several CASES.json``.
 
-Started by accelerate instead of ``harness.train``, so that its processes are real ones. Each case
-is a fork of its own, for process groups and patches are global to a process; what one imports is
-there for the next. Cases may have other launch files than the start: what accelerate
-makes of a command, accelerate's own launcher says, run up to where it would start processes.
+Started by accelerate instead of ``harness.train``. Each rank of each case is a fork of its own, for
+process groups and patches are global to a process; what one case imports is there for the next.
+Cases have launch files and numbers of processes of their own: what accelerate makes of a command,
+its own launcher says, run up to where it would start processes.
 
 CASES: a list of ``line``, the words of a case's command from ``launch`` on, and ``env``, what the
-harness adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to
-``copy`` first (from, to); and the file by which its ranks ``meet``.
+harness adds to the shell's variables; the ``module`` that runs, with its ``words``; and folders to
+``copy`` first (from, to).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
 import shutil
 import sys
-import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when DeepSpeed is imported
 
+import torch
 from accelerate.commands import launch
 from torch.distributed import run as torchrun
 
 from harness import train
-from harness.launch.command import INHERITED_NAMES, free_port, inherited
-from harness.resolve import resolve
+from harness.launch.command import free_port, inherited
+from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
+from harness.system.imports import imported, load
 from harness.worker.setup import LIBRARIES
-from tests.children.loading import imported, load
 
 COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
 """What a first optimizer or a first checkpoint would import in every fork."""
@@ -43,20 +45,30 @@ class Started(Exception):
     """Raised where accelerate would start processes: their number, and their variables."""
 
 
-def libraries(words: list[str]) -> set[str]:
-    """What a worker with these words would import on its way."""
-    resolved = resolve(from_arguments(train.parse_options(words)))
-    found = {name for need in resolved.needs for name in LIBRARIES.get(need, ())}
-    return found | set(resolved.launch.engine.modules)
+def resolved(words: list[str]) -> Resolved:
+    """What a worker with these words is asked for."""
+    own = words[: words.index("--several")] if "--several" in words else words
+    return resolve(from_arguments(train.parse_options(own)))
 
 
-def launched_by(line: list[str]) -> tuple[int, dict[str, str]]:
-    """How many processes ``accelerate`` starts for this command, and with which variables."""
+def prepare(asked: Resolved) -> None:
+    """What every rank would find out by itself: libraries on its way, and what a survey of its
+    model tells."""
+    names = [name for need in asked.needs for name in LIBRARIES.get(need, ())]
+    load([*COMMON, *names, *asked.launch.engine.modules])
+    with contextlib.suppress(Exception):  # said by the case itself
+        asked.subject.idle  # noqa: B018 (a survey, which its module keeps)
+        asked.flops_per_step  # noqa: B018 (the same)
+
+
+def launched_by(line: list[str], env: dict[str, str]) -> tuple[int, dict[str, str]]:
+    """How many processes ``accelerate`` starts for this command, 0 for one without ranks, and with
+    which variables."""
     popen = launch.subprocess.Popen
 
     def start_one(words: Any, *given: Any, **more: Any) -> Any:
         if words[0] == sys.executable:
-            raise Started(1, dict(more["env"]))
+            raise Started(0, dict(more["env"]))
         return popen(words, *given, **more)
 
     def start(args: Any) -> None:
@@ -64,6 +76,7 @@ def launched_by(line: list[str]) -> tuple[int, dict[str, str]]:
 
     args = launch.launch_command_parser().parse_args(line[1:])
     with (
+        mock.patch.dict(os.environ, inherited() | env, clear=True),
         mock.patch.object(torchrun, "run", start),
         mock.patch.object(launch.subprocess, "Popen", start_one),
     ):
@@ -74,73 +87,33 @@ def launched_by(line: list[str]) -> tuple[int, dict[str, str]]:
     raise AssertionError(f"accelerate starts nothing for {line}")
 
 
-def become(case: dict[str, Any]) -> None:
-    """Take the variables that a process of this case would be started with."""
-    own = {name: os.environ[name] for name in INHERITED_NAMES if name in os.environ}
-    own |= {name: v for name, v in os.environ.items() if name.startswith("TORCHELASTIC_")}
-    own.pop("DS_ACCELERATOR", None)
-    shell = inherited()
+def variables(case: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Those of each rank, as torchrun gives them."""
+    ranks, common = launched_by(case["line"], case["env"])
+    if not ranks:
+        yield common
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"}
+    for rank in range(ranks):
+        own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+        yield common | own | dict.fromkeys(names, str(ranks)) | group | meeting
+
+
+def run(case: dict[str, Any], env: dict[str, str]) -> None:
+    """One rank of a case, in the process that is to end with it."""
     os.environ.clear()
-    os.environ.update(shell | case["env"])
-    processes, variables = launched_by(case["line"])
-    assert processes == int(own.get("WORLD_SIZE", 1)), case["line"]
-    # The launcher's own store remembers the ranks of the case before.
-    own |= {
-        "MASTER_PORT": meeting(Path(case["meet"]), own),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-    os.environ.update(variables | own)
-
-
-def meeting(file: Path, own: dict[str, str]) -> str:
-    """A port for the ranks of one case: rank 0 chooses it, the others read it in the file."""
-    if own.get("RANK", "0") == "0":
-        part = file.with_suffix(".part")
-        part.write_text(str(free_port()))
-        part.rename(file)
-    while not file.exists():
-        time.sleep(0.02)
-    return file.read_text()
-
-
-def copied(source: Path, target: Path) -> None:
-    """Rank 0 copies a folder, the others wait until all of it is there."""
-    if os.environ.get("RANK", "0") == "0":
-        part = target.with_name(f"{target.name}.part")
-        shutil.copytree(source, part)
-        part.rename(target)
-    while not target.exists():
-        time.sleep(0.02)
-
-
-def run(case: dict[str, Any]) -> None:
-    """One case, in the process that is to end with it."""
-    become(case)
-    for source, target in case["copy"]:
-        copied(Path(source), Path(target))
+    os.environ.update(env)
+    torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     sys.argv[1:] = case["words"]
     runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 
 
-def main(cases: list[dict[str, Any]]) -> None:
-    load(sorted({*COMMON, *set().union(*(libraries(case["words"]) for case in cases))}))
-    for case in cases:
-        heard, told = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(heard)
-            in_fork(case, told)
-        os.close(told)
-        with os.fdopen(heard) as pipe:
-            load(pipe.read().split())
-        os.waitpid(child, 0)
-
-
-def in_fork(case: dict[str, Any], told: int) -> None:
-    """Run a case, write to ``told`` what it imported, and end."""
+def in_fork(case: dict[str, Any], env: dict[str, str], told: int | None) -> None:
+    """Run it, write to ``told`` what it imported, and end."""
     before = set(sys.modules)
     try:
-        run(case)
+        run(case, env)
     except SystemExit:
         pass
     except BaseException:
@@ -148,9 +121,38 @@ def in_fork(case: dict[str, Any], told: int) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        with os.fdopen(told, "w") as pipe:
-            pipe.write("\n".join(imported(before)))
+        if told is not None:
+            os.write(told, "\n".join(imported(before)).encode())
         os._exit(0)
+
+
+def whole(case: dict[str, Any]) -> list[str]:
+    """All ranks of a case, to their end; what the first of them imported."""
+    for source, target in case["copy"]:
+        shutil.copytree(source, target)
+    heard, told = os.pipe()
+    children: list[int] = []
+    for env in variables(case):
+        child = os.fork()
+        if not child:
+            os.close(heard)
+            first = not children
+            if not first:
+                os.close(told)
+            in_fork(case, env, told if first else None)
+        children.append(child)
+    os.close(told)
+    with os.fdopen(heard) as pipe:
+        names = pipe.read().split()
+    for child in children:
+        os.waitpid(child, 0)
+    return names
+
+
+def main(cases: list[dict[str, Any]]) -> None:
+    for case in cases:
+        prepare(resolved(case["words"]))
+        load(whole(case))
 
 
 if __name__ == "__main__":

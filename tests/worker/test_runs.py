@@ -2,8 +2,8 @@
 
 Each recipe runs once, as ``tests.children.observed``: the real worker, which at the end also asks
 this run for the evidence of every *other* launch. The losses' reference is ddp's; the averaged
-weights' is a plain loop in this process, without accelerate. Runs on equally many processes share a
-start, in which accelerate's launcher reads the launch file of each.
+weights' is a plain loop in this process, without accelerate. The runs share a start, in which
+accelerate's launcher reads the launch file of each.
 """
 
 from __future__ import annotations
