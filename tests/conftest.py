@@ -87,14 +87,15 @@ def launched(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A run: further words for its worker, folders to copy (from, to) first, and another module or
-    launch file than the harness would take."""
+    """A run: further words for its worker, folders to copy (from, to) first, another module or
+    launch file than the harness would take, and whether its resident marks are looked at."""
 
     spec: Spec
     words: tuple[str, ...] = ()
     copy: tuple[tuple[Path, Path], ...] = ()
     module: str = "harness.train"
     file: Path | None = None
+    resident: bool = False
 
     def line(self, folder: Path, port: int = 0) -> list[str]:
         """The command that starts it."""
@@ -112,6 +113,7 @@ class Case:
             "env": {**command.environment(resolve(self.spec)), **ALONE},
             "module": self.module,
             "words": line[line.index(self.module) + 1 :],
+            "resident": self.resident,
             "copy": [[str(source), str(target)] for source, target in self.copy],
         }
 

@@ -6,22 +6,27 @@ Cases have launch files and numbers of processes of their own: what accelerate m
 its own launcher says, run up to where it would start processes.
 
 CASES: a list of ``line``, the words of a case's command from ``launch`` on, and ``env``, what the
-harness adds to the shell's variables; the ``module`` that runs, with its ``words``; and folders to
-``copy`` first (from, to).
+harness adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to
+``copy`` first (from, to); and whether ``resident`` marks are to follow live tensors, for which each
+step faults all its pages in again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import runpy
 import shutil
+import signal
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when DeepSpeed is imported
@@ -35,10 +40,14 @@ from harness.launch.command import free_port, inherited
 from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
 from harness.system.imports import imported, load
+from harness.worker.measuring import heap
 from harness.worker.setup import LIBRARIES
 
 COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
 """What a first optimizer or a first checkpoint would import in every fork."""
+
+GRACE_SECONDS = 20.0
+"""For the other ranks, once one has failed."""
 
 
 class Started(Exception):
@@ -105,48 +114,60 @@ def run(case: dict[str, Any], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+    if not case["resident"]:
+        heap.keep_freed()
     sys.argv[1:] = case["words"]
     runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 
 
-def in_fork(case: dict[str, Any], env: dict[str, str], told: int | None) -> None:
-    """Run it, write to ``told`` what it imported, and end."""
-    before = set(sys.modules)
+def in_fork(case: dict[str, Any], env: dict[str, str], told: IO[str] | None) -> None:
+    """Run it, write what it imported to ``told``, and end."""
+    before, code = set(sys.modules), 1
     try:
         run(case, env)
-    except SystemExit:
-        pass
+        code = 0
+    except SystemExit as ended:
+        code = 1 if ended.code else 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         if told is not None:
-            os.write(told, "\n".join(imported(before)).encode())
-        os._exit(0)
+            told.write("\n".join(imported(before)))
+            told.flush()
+        os._exit(code)
 
 
 def whole(case: dict[str, Any]) -> list[str]:
     """All ranks of a case, to their end; what the first of them imported."""
     for source, target in case["copy"]:
         shutil.copytree(source, target)
-    heard, told = os.pipe()
     children: list[int] = []
-    for env in variables(case):
-        child = os.fork()
+    with tempfile.TemporaryFile("w+") as told:
+        for env in variables(case):
+            child = os.fork()
+            if not child:
+                in_fork(case, env, None if children else told)
+            children.append(child)
+        wait_for(set(children))
+        told.seek(0)
+        return told.read().split()
+
+
+def wait_for(children: set[int]) -> None:
+    """To their end; as torchrun does, what is left some time after one has failed is killed."""
+    limit = math.inf
+    while children:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        children.discard(child)
+        if status:
+            limit = min(limit, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > limit:
+            for late in children:
+                os.kill(late, signal.SIGKILL)
         if not child:
-            os.close(heard)
-            first = not children
-            if not first:
-                os.close(told)
-            in_fork(case, env, told if first else None)
-        children.append(child)
-    os.close(told)
-    with os.fdopen(heard) as pipe:
-        names = pipe.read().split()
-    for child in children:
-        os.waitpid(child, 0)
-    return names
+            time.sleep(0.02)
 
 
 def main(cases: list[dict[str, Any]]) -> None:

@@ -91,7 +91,7 @@ def done(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         return dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
 
     names = [name for name in ALL if "nvme" not in name or not nvme_fault()]
-    cases = {folder_of(name): Case(spec(name), module=module) for name in names}
+    cases = {folder_of(name): Case(spec(name), module=module, resident=True) for name in names}
     for name, (recipe, file) in TAKEN_FOR.items():
         short = dataclasses.replace(spec(recipe), steps=1)
         cases[name] = Case(short, file=file(base))
