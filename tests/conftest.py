@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
+import importlib
 import json
 import os
 import signal
@@ -28,6 +30,10 @@ from strategies.strategy import Strategy
 # oneDNN has kernels for CPUs with AMX with scratch of their own (up to 1 % of a bfloat16 step),
 # which no prediction for "a CPU" can know: tests take the same kernels everywhere.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Tests run beside one another: threads that wait for each other's would crawl.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What is compiled is compiled here: a pool of inductor's own would import torch once more.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # nohup and a shell's background jobs ignore these, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -43,10 +49,13 @@ STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", obj
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 
 
+ALONE = {"OMP_NUM_THREADS": "1"}
+"""Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
-    "worker/test_runs", "strategies/test_launched", "predict/test_predict_truth",
-    "worker/test_world", "memory/test_places", "predict/test_closed_form", "worker/test_resume",
-    "strategies/test_stubs",
+    "strategies/test_launched", "strategies/test_publics_launched", "worker/test_runs",
+    "predict/test_predict_truth", "strategies/test_parallel", "worker/test_world",
+    "worker/test_resume", "predict/test_extend", "strategies/test_stubs",
+    "predict/test_closed_form", "predict/test_inverses", "strategies/test_catalog",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
@@ -66,54 +75,60 @@ def launched(
 ) -> Result:
     """``spec`` run by accelerate as the harness does, with another module or launch file if given,
     and further words for the worker."""
-
-    resolved = resolve(spec)
-
-    def words(port: int) -> list[str]:
-        line = command.command(resolved, folder, port=port)
-        line[line.index("harness.train")] = module
-        if file is not None:
-            line[line.index("--config_file") + 1] = str(file)
-        return [*line, *extra]
-
-    return launch.run(resolved, folder, timeout=timeout, argv=words)
+    case = Case(spec, extra, module=module, file=file)
+    return launch.run(
+        resolve(spec),
+        folder,
+        timeout=timeout,
+        argv=lambda port: case.line(folder, port),
+        added=ALONE,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A run among several: further words for its worker, and folders to copy (from, to) first."""
+    """A run: further words for its worker, folders to copy (from, to) first, another module or
+    launch file than the harness would take, and whether its resident marks are looked at."""
 
     spec: Spec
     words: tuple[str, ...] = ()
     copy: tuple[tuple[Path, Path], ...] = ()
+    module: str = "harness.train"
+    file: Path | None = None
+    resident: bool = False
+
+    def line(self, folder: Path, port: int = 0) -> list[str]:
+        """The command that starts it."""
+        line = command.command(resolve(self.spec), folder, port=port)
+        line[line.index("harness.train")] = self.module
+        if self.file is not None:
+            line[line.index("--config_file") + 1] = str(self.file)
+        return [*line, *self.words]
+
+    def asked(self, folder: Path) -> dict[str, object]:
+        """The same for ``tests.children.several``."""
+        line = self.line(folder)
+        return {
+            "line": line[line.index("launch") :],
+            "env": {**command.environment(resolve(self.spec)), **ALONE},
+            "module": self.module,
+            "words": line[line.index(self.module) + 1 :],
+            "resident": self.resident,
+            "copy": [[str(source), str(target)] for source, target in self.copy],
+        }
 
 
 def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]:
-    """Results of several runs, each in the folder of its name: one start by accelerate for each
-    launch file, in which its runs follow one another."""
-    files: dict[tuple[Path, int], dict[str, Case]] = {}
-    for name, case in cases.items():
-        file = resolve(case.spec).launch.engine.file.path
-        files.setdefault((file, case.spec.processes), {})[name] = case
-    for (file, processes), here in files.items():
-        _one_start(here, folder, folder / f"{file.stem}-{processes}")
-    return {name: load(folder / name / "result.json") for name in cases}
-
-
-def _one_start(cases: dict[str, Case], folder: Path, own: Path) -> None:
-    """Leaves a result for each case; one that its worker did not write says how rank 0 failed."""
-    asked = []
-    for name, case in cases.items():
-        (folder / name).mkdir(parents=True)
-        words = [*case.spec.arguments(), "--out", str(folder / name), *case.words]
-        copy = [[str(source), str(target)] for source, target in case.copy]
-        asked.append({"words": words, "copy": copy, "meet": str(folder / name / "port")})
+    """Results of several runs, each in the folder of its name: they follow one another in one start
+    by accelerate, as ``tests.children.several`` says."""
+    own = folder / "start"
     own.mkdir()
+    for name in cases:
+        (folder / name).mkdir(parents=True)
+    asked = [case.asked(folder / name) for name, case in cases.items()]
     (own / "cases.json").write_text(json.dumps(asked))
-    words = ["--several", str(own / "cases.json")]
-    first = next(iter(cases.values())).spec
-    limit = 300.0 * len(cases)
-    start = launched(first, own, *words, module="tests.children.several", timeout=limit)
+    limit, module = 300.0 * len(cases), "tests.children.several"
+    start = launched(TINY, own, "--several", str(own / "cases.json"), module=module, timeout=limit)
     for name, case in cases.items():
         if not (folder / name / "result.json").exists():
             failure, reason = folder / name / "ranks" / "rank0.failure.json", "it says nothing"
@@ -121,6 +136,7 @@ def _one_start(cases: dict[str, Case], folder: Path, own: Path) -> None:
                 reason = json.loads(failure.read_text())["message"]
             lost = {"status": Status.FAILED, "reason": reason, "log_tail": start.log_tail}
             Result(spec=case.spec, **lost).write(folder / name / "result.json")
+    return {name: load(folder / name / "result.json") for name in cases}
 
 
 def predictions(cases: list[dict], folder: Path) -> list[dict]:
@@ -157,6 +173,15 @@ def living() -> list:
     return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
 
 
+@functools.cache
+def settle() -> None:
+    """Before a process trains for the first time: a trace collects garbage, and need not go through
+    all that libraries and pytest keep."""
+    importlib.import_module("torch._dynamo")  # as the first optimizer does
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured of the machine that tests run on changes no prediction of theirs."""
@@ -174,6 +199,7 @@ def draw_here() -> Iterator[Callable]:
     from strategies.evidence.watching import observe_step
 
     def go(spec: Spec):
+        settle()
         forget()
         torch.set_num_threads(1)
         resolved = resolve(spec)
@@ -205,6 +231,7 @@ def train_here() -> Iterator[Callable]:
     from harness.worker.loop import Log, optimizer_step
 
     def go(spec: Spec, steps: int, scratch: Path = Path("unused")):
+        settle()
         forget()
         torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
         resolved, log = resolve(spec), Log()

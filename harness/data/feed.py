@@ -164,12 +164,12 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     8 x 8 pixels of 17 grey levels, each pixel widened to 4 x 4 (so patch 4 sees one pixel a
     token) and repeated in 4 channels.
     """
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    pixels = images.reshape(-1, 1, 8, 8).astype(np.float32) / 8 - 1
+    # Its file alone: importing scikit-learn loads all of scipy, a second for each rank.
+    library = Path(importlib.util.find_spec("sklearn").origin).parent
+    table = np.loadtxt(library / "datasets/data/digits.csv.gz", np.float32, delimiter=",")
+    pixels = table[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1
     latents = pixels.repeat(4, axis=1).repeat(4, axis=2).repeat(4, axis=3)
-    return latents, labels.astype(np.int64)
+    return latents, table[:, -1].astype(np.int64)
 
 
 def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:

@@ -81,9 +81,11 @@ def sums(trained: Trained, *, weights_alone: bool = False) -> dict[str, Sums]:
         for kind, tensor in held.items():
             for fragment in pieces.get(index, ()) if tensor is not None else ():
                 name = _plain(fragment.name)
-                table = tables.setdefault(tensor.device, signs(tensor.device))
+                if tensor.device not in tables:
+                    tables[tensor.device] = signs(tensor.device)
                 flat = tensor.detach().reshape(-1)[fragment.start :][: fragment.numel]
-                found[kind][name] = project(flat, name, fragment.offset, table).cpu()
+                total = project(flat, name, fragment.offset, tables[tensor.device])
+                found[kind][name] = total.cpu()
     return found
 
 

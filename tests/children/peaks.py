@@ -7,7 +7,6 @@ are imported once for all of them. SPECS: a list of Spec's fields. OUT: bytes, i
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from harness.memory.record import peak
 from harness.predict.tracing.simulate import trace_training
 from harness.resolve import resolve
 from harness.spec import Spec
+from harness.system.imports import imported, load
 
 LIBRARIES = [
     "deepspeed.runtime.zero.stage3",
@@ -44,20 +44,22 @@ def traced(spec: Spec) -> int:
 def in_forks(function: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
     """What ``function`` makes of each case, as JSON has it; None where a fork failed."""
     torch.set_num_threads(1)
-    for name in LIBRARIES:
-        importlib.import_module(name)
+    load(LIBRARIES)
     found = []
     for one in cases:
         into, child = os.pipe(), os.fork()
         if child == 0:
+            before = set(sys.modules)
             with os.fdopen(into[1], "w") as pipe:
-                json.dump(function(one), pipe)
+                json.dump([function(one), imported(before)], pipe)
             os._exit(0)
         os.close(into[1])
         with os.fdopen(into[0]) as pipe:
             text = pipe.read()
         os.waitpid(child, 0)
-        found.append(json.loads(text) if text else None)
+        made, names = json.loads(text) if text else (None, [])
+        load(names)
+        found.append(made)
     return found
 
 

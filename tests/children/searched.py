@@ -6,6 +6,8 @@ the search's answer, and a plan of the size that fits and of the one that does n
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -21,12 +23,22 @@ from harness.predict import pool, ways_out, worker
 
 
 def plan(words: list[str], folder: Path, own: str) -> dict[str, Any]:
-    """The one row of a plan whose predictions are kept in a folder of its ``own``."""
+    """The one row of a plan whose predictions are kept in a folder of its ``own``, and what the
+    command ``said``."""
     pool.default_folder = lambda: folder / own
     out = folder / "out.json"
-    assert cli.main(["plan", *words, "--json", str(out)]) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert cli.main(["plan", *words, "--json", str(out)]) == 0
     (row,) = json.loads(out.read_text())["rows"]
-    return row
+    return {**row, "said": said.getvalue()}
+
+
+def size_of(what: str, side: dict[str, Any]) -> list[str]:
+    """Words of a plan that ask for one side of what was found; a batch is of two GPUs that
+    accumulate two micro batches."""
+    if what == "batch":
+        return ["--global-batch", str(4 * side["micro_batch"])]
+    return ["--resolution", side["resolution"], "--frames", str(side["frames"])]
 
 
 def found(what: str, words: list[str], folder: Path) -> dict[str, Any]:
@@ -34,8 +46,8 @@ def found(what: str, words: list[str], folder: Path) -> dict[str, Any]:
     row = plan([*words, "--largest", what], folder, "searched")
     direct = []
     for side in (row["fits"], row["over"]):
-        given = ["--resolution", side["resolution"], "--frames", str(side["frames"])]
-        direct.append(plan([*words, *given, "--recipes", side["recipe"]], folder, "direct"))
+        own = [*size_of(what, side), "--recipes", side["recipe"]]
+        direct.append(plan([*words, *own], folder, "direct"))
     return {"searched": row, "direct": direct}
 
 

@@ -1,87 +1,179 @@
 """The real worker for several runs in one start: ``--several CASES.json``.
 
-Started by accelerate instead of ``harness.train``, so that its launch file and its variables are
-the real ones. Each case is a fork of its own, for process groups and patches are global to a
-process; the libraries are imported once for all of them. CASES: a list of ``words`` for the
-worker, folders to ``copy`` first (from, to), and the file by which its ranks ``meet``.
+Started by accelerate instead of ``harness.train``. Each rank of each case is a fork of its own, for
+process groups and patches are global to a process; what one case imports is there for the next.
+Cases have launch files and numbers of processes of their own: what accelerate makes of a command,
+its own launcher says, run up to where it would start processes.
+
+CASES: a list of ``line``, the words of a case's command from ``launch`` on, and ``env``, what the
+harness adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to
+``copy`` first (from, to); and whether ``resident`` marks are to follow live tensors, for which each
+step faults all its pages in again.
 """
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import json
+import math
 import os
 import runpy
 import shutil
+import signal
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest import mock
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when DeepSpeed is imported
+
+import torch
+from accelerate.commands import launch
+from torch.distributed import run as torchrun
 
 from harness import train
-from harness.launch.command import free_port
-from harness.resolve import resolve
+from harness.launch.command import free_port, inherited
+from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
+from harness.system.imports import imported, load
+from harness.worker.measuring import heap
 from harness.worker.setup import LIBRARIES
 
+COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
+"""What a first optimizer or a first checkpoint would import in every fork."""
 
-def libraries(words: list[str]) -> set[str]:
-    """What a worker with these words would import on its way."""
-    resolved = resolve(from_arguments(train.parse_options(words)))
-    found = {name for need in resolved.needs for name in LIBRARIES.get(need, ())}
-    return found | set(resolved.launch.engine.modules)
-
-
-def meeting(file: Path) -> str:
-    """A port for the ranks of one case: rank 0 chooses it, the others read it in the file."""
-    if os.environ.get("RANK", "0") == "0":
-        part = file.with_suffix(".part")
-        part.write_text(str(free_port()))
-        part.rename(file)
-    while not file.exists():
-        time.sleep(0.02)
-    return file.read_text()
+GRACE_SECONDS = 20.0
+"""For the other ranks, once one has failed."""
 
 
-def copied(source: Path, target: Path) -> None:
-    """Rank 0 copies a folder, the others wait until all of it is there."""
-    if os.environ.get("RANK", "0") == "0":
-        part = target.with_name(f"{target.name}.part")
-        shutil.copytree(source, part)
-        part.rename(target)
-    while not target.exists():
-        time.sleep(0.02)
+class Started(Exception):
+    """Raised where accelerate would start processes: their number, and their variables."""
 
 
-def run(case: dict[str, Any]) -> None:
-    """One case, in the process that is to end with it."""
-    for source, target in case["copy"]:
-        copied(Path(source), Path(target))
-    # The launcher's own store remembers the ranks of the case before.
-    own = {"MASTER_PORT": meeting(Path(case["meet"])), "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    os.environ.update(own)
+def resolved(words: list[str]) -> Resolved:
+    """What a worker with these words is asked for."""
+    own = words[: words.index("--several")] if "--several" in words else words
+    return resolve(from_arguments(train.parse_options(own)))
+
+
+def prepare(asked: Resolved) -> None:
+    """What every rank would find out by itself: libraries on its way, and what a survey of its
+    model tells."""
+    names = [name for need in asked.needs for name in LIBRARIES.get(need, ())]
+    load([*COMMON, *names, *asked.launch.engine.modules])
+    with contextlib.suppress(Exception):  # said by the case itself
+        asked.subject.idle  # noqa: B018 (a survey, which its module keeps)
+        asked.flops_per_step  # noqa: B018 (the same)
+
+
+def launched_by(line: list[str], env: dict[str, str]) -> tuple[int, dict[str, str]]:
+    """How many processes ``accelerate`` starts for this command, 0 for one without ranks, and with
+    which variables."""
+    popen = launch.subprocess.Popen
+
+    def start_one(words: Any, *given: Any, **more: Any) -> Any:
+        if words[0] == sys.executable:
+            raise Started(0, dict(more["env"]))
+        return popen(words, *given, **more)
+
+    def start(args: Any) -> None:
+        raise Started(int(args.nproc_per_node), dict(os.environ))
+
+    args = launch.launch_command_parser().parse_args(line[1:])
+    with (
+        mock.patch.dict(os.environ, inherited() | env, clear=True),
+        mock.patch.object(torchrun, "run", start),
+        mock.patch.object(launch.subprocess, "Popen", start_one),
+    ):
+        try:
+            launch.launch_command(args)
+        except Started as started:
+            return started.args
+    raise AssertionError(f"accelerate starts nothing for {line}")
+
+
+def variables(case: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Those of each rank, as torchrun gives them."""
+    ranks, common = launched_by(case["line"], case["env"])
+    if not ranks:
+        yield common
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"}
+    for rank in range(ranks):
+        own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+        yield common | own | dict.fromkeys(names, str(ranks)) | group | meeting
+
+
+def run(case: dict[str, Any], env: dict[str, str]) -> None:
+    """One rank of a case, in the process that is to end with it."""
+    os.environ.clear()
+    os.environ.update(env)
+    torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+    if not case["resident"]:
+        heap.keep_freed()
     sys.argv[1:] = case["words"]
-    runpy.run_module("harness.train", run_name="__main__", alter_sys=True)
+    runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
+
+
+def in_fork(case: dict[str, Any], env: dict[str, str], told: IO[str] | None) -> None:
+    """Run it, write what it imported to ``told``, and end."""
+    before, code = set(sys.modules), 1
+    try:
+        run(case, env)
+        code = 0
+    except SystemExit as ended:
+        code = 1 if ended.code else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if told is not None:
+            told.write("\n".join(imported(before)))
+            told.flush()
+        os._exit(code)
+
+
+def whole(case: dict[str, Any]) -> list[str]:
+    """All ranks of a case, to their end; what the first of them imported."""
+    for source, target in case["copy"]:
+        shutil.copytree(source, target)
+    children: list[int] = []
+    with tempfile.TemporaryFile("w+") as told:
+        for env in variables(case):
+            child = os.fork()
+            if not child:
+                in_fork(case, env, None if children else told)
+            children.append(child)
+        wait_for(set(children))
+        told.seek(0)
+        return told.read().split()
+
+
+def wait_for(children: set[int]) -> None:
+    """To their end; as torchrun does, what is left some time after one has failed is killed."""
+    limit = math.inf
+    while children:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        children.discard(child)
+        if status:
+            limit = min(limit, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > limit:
+            for late in children:
+                os.kill(late, signal.SIGKILL)
+        if not child:
+            time.sleep(0.02)
 
 
 def main(cases: list[dict[str, Any]]) -> None:
-    for name in sorted(set().union(*(libraries(case["words"]) for case in cases))):
-        importlib.import_module(name)
     for case in cases:
-        child = os.fork()
-        if child == 0:
-            try:
-                run(case)
-            except SystemExit:
-                pass
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(0)
-        os.waitpid(child, 0)
+        prepare(resolved(case["words"]))
+        load(whole(case))
 
 
 if __name__ == "__main__":

@@ -144,6 +144,8 @@ def test_the_indices_of_a_step_are_copied_to_the_device_at_once(name, monkeypatc
 
 
 def test_digits_are_pixels_widened_to_patches():
+    from sklearn.datasets import load_digits
+
     digits = open_data("digits", "cpu")
     assert digits.facts == check_data("digits") == DataFacts(1797, 4, 32, 10)
     x, y = digits.fetch(np.arange(1797))
@@ -152,6 +154,9 @@ def test_digits_are_pixels_widened_to_patches():
     assert y.dtype == torch.int64 and sorted(set(y.tolist())) == list(range(10))
     patches = x.unfold(2, 4, 4).unfold(3, 4, 4).movedim(1, -1).flatten(3)
     assert (patches == patches[..., :1]).all() and x.std() > 0.5
+    images, labels = load_digits(return_X_y=True)
+    assert np.array_equal(8 * (x[:, 0, ::4, ::4].flatten(1) + 1), images)
+    assert np.array_equal(y, labels)
 
 
 @pytest.mark.parametrize("name, side", [("synthetic", 32), ("synthetic:64", 64)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -43,3 +45,15 @@ def test_what_dies_or_never_ends_is_lost_alone():
     found = {one.index: one.made for one in in_forks(functions, 4, 0.5)}
     assert found[0] == EARLY == found[3] and found[2] == {"there": 1}
     assert found[1] == {"why": "not done after 0.5 s"} and time.monotonic() - began < 30
+
+
+def test_what_one_imported_is_there_for_the_next(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+
+    def function() -> dict:
+        there = "colorsys" in sys.modules
+        importlib.import_module("colorsys")
+        return {"there": there}
+
+    found = {one.index: one.made["there"] for one in in_forks([function] * 3, 1, 60)}
+    assert found == {0: False, 1: True, 2: True}

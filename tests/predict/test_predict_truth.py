@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from conftest import predictions
+from conftest import predictions, settle
 from torch.profiler import ProfilerActivity, profile
 
 from harness import ROOT
 from harness.memory.record import peak
-from harness.predict import pool
 from harness.predict.tracing.simulate import kernel_scratch, simulate, trace_training
 from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
@@ -35,42 +34,42 @@ WIDER = {"single+controlnet": 0.02}
 
 # recipe, model, global batch, further fields
 CONFIGURATIONS = [
-    ("single", "DiT-T/2", 8, {}),
-    ("single", "DiT-S/8:depth=4", 8, {}),
-    ("single+bf16", "DiT-T/2", 8, {}),
-    ("single+bf16", "DiT-S/8:depth=4", 8, {}),
-    ("single+checkpoint", "DiT-T/2", 8, {}),
+    ("single", "DiT-T/2:depth=2", 8, {}),
+    ("single", "DiT-S/8:depth=2", 8, {}),
+    ("single+bf16", "DiT-T/2:depth=2", 8, {}),
+    ("single+bf16", "DiT-S/8:depth=2", 8, {}),
+    ("single+checkpoint", "DiT-T/2:depth=2", 8, {}),
     ("single+checkpoint:every=2", "DiT-T/2", 8, {}),
     ("single+checkpoint:every=sqrt", "DiT-S/8:depth=4", 8, {}),
     # CPU kernels of 16 bits take up to 1 MiB inside an op, which is 1 % of a DiT-T.
-    ("single+bf16+checkpoint", "DiT-S/8:depth=4", 8, {}),
+    ("single+bf16+checkpoint", "DiT-S/8:depth=2", 8, {}),
     ("single+adamw:impl=foreach", "DiT-T/8", 4, {}),
     ("single+adamw:impl=plain", "DiT-T/8", 4, {}),
     ("single+bf16+adamw:impl=foreach", "DiT-T/4", 4, {}),
-    ("single+accumulate:steps=3", "DiT-T/2", 12, {}),
-    ("single+checkpoint+accumulate:steps=2", "DiT-T/2", 8, {}),
-    ("single+ema:place=none", "DiT-T/2", 4, {}),
-    ("single+ema:place=cpu", "DiT-T/2", 4, {}),
-    ("single", "DiT-T/2", 4, {"grad_clip": 0.5}),
-    ("single", "DiT-T/2", 4, {"objective": "flow", "init": "adaln_zero"}),
+    ("single+accumulate:steps=3", "DiT-T/2:depth=2", 12, {}),
+    ("single+checkpoint+accumulate:steps=2", "DiT-T/2:depth=2", 8, {}),
+    ("single+ema:place=none", "DiT-T/2:depth=2", 4, {}),
+    ("single+ema:place=cpu", "DiT-T/2:depth=2", 4, {}),
+    ("single", "DiT-T/2:depth=2", 4, {"grad_clip": 0.5}),
+    ("single", "DiT-T/2:depth=2", 4, {"objective": "flow", "init": "adaln_zero"}),
     ("single", "DiT-T/4:depth=3,hidden=192,heads=3", 8, {"data": "synthetic:64"}),
-    ("single+lora", "DiT-T/2", 8, {}),
-    ("single+lora+bf16+checkpoint", "DiT-S/8:depth=4", 8, {}),
-    ("single+dora", "DiT-T/2", 8, {}),
-    ("single+difffit", "DiT-T/2", 8, {}),
-    ("single+controlnet", "DiT-T/2", 8, {}),
-    ("single+bf16_pure", "DiT-S/8:depth=4", 8, {}),
-    ("single+bf16_pure+adamw_bf16:write=kahan", "DiT-S/8:depth=4", 8, {}),
-    ("single+checkpoint:keep=products", "DiT-T/2", 8, {}),
-    ("single+checkpoint:keep=nested", "DiT-S/8:depth=4", 8, {}),
+    ("single+lora", "DiT-T/2:depth=2", 8, {}),
+    ("single+lora+bf16+checkpoint", "DiT-S/8:depth=2", 8, {}),
+    ("single+dora", "DiT-T/2:depth=2", 8, {}),
+    ("single+difffit", "DiT-T/2:depth=2", 8, {}),
+    ("single+controlnet", "DiT-T/2:depth=2", 8, {}),
+    ("single+bf16_pure", "DiT-S/8:depth=2", 8, {}),
+    ("single+bf16_pure+adamw_bf16:write=kahan", "DiT-S/8:depth=2", 8, {}),
+    ("single+checkpoint:keep=products", "DiT-T/2:depth=2", 8, {}),
+    ("single+checkpoint:keep=nested", "DiT-S/8:depth=2", 8, {}),
     ("single+optimizer_in_backward", "DiT-T/8", 4, {}),
-    ("single+sgd", "DiT-T/2", 8, {}),
+    ("single+sgd", "DiT-T/2:depth=2", 8, {}),
     ("single+adafactor", "DiT-T/8", 4, {}),
     ("single+muon", "DiT-T/8", 4, {}),
-    ("single+prune", "DiT-T/2", 8, {}),
-    ("single+prune_structured", "DiT-T/2", 8, {}),
-    ("single+attend:kernel=naive", "DiT-T/2", 8, {}),
-    ("single+backward", "DiT-T/2", 8, {}),
+    ("single+prune", "DiT-T/2:depth=2", 8, {}),
+    ("single+prune_structured", "DiT-T/2:depth=2", 8, {}),
+    ("single+attend:kernel=naive", "DiT-T/2:depth=2", 8, {}),
+    ("single+backward", "DiT-T/2:depth=2", 8, {}),
 ]
 
 
@@ -88,6 +87,7 @@ def fresh():
         PartialState._reset_state()
         GradientState._reset_state()
 
+    settle()
     torch.set_num_threads(1)
     forget()
     yield forget
@@ -224,16 +224,27 @@ def reducer_bytes() -> int:
     return sum(e.nbytes() for e in events)
 
 
-def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
-    resolved = on_gpu("zero3_offload+bf16", "DiT-S/8", 8, 8)
-    (found,) = pool.predict_all([resolved], tmp_path)  # a process of its own: DeepSpeed's groups
-    assert found.method == "trace", found.reason
-    share = resolved.subject.parameters / 8
-    assert found.steady.categories["optimizer_state"] == 0
-    assert found.host_steady.categories["optimizer_state"] == pytest.approx(12 * share, rel=0.02)
-    assert found.host_steady.categories["parameters"] >= 0.98 * 2 * share
-    assert found.allocated <= found.least <= found.reserved
-    kinds = {work.kind for work in found.work}
+OFFLOADED = ("zero3_offload+bf16", "DiT-S/8", 8, 8)
+HALVES = [f"{stage}+{kind}" for stage in ("zero2", "zero3") for kind in ("bf16", "fp16")]
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory) -> list[dict]:
+    """Predictions that leave DeepSpeed's groups behind, of one process beside this one."""
+    asked = [on_gpu(*OFFLOADED), *(on_gpu(recipe, "DiT-T/8", 8, 4) for recipe in HALVES)]
+    specs = [dataclasses.asdict(resolved.spec) for resolved in asked]
+    return predictions(specs, tmp_path_factory.mktemp("apart"))
+
+
+def test_offload_is_counted_on_the_host_and_not_on_the_gpu(apart):
+    found, share = apart[0], on_gpu(*OFFLOADED).subject.parameters / 8
+    assert found["method"] == "trace", found["reason"]
+    device, host = (found[place]["categories"] for place in ("steady", "host_steady"))
+    assert device["optimizer_state"] == 0
+    assert host["optimizer_state"] == pytest.approx(12 * share, rel=0.02)
+    assert host["parameters"] >= 0.98 * 2 * share
+    assert found["allocated"] <= found["least"] <= found["reserved"]
+    kinds = {work["kind"] for work in found["work"]}
     assert {"product", "attention", "memory", "collective", "transfer", "host"} <= kinds
 
 
@@ -256,11 +267,9 @@ def test_float16_takes_what_bfloat16_takes_and_a_loss_scaler(parts, fresh):
     assert moments == pytest.approx(8 * half.subject.parameters, rel=0.01)
 
 
-def test_float16_under_zero_takes_what_bfloat16_takes(tmp_path):
+def test_float16_under_zero_takes_what_bfloat16_takes(apart):
     """ZeRO-3 asks float16 gradients for overflow; in stages 1 and 2 both kinds are asked."""
-    recipes = [f"{stage}+{kind}" for stage in ("zero2", "zero3") for kind in ("bf16", "fp16")]
-    specs = [dataclasses.asdict(on_gpu(recipe, "DiT-T/8", 8, 4).spec) for recipe in recipes]
-    low2, half2, low3, half3 = predictions(specs, tmp_path)
+    low2, half2, low3, half3 = apart[1:]
     assert half2["method"] == half3["method"] == "trace", (half2["reason"], half3["reason"])
     for name in ("allocated", "reserved", "phases", "host"):
         assert half2[name] == low2[name]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
-from harness import cli
+from harness import ROOT
 from harness.commands.planning.largest_table import print_largest
 from harness.commands.planning.plan import Asked
-from harness.predict import pool, search, ways_out, workspace
+from harness.predict import pool, search, workspace
 from harness.predict.prediction import Prediction
 from harness.predict.speed import cards
 from harness.resolve import Resolved
@@ -133,31 +135,23 @@ def test_the_largest_model_is_found_by_its_parameters(world):
     assert "depth" in said(one, "model") and "global batch 256" in said(one, "model")
 
 
-def test_a_real_search_ends_between_two_real_predictions(tmp_path, monkeypatch, capsys):
-    """The command itself; a plan of each neighbour then says the same of it."""
-    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
-    # A plan of what does not fit predicts its ways out too: test_ways_out's.
-    monkeypatch.setattr(ways_out, "seek", lambda *given: None)
-    words = ["plan", "--model", "DiT-S/2:depth=2", "--gpus", "2"]
-    words += [
-        "--gpu-memory",
-        "1300MiB",
-        "--recipes",
-        "ddp+accumulate:steps=2",
-        "--json",
-        str(tmp_path / "out.json"),
-    ]
+def test_a_real_search_ends_between_two_real_predictions(tmp_path):
+    """The command itself, in a process that loads its libraries once; a plan of each neighbour, of
+    predictions made anew, then says the same of it."""
     # The batch asked for does not divide, and is not what is sought.
-    assert cli.main([*words, "--largest", "batch", "--global-batch", "3"]) == 0
-    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    words = ["--model", "DiT-S/2:depth=2", "--gpus", "2", "--gpu-memory", "1300MiB"]
+    words += ["--recipes", "ddp+accumulate:steps=2", "--global-batch", "3"]
+    (tmp_path / "asked.json").write_text(json.dumps({"batch": words}))
+    child = [sys.executable, "-m", "tests.children.searched", str(tmp_path)]
+    ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    found = json.loads((tmp_path / "found.json").read_text())["batch"]
+    row = found["searched"]
     low, high = row["fits"], row["over"]
     assert row["exact"] and high["micro_batch"] == low["micro_batch"] + 1
     assert low["method"] == high["method"] == "trace" and row["tried"] <= search.TRIES
     assert low["need_bytes"] <= 1300 * 2**20 < high["need_bytes"]
-    shown = capsys.readouterr().out
+    shown = row["said"]
     assert f"micro batch {low['micro_batch']} " in shown and "1 prediction," in shown
-    for side in (low, high):
-        batch = str(4 * side["micro_batch"])
-        assert cli.main([*words, "--global-batch", batch]) == 0
-        (one,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    for side, one in zip((low, high), found["direct"], strict=True):
         assert one["need_bytes"] == side["need_bytes"] and one["verdict"] == side["verdict"]

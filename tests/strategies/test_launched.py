@@ -1,6 +1,6 @@
 """Strategies on two processes: started by accelerate, each with the evidence of all its parts.
 
-The runs of one launch file share a start (``launched_together``).
+The runs share a start (``launched_together``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks that share samples: real ones held to ddp's losses, norms and updates, each with evidence;
 and the ways in which they can fail to be one training, each of which must be noticed.
 
-The runs of one launch file share a start (``launched_together``).
+The runs share a start (``launched_together``).
 """
 
 from __future__ import annotations

@@ -48,7 +48,10 @@ MORE = [
     "single+compile:backend=aot_eager+offload_activations",
     "single+qlora+checkpoint",
 ]
-WORKS = [t for t in TRAINED_HERE if not any(part in NEEDS for part in t.split("+"))] + MORE
+GENERATED = "single+compile"
+"""Of which test_catalog has the code that is generated; here a subject is traced without it."""
+TRIED = [t for t in TRAINED_HERE if t != GENERATED] + MORE
+WORKS = [t for t in TRIED if not any(part in NEEDS for part in t.split("+"))]
 
 
 def here(train_here, text: str, steps: int = 2, **change):

@@ -45,6 +45,7 @@ def test_a_trace_of_three_steps_is_left_for_other_tools(recorded):
     assert any(e.get("name") == "aten::addmm" for e in events)
     assert any(e.get("name") == "[memory]" for e in events)
     assert load(folder / "result.json") == row
+    assert row.launch.exit_code is not None and row.launch.tree_peak_bytes > 2**26
 
 
 def test_the_timed_steps_are_not_those_that_were_recorded(recorded):

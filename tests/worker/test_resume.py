@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Case, launched, launched_together
+from conftest import Case, launched_together
 
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -33,16 +32,17 @@ def words(state: Path, *more: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     """``straight-RECIPE``: six steps without a stop, saved after three and six of them;
-    ``again-RECIPE``: the same in new processes, which find the first three alone; and another
-    recipe that finds ddp's. Their checkpoints are in folders of these names, below ``state``."""
+    ``again-RECIPE``: the same in new processes, which find the first three alone; another recipe
+    that finds ddp's; and what is saved by two processes found by one and by four. Their
+    checkpoints are in folders of these names, below ``state``."""
     base, cases = tmp_path_factory.mktemp("resume"), {}
     state = base / "state"
     state.mkdir()
 
-    def resuming(name: str, recipe: str, found: str) -> None:
+    def resuming(name: str, recipe: str, found: str, processes: int = 2) -> None:
         (state / name).mkdir()
         half = (state / found / HALF, state / name / HALF)
-        spec = dataclasses.replace(SPEC, recipe=recipe)
+        spec = dataclasses.replace(SPEC, recipe=recipe, processes=processes)
         cases[name] = Case(spec, words(state / name, "--resume"), (half,))
 
     for recipe in RECIPES:
@@ -50,6 +50,8 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         cases[name] = Case(spec, words(state / name))
         resuming(f"again-{recipe}", recipe, name)
     resuming(OTHER, OTHER, "straight-ddp")
+    resuming("on-one", "zero2", "straight-zero2", 1)
+    resuming("on-four", "fsdp2", "straight-fsdp2", 4)
     return launched_together(cases, base), state
 
 
@@ -83,36 +85,20 @@ def test_another_recipe_is_refused(runs):
     assert f"was saved with recipe ddp, not {OTHER}; resume with the same" in row.reason
 
 
-def test_another_number_of_processes_is_refused(runs, tmp_path):
-    state = tmp_path / "state"
-    shutil.copytree(runs[1] / "straight-zero2" / HALF, state / HALF)
-    spec = dataclasses.replace(SPEC, recipe="zero2", processes=1)
-    row = launched(spec, tmp_path / "run", *words(state, "--resume"))
+def test_another_number_of_processes_is_refused(runs):
+    row = runs[0]["on-one"]
     assert row.status is Status.FAILED
-    assert "was saved with processes 2, not 1" in row.reason
-    assert row.way_out.startswith("resume with the same")
+    assert "was saved with processes 2, not 1; resume with the same" in row.reason
 
 
-@pytest.fixture(scope="module")
-def on_four(runs, tmp_path_factory) -> tuple[Result, Path]:
-    """What two processes of fsdp2 saved half-way, gone on with on four; and its checkpoints."""
-    base = tmp_path_factory.mktemp("anew")
-    state = base / "state"
-    state.mkdir()
-    shutil.copytree(runs[1] / "straight-fsdp2" / HALF, state / HALF)
-    spec = dataclasses.replace(SPEC, recipe="fsdp2", processes=4)
-    return launched(spec, base / "run", *words(state, "--resume")), state
-
-
-def test_shards_of_two_processes_are_cut_anew_for_four(runs, on_four):
-    row, (again, state) = runs[0]["straight-fsdp2"], on_four
+def test_shards_of_two_processes_are_cut_anew_for_four(runs):
+    rows, state = runs
+    row, again = rows["straight-fsdp2"], rows["on-four"]
     assert again.status is Status.OK, f"{again.reason}\n{again.log_tail}"
     assert again.losses == pytest.approx(row.losses, rel=1e-5)
     assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-4)
-    found, wanted = (
-        whole_average(folder / WHOLE, ranks)
-        for folder, ranks in ((state, 4), (runs[1] / "straight-fsdp2", 2))
-    )
+    found = whole_average(state / "on-four" / WHOLE, 4)
+    wanted = whole_average(state / "straight-fsdp2" / WHOLE, 2)
     assert found.keys() == wanted.keys() and len(found) > 20
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from conftest import TINY, launched
+from conftest import TINY, Case, launched_together
 
 from harness import cli
 from harness.memory.places import BY_ENGINE
@@ -33,18 +33,25 @@ PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
 SLACK = 0.005
 
 
-def traced(folder, **fields) -> dict[str, dict]:
-    spec = dataclasses.replace(PAIR, **fields)
-    row = launched(spec, folder, "--several", *RECIPES, module="tests.children.traced", timeout=900)
-    assert (folder / "traced.json").exists(), row.log_tail
-    return json.loads((folder / "traced.json").read_text())
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Runs that share a start, and their folders: twelve recipes on two ranks, the same on one
+    process that stands for two, and rank 0 of 16 by the real worker."""
+    base, module = tmp_path_factory.mktemp("world"), "tests.children.traced"
+    real, world = (dataclasses.replace(PAIR, **more) for more in ({"processes": 2}, {"world": 2}))
+    wide = dataclasses.replace(PAIR, recipe="zero3", world=16, global_batch=32)
+    words = ("--several", *RECIPES)
+    cases = {"real": Case(real, words, module=module), "world": Case(world, words, module=module)}
+    return launched_together({**cases, "wide": Case(wide)}, base), base
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
+def pairs(found):
     """Traced categories of two real ranks' first, and of one process that stands for two."""
-    base = tmp_path_factory.mktemp("world")
-    return traced(base / "real", processes=2), traced(base / "world", world=2)
+    rows, base = found
+    files = [base / name / "traced.json" for name in ("real", "world")]
+    assert all(file.exists() for file in files), rows["real"].log_tail
+    return [json.loads(file.read_text()) for file in files]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -108,10 +115,9 @@ def test_activations_that_are_offloaded_are_on_the_host(pairs):
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory):
+def wide(found):
     """Rank 0 of 16, by the real worker."""
-    spec = dataclasses.replace(PAIR, recipe="zero3", world=16, global_batch=32)
-    return launched(spec, tmp_path_factory.mktemp("wide") / "runs" / "zero3")
+    return found[0]["wide"]
 
 
 def test_rank_0_of_sixteen_is_audited(wide):

@@ -1,5 +1,5 @@
 """Functions in forks of this process, so many at a time: process groups and patches are global to
-a process, and what was imported before is there at once."""
+a process, and what was imported before, here or by an earlier fork, is there at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import os
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from harness.system.imports import imported, load
 from harness.system.process import die_with_parent
 
 __all__ = ["Ended", "in_forks"]
@@ -44,8 +46,11 @@ class _Fork:
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         lost = {"why": f"not done after {limit:g} s"} if late else EARLY
-        whole = self.text.endswith(b"\n") and not late
-        return Ended(self.index, json.loads(self.text) if whole else lost, seconds)
+        if late or not self.text.endswith(b"\n"):
+            return Ended(self.index, lost, seconds)
+        made, modules = json.loads(self.text)
+        load(modules)
+        return Ended(self.index, made, seconds)
 
 
 def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator[Ended]:
@@ -87,8 +92,9 @@ def _start(index: int, function: Function) -> tuple[int, _Fork]:
     try:
         die_with_parent()
         os.close(out)
+        before = set(sys.modules)
         with os.fdopen(into, "w") as pipe:
-            pipe.write(json.dumps(function()) + "\n")
+            pipe.write(json.dumps([function(), imported(before)]) + "\n")
         code = 0
     finally:
         os._exit(code)
