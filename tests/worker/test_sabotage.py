@@ -76,10 +76,9 @@ def test_the_same_computation_in_another_way_is_equal(recipe, trained_as, refere
     assert verdict(row, reference) == parity.Verdict("equal")
 
 
-@pytest.mark.parametrize("name", ["dit-xl-2", "sana-1.6b"])
-def test_gradients_that_are_rounding_alone_do_not_differ(name, trained_as):
-    """Their keys have biases of their own, of which two equal runs make updates of their own."""
-    spec = dataclasses.replace(miniature(name, "single"), global_batch=4, warmup=2, steps=4)
+def test_gradients_that_are_rounding_alone_do_not_differ(trained_as):
+    """Keys whose bias is a parameter of its own: two equal runs make of it what they like."""
+    spec = dataclasses.replace(miniature("dit-xl-2", "single"), global_batch=4, warmup=2, steps=8)
     row = trained_as(dataclasses.replace(spec, recipe="single+accumulate:steps=2"))
     reference = trained_as(spec)
     moments = (r.projections.moment for r in (row, reference))
@@ -90,7 +89,7 @@ def test_gradients_that_are_rounding_alone_do_not_differ(name, trained_as):
     assert verdict(trained_as(spec, SABOTAGES["stale"]), reference).word == "DIFFERS"
 
 
-@pytest.mark.parametrize("name", ["doubled_behind_the_norm", "stale", "gradients_not_cleared"])
+@pytest.mark.parametrize("name", ["doubled_behind_the_norm", "stale"])
 def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, reference, kept):
     spec = dataclasses.replace(SPEC, recipe="single+bf16")
     if "bf16" not in kept:
