@@ -81,9 +81,9 @@ def test_gradients_that_are_rounding_alone_do_not_differ(trained_as):
     spec = dataclasses.replace(miniature("dit-xl-2", "single"), global_batch=4, warmup=2, steps=8)
     row = trained_as(dataclasses.replace(spec, recipe="single+accumulate:steps=2"))
     reference = trained_as(spec)
-    moments = (r.projections.moment for r in (row, reference))
-    keys = [(ours, theirs) for ours, theirs in zip(*(m.items() for m in moments), strict=True)]
-    apart = [math.dist(a, b) / math.hypot(*b) for (name, a), (_, b) in keys if "to_k.bias" in name]
+    ours, theirs = row.projections.moment, reference.projections.moment
+    keys = [name for name in theirs if "to_k.bias" in name]
+    apart = [math.dist(ours[name], theirs[name]) / math.hypot(*theirs[name]) for name in keys]
     assert max(apart) > 0.01, "else this shows nothing"
     assert verdict(row, reference) == parity.Verdict("equal")
     assert verdict(trained_as(spec, SABOTAGES["stale"]), reference).word == "DIFFERS"
