@@ -1,7 +1,6 @@
-"""A plugin of pytest: tests write nothing into the tree. What is recorded, shown or launched there
-is as it was before the first test when the last one has ended; else the run fails, and says what
-was written. A file that is written with the same text counts: where nobody looks, the text changes
-one day."""
+"""A plugin of pytest: tests write nothing into the tree. What is recorded or launched there is as it
+was before the first test when the last one has ended; else the run fails, and says what was
+written. A file that is written with the same text counts: one day its text is another."""
 
 from __future__ import annotations
 
@@ -11,14 +10,16 @@ import pytest
 
 __all__ = ["pytest_sessionfinish", "pytest_sessionstart"]
 
-WATCHED = ("README.md", "docs", "launch_configs", "tests/golden")
+WATCHED = ("docs/results", "launch_configs", "tests/golden")
+SHOWN = 5
+"""Names that are told."""
 Stamps = dict[str, tuple[int, int]]
 BEFORE = pytest.StashKey[Stamps]()
 
 
 def stamps(root: Path) -> Stamps:
     """File below ``root`` -> when it was written last (ns), and its size."""
-    found = (path for name in WATCHED for path in (root / name, *(root / name).rglob("*")))
+    found = (path for name in WATCHED for path in (root / name).rglob("*"))
     stats = {path: path.stat() for path in found if path.is_file()}
     return {str(p.relative_to(root)): (s.st_mtime_ns, s.st_size) for p, s in stats.items()}
 
@@ -39,5 +40,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     names = sorted(dict(before.items() ^ after.items()))
     if names:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        words = f"written while tests ran (by a test, or by you): {', '.join(names)}"
-        print(f"\n{words}", flush=True)
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        told = ", ".join(names[:SHOWN]) + more
+        print(f"\nwritten while tests ran (by a test, or by you): {told}", flush=True)
