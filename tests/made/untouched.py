@@ -1,6 +1,9 @@
-"""A plugin of pytest: tests write nothing into the tree. What is recorded or launched there is, when
-the last test has ended, as it was before the first; else the run fails, and says what was written.
-A file that is written with the same text counts: one day its text is another."""
+"""A plugin of pytest: tests write nothing into the tree.
+
+What is recorded or launched there is as it was before the first test when the last one has ended;
+else the run fails, and says what was written. A file that is written with the same text counts: one
+day its text is another.
+"""
 
 from __future__ import annotations
 
