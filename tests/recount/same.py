@@ -207,10 +207,12 @@ def verdict(row: Run, reference: Row) -> tuple[str, str]:
         return "by design", ""
     unit = roundoff(row)
     allowed = {"loss": max(most["loss"], 4 * unit), "norm": max(most["norm"], 16 * unit)}
-    why = too_far(row, base, allowed) or moments_too_far(row, base, allowed["norm"])
+    why, explained = too_far(row, base, allowed), f"{allowed['loss']:.1e} and {allowed['norm']:.1e}"
+    if not why:
+        together = max(most["moment"], 8 * unit)
+        why, explained = moments_too_far(row, base, together), f"{together:.1e}"
     if not why:
         return "by design", ""
-    explained = f"{allowed['loss']:.1e} and {allowed['norm']:.1e}"
     return "beyond design", f"{why}; {design(row)} explains {explained}"
 
 

@@ -170,9 +170,9 @@ def test_on_a_gpu_the_limit_follows_from_what_the_reference_is_away_from_itself(
         ("ddp+bf16", {"losses": moved(REFERENCE.losses, 5e-3, 4)}, "by design"),
         ("ddp+bf16", {"losses": moved(REFERENCE.losses, 2e-2, 4)}, "beyond design"),
         ("ddp+bf16", {"grad_norms": moved(REFERENCE.grad_norms, 0.1, 4)}, "beyond design"),
-        ("ddp+bf16", {"projections": did(moment=AWAY[0.05])}, "by design"),
-        ("ddp+bf16", {"projections": did(moment=AWAY[0.08])}, "beyond design"),
-        ("ddp+sgd", {"projections": did(moment=AWAY[0.08])}, "by design"),
+        ("ddp+bf16", {"projections": did(moment=AWAY[0.02])}, "by design"),
+        ("ddp+bf16", {"projections": did(moment=AWAY[0.04])}, "beyond design"),
+        ("ddp+sgd", {"projections": did(moment=AWAY[0.04])}, "by design"),
         # Another optimizer explains all but the first step.
         ("ddp+sgd", {"losses": moved(REFERENCE.losses, 0.5, 1)}, "by design"),
         ("ddp+sgd", {"losses": moved(REFERENCE.losses, 2e-5, 0)}, "beyond design"),
