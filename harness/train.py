@@ -29,8 +29,7 @@ from harness.spec import Spec, add_arguments, from_arguments
 from harness.system import process
 from harness.worker import measure, record, training
 from harness.worker.drawing import measure as drawing
-from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_shared import SHARED
+from harness.worker.sabotage import NAMES
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
 
@@ -46,7 +45,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
     text = "a negative control: make it another training on purpose; its result is void"
-    parser.add_argument("--sabotage", choices=[*SABOTAGES, *SHARED], help=text)
+    parser.add_argument("--sabotage", choices=NAMES, help=text)
     training.add_arguments(parser)
     return parser.parse_args(argv)
 

@@ -26,6 +26,9 @@ from harness.subjects import subject_of
 from harness.system import process
 from strategies import parse
 from strategies.strategy import Strategy
+from tests.made.untouched import pytest_sessionfinish, pytest_sessionstart
+
+__all__ = ["pytest_sessionfinish", "pytest_sessionstart"]
 
 # oneDNN has kernels for CPUs with AMX with scratch of their own (up to 1 % of a bfloat16 step),
 # which no prediction for "a CPU" can know: tests take the same kernels everywhere.

@@ -30,11 +30,12 @@ from harness.spec import Spec
 from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_shared import SHARED
+from harness.worker.sabotage_ranks import RANKS, SHARED
 
 __all__ = ["add_arguments", "controls"]
 
 USUAL = {"model": "DiT-S/4:depth=2", "data": "digits", "steps": 6, "warmup": 2}
+USUAL |= {"weight_decay": 0.01}  # that one be applied twice
 CPU_PROCESSES = 2
 SAMPLES = 4
 """A process: two micro batches of two."""
@@ -85,6 +86,7 @@ def all_controls(processes: int) -> list[Control]:
         )
         for name in SABOTAGES
     ]
+    others += [Control(name=name, adds="", sabotage=name) for name in RANKS if processes > 1]
     shared = [Control(name=name, adds=SHARING, sabotage=name) for name in SHARED if pairs]
     return same + others + shared
 

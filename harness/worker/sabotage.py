@@ -8,18 +8,19 @@ reads names and docstrings here: torch is imported where it is used.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness.result import Check
-from harness.worker.sabotage_shared import SHARED
+from harness.worker.sabotage_ranks import RANKS, SHARED
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["SABOTAGES", "sabotage"]
+__all__ = ["NAMES", "SABOTAGES", "sabotage"]
 
 
 def _trained(run: Run) -> list[Any]:
@@ -73,6 +74,13 @@ def doubled_behind_the_norm(run: Run) -> None:
     _at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
 
 
+def decayed_twice(run: Run) -> None:
+    """Weights decay once more in each step: nothing that is logged of one knows of it."""
+    settings = run.trained.settings
+    kept = 1 - settings.learning_rate * settings.weight_decay
+    _at_the_step(run, lambda parameters: [p.data.mul_(kept) for p in parameters])
+
+
 def stale(run: Run) -> None:
     """Each step takes the gradients of the step before."""
     last: dict[Any, Any] = {}
@@ -91,6 +99,18 @@ def one_parameter_not_stepped(run: Run) -> None:
     parameters = _trained(run)
     chosen = parameters[len(parameters) // 2]
     _at_the_step(run, lambda _: setattr(chosen, "grad", None))
+
+
+def gradients_not_cleared(run: Run) -> None:
+    """The gradients of the second step are added to those of the first."""
+    optimizer, calls = run.trained.optimizer, itertools.count()
+    clear = optimizer.zero_grad
+
+    def cleared(*given: Any, **named: Any) -> None:
+        if next(calls):
+            clear(*given, **named)
+
+    optimizer.zero_grad = cleared
 
 
 def one_micro_batch_dropped(run: Run) -> None:
@@ -117,6 +137,19 @@ def other_labels_dropped(run: Run) -> None:
     run.feed.micro_batches = kept
 
 
+def timesteps_rounded(run: Run) -> None:
+    """The model is given timesteps that were rounded to bfloat16: 842 becomes 844."""
+    trained = run.trained
+    predict = trained.subject.predict
+
+    def rounded_first(model: Any, x: Any, t_B: Any, conditions: Any) -> Any:
+        return predict(model, x, t_B.bfloat16().to(t_B.dtype), conditions)
+
+    subject = copy.copy(trained.subject)
+    object.__setattr__(subject, "predict", rounded_first)  # subjects are frozen
+    trained.launch = dataclasses.replace(trained.launch, subject=subject)
+
+
 def average_a_step_late(run: Run) -> None:
     """The average of the weights misses the first step."""
     for attachment in run.trained.attached.values():
@@ -136,17 +169,21 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
         rounded,
         doubled_before_the_norm,
         doubled_behind_the_norm,
+        decayed_twice,
         stale,
+        gradients_not_cleared,
         one_parameter_not_stepped,
         one_micro_batch_dropped,
         other_labels_dropped,
+        timesteps_rounded,
         average_a_step_late,
     )
 }
 """Name -> what is done to a run before its first step."""
+NAMES = (*SABOTAGES, *RANKS, *SHARED)
 
 
 def sabotage(run: Run, name: str) -> Check:
     """Do ``name`` to ``run``; the check of the audit that makes its result void."""
-    (SABOTAGES | SHARED)[name](run)
+    (SABOTAGES | RANKS | SHARED)[name](run)
     return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)

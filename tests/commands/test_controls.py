@@ -11,7 +11,7 @@ from harness.launch import launch
 from harness.result import Check, Result, Status
 from harness.system import machine as machines
 from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_shared import SHARED
+from harness.worker.sabotage_ranks import RANKS, SHARED
 from tests.made.machines import machine
 
 PLAIN = ([1.0, 0.9], [0.5, 0.4])
@@ -49,7 +49,7 @@ def called(tmp_path, *words: str) -> int:
 def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
     assert called(tmp_path) == 0
     same = controls.SAME | controls.SAME_SHARED
-    names = {"plain", *(name.replace(":", "_") for name in same), *SABOTAGES, *SHARED}
+    names = {"plain", *(name.replace(":", "_") for name in same), *SABOTAGES, *RANKS, *SHARED}
     assert {name for name in runs if name not in ("unnoticed", "broken")} == names
     assert runs["plain"] == ("ddp", [])
     assert runs["stale"] == ("ddp", ["--sabotage", "stale"])
@@ -63,6 +63,7 @@ def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
 def test_one_process_trains_alone(runs, tmp_path):
     assert called(tmp_path, "--processes", "1") == 0
     assert runs["checkpoint"][0] == "single+checkpoint"
+    assert "stale" in runs and not set(runs) & {*RANKS, *SHARED}
 
 
 @pytest.mark.parametrize("fault", ["unnoticed", "broken"])

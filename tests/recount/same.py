@@ -17,7 +17,7 @@ __all__ += ["of_parts", "verdict"]
 
 KINDS = ("loss", "norm", "moment", "update", "average")
 CURVES = {"loss": "losses", "norm": "grad_norms"}
-EXACT = dict(zip(KINDS, (1e-5, 2e-5, 5e-5, 2e-3, 1e-2), strict=True))
+EXACT = dict(zip(KINDS, (1e-5, 2e-5, 5e-5, 5e-4, 1e-2), strict=True))
 """Float32 on CPUs, the first 16 steps."""
 WIDE = dict(zip(KINDS, (1e-3, 1e-3, 2e-2, 0.2, 0.2), strict=True))
 EARLY, LATER, TIMES_APART = 16, 1e-3, 8
@@ -56,9 +56,14 @@ def sums(run: Run, kind: str) -> dict[str, list[float]]:
     return (run.data.get("projections") or {}).get(kind) or {}
 
 
+def length(*vectors: Sequence[float]) -> float:
+    """Of all of them as one vector."""
+    return math.sqrt(sum(x * x for vector in vectors for x in vector))
+
+
 def of_parts(row: Run, base: Run, kind: str) -> dict[str, float]:
     """Name -> the length of the difference of two vectors of sums over the base's; 1 where one
-    has none."""
+    has none. Less by as much as the name's moment is below a thousandth of all moments."""
     ours, theirs = sums(row, kind), sums(base, kind)
     found = {}
     for name in {**theirs, **ours} if ours and theirs else ():
@@ -66,10 +71,30 @@ def of_parts(row: Run, base: Run, kind: str) -> dict[str, float]:
         if a is None or b is None:
             found[name] = 1.0
             continue
-        gap = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
-        whole = max(math.sqrt(sum(y * y for y in b)), 1e-12)
-        found[name] = gap / whole if math.isfinite(gap) else math.inf
+        gap = length([x - y for x, y in zip(a, b, strict=True)])
+        far = gap / max(length(b), 1e-12) if math.isfinite(gap) else math.inf
+        found[name] = far * (1.0 if kind == "inputs" else weight(base, name))
     return found
+
+
+def weight(base: Run, name: str) -> float:
+    """1, or less for a parameter with next to no gradient."""
+    moments = sums(base, "moment")
+    few = length(*moments.values()) / 1000
+    own = length(moments.get(name, []))
+    return own / few if name in moments and own < few else 1.0
+
+
+def moments_too_far(row: Run, base: Run, most: float) -> str:
+    """All moments as one vector, of a row that only rounds, in the early steps."""
+    ours, theirs = sums(row, "moment"), sums(base, "moment")
+    early = all(len(run.data["losses"]) <= EARLY for run in (row, base))
+    if altered(row) != {"rounding"} or not (early and ours and theirs):
+        return ""
+    pairs = [(ours.get(name, [0.0] * len(b)), b) for name, b in theirs.items()]
+    gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
+    far = length(*gaps) / max(length(*theirs.values()), 1e-12)
+    return f"moments of all parameters together {far:.1e} away" if far > most else ""
 
 
 @functools.lru_cache(maxsize=2048)
@@ -182,10 +207,12 @@ def verdict(row: Run, reference: Row) -> tuple[str, str]:
         return "by design", ""
     unit = roundoff(row)
     allowed = {"loss": max(most["loss"], 4 * unit), "norm": max(most["norm"], 16 * unit)}
-    why = too_far(row, base, allowed)
+    why, explained = too_far(row, base, allowed), f"{allowed['loss']:.1e} and {allowed['norm']:.1e}"
+    if not why:
+        together = max(most["moment"], 8 * unit)
+        why, explained = moments_too_far(row, base, together), f"{together:.1e}"
     if not why:
         return "by design", ""
-    explained = f"{allowed['loss']:.1e} and {allowed['norm']:.1e}"
     return "beyond design", f"{why}; {design(row)} explains {explained}"
 
 
@@ -202,10 +229,11 @@ def of_exact(row: Run, base: Run, most: dict[str, float]) -> tuple[str, str]:
 
 def beside(row: Row, other: Row) -> str:
     """In what a row is apart from its sibling though nothing explains it: of one computation by an
-    eighth of the roundoff in a loss, one in a norm."""
+    eighth of the roundoff in a loss, one in a norm, four in all moments together."""
     ours, theirs = row.runs[0], other.runs[0]
     if computation(row) != computation(other):
         return ""
     unit, most = roundoff(ours), WIDE if other.group.gpu else EXACT
     allowed = {"loss": max(most["loss"], unit / 8), "norm": max(most["norm"], unit)}
-    return other_work(ours, theirs) or too_far(ours, theirs, allowed)
+    why = other_work(ours, theirs) or too_far(ours, theirs, allowed)
+    return why or moments_too_far(ours, theirs, max(most["moment"], 4 * unit))

@@ -45,6 +45,11 @@ def moved(values: list[float], by: float, at: int = 0) -> list[float]:
     return [v * (1 + by) if i == at else v for i, v in enumerate(values)]
 
 
+AWAY = {
+    by: {"a": [1.0 + by * 2.3627, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.4]}
+    for by in (0.05, 0.08)
+}
+"""Sums that are so far from those of ``did``, of all parameters together."""
 REFERENCE = result()
 LIMITS = parity.limits([REFERENCE])
 
@@ -113,6 +118,21 @@ def test_late_steps_are_held_to_the_wider_limit():
         assert found.word == expected
 
 
+def test_a_parameter_with_next_to_no_gradient_counts_by_as_much_less():
+    """Below a thousandth of all moments together what is apart is told as a share of that."""
+    sums = {"a": [3.0, 4.0], "keys": [5e-9, 0.0]}
+    reference = result(projections=Projections(update=sums, moment=sums))
+    for gap, moment in ((5e-9, 1e-6), (1e-3, 0.2)):
+        ours = {**sums, "keys": [5e-9 + gap, 0.0]}
+        far = parity.distances(result(projections=did(moment=ours, update=ours)), reference)
+        assert far["moment"] == pytest.approx(moment, rel=1e-3)
+        assert far["update"] == pytest.approx(moment, rel=1e-3)
+    gone = result(projections=Projections(update={"a": sums["a"]}, moment={"a": sums["a"]}))
+    assert parity.distances(gone, reference)["moment"] == 1.0, "what is missing is no rounding"
+    alike = result(projections=Projections(update=sums))
+    assert "moment" not in parity.distances(alike, reference)
+
+
 # ---- limits ----
 
 
@@ -150,6 +170,9 @@ def test_on_a_gpu_the_limit_follows_from_what_the_reference_is_away_from_itself(
         ("ddp+bf16", {"losses": moved(REFERENCE.losses, 5e-3, 4)}, "by design"),
         ("ddp+bf16", {"losses": moved(REFERENCE.losses, 2e-2, 4)}, "beyond design"),
         ("ddp+bf16", {"grad_norms": moved(REFERENCE.grad_norms, 0.1, 4)}, "beyond design"),
+        ("ddp+bf16", {"projections": did(moment=AWAY[0.02])}, "by design"),
+        ("ddp+bf16", {"projections": did(moment=AWAY[0.04])}, "beyond design"),
+        ("ddp+sgd", {"projections": did(moment=AWAY[0.04])}, "by design"),
         # Another optimizer explains all but the first step.
         ("ddp+sgd", {"losses": moved(REFERENCE.losses, 0.5, 1)}, "by design"),
         ("ddp+sgd", {"losses": moved(REFERENCE.losses, 2e-5, 0)}, "beyond design"),

@@ -17,6 +17,7 @@ from harness.predict import pool
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
+from harness.worker.sabotage_ranks import RANKS
 from strategies import parse
 from strategies.layout import Layout
 from strategies.recipe import RecipeError
@@ -47,6 +48,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
+    cases |= {name: case("ddp", "--sabotage", name) for name in RANKS}
     for name, text in PUBLIC.items():
         cases[name] = Case(miniature(name, text, processes=4 if "fsdp2" in text else 2))
     cases["saved"] = case("ddp+sp", "--checkpoint", str(base / "saved" / "checkpoint"))
@@ -146,6 +148,16 @@ def test_parts_that_are_not_one_training_are_noticed(case, runs):
     reference = runs[0]["ddp"]
     blind = dataclasses.replace(row, losses=reference.losses)
     assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_replicas_that_are_not_one_training_are_noticed(name, runs):
+    row = runs[0][name]
+    assert row.status is Status.VOID, row.log_tail
+    assert {check.name for check in row.audit if not check.ok} == {"untouched"}, (
+        "parity alone tells"
+    )
+    assert verdict(row, runs).word == "DIFFERS"
 
 
 # ---- refused ----

@@ -6,6 +6,7 @@ And its positive ones: rows that compute the same in another way must not.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from conftest import TINY, launched
@@ -17,8 +18,12 @@ from harness.worker.audit import gather
 from harness.worker.loop import optimizer_step
 from harness.worker.projections import Watch
 from harness.worker.sabotage import SABOTAGES
+from strategies import parse
+from tests.made.publics import miniature
 
-SPEC = Spec(recipe="single", model="DiT-S/4:depth=2", global_batch=8, warmup=2, steps=6)
+SPEC = Spec(
+    recipe="single", model="DiT-S/4:depth=2", global_batch=8, warmup=2, steps=6, weight_decay=0.01
+)
 HALVES = dataclasses.replace(SPEC, recipe="single+accumulate:steps=2")
 
 
@@ -40,6 +45,7 @@ def trained_as(train_here):
             losses=log.all_losses(run),
             grad_norms=log.all_norms(),
             projections=watch.end(gather),
+            parity=parse(spec.recipe).parity.value,
             evidence={"fp32": {"compute_dtype": "float32"}},
         )
 
@@ -68,6 +74,31 @@ def verdict(row: Result, reference: Result) -> parity.Verdict:
 def test_the_same_computation_in_another_way_is_equal(recipe, trained_as, reference):
     row = trained_as(dataclasses.replace(SPEC, recipe=recipe))
     assert verdict(row, reference) == parity.Verdict("equal")
+
+
+def test_gradients_that_are_rounding_alone_do_not_differ(trained_as):
+    """Keys whose bias is a parameter of its own: two equal runs make of it what they like."""
+    spec = dataclasses.replace(miniature("dit-xl-2", "single"), global_batch=4, warmup=2, steps=8)
+    row = trained_as(dataclasses.replace(spec, recipe="single+accumulate:steps=2"))
+    reference = trained_as(spec)
+    ours, theirs = row.projections.moment, reference.projections.moment
+    keys = [name for name in theirs if "to_k.bias" in name]
+    apart = [math.dist(ours[name], theirs[name]) / math.hypot(*theirs[name]) for name in keys]
+    assert max(apart) > 0.01, "else this shows nothing"
+    assert verdict(row, reference) == parity.Verdict("equal")
+    assert verdict(trained_as(spec, SABOTAGES["stale"]), reference).word == "DIFFERS"
+
+
+@pytest.mark.parametrize("name", ["doubled_behind_the_norm", "stale"])
+def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, reference, kept):
+    spec = dataclasses.replace(SPEC, recipe="single+bf16")
+    if "bf16" not in kept:
+        kept["bf16"] = trained_as(spec)
+    rounds, row = kept["bf16"], trained_as(spec, SABOTAGES[name])
+    assert verdict(rounds, reference).word == "by design"
+    blind = dataclasses.replace(row, losses=rounds.losses, grad_norms=rounds.grad_norms)
+    assert verdict(blind, reference).word == "beyond design"
+    assert "moments" in parity.against_sibling(blind, rounds)
 
 
 def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):

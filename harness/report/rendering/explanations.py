@@ -68,7 +68,8 @@ NOTES = {
     "an empty cache.",
     "parity": "Distance: the largest step's |a - b| / |b| to the reference row; of moment, update "
     "and average, the parameter's that is furthest away: a few signed sums of the optimizer's "
-    "first moment, of what the steps changed, and of the way of the averaged weights. A row that "
+    "first moment, of what the steps changed, and of the way of the averaged weights. A parameter "
+    "whose moment is below a thousandth of all together counts by that much less. A row that "
     f"must not change the computation DIFFERS beyond what rounding explains. {_limits()}",
     "siblings": "Rows that change the computation by design, each beside the plainest other row "
     "that changes the same: of one computation they are held to each other, within what rounding "

@@ -11,27 +11,19 @@ from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive
 from harness.report.figures.predicted import PredictedCategory
-from harness.report.rendering.columns import (
+from harness.report.rendering.columns.compared import EFFECTS, PARITY, SIBLINGS
+from harness.report.rendering.columns.memory import (
     BUCKETS,
-    CALIBRATED,
-    CATEGORY_ERRORS,
-    EFFECTS,
     HOST_SPLIT,
     MEMORY,
-    PARITY,
     PHASES,
-    PREDICTED,
-    RANKING,
-    SHORT,
-    SIBLINGS,
-    SIMULATED,
     SPLIT,
-    TIME,
-    TYPES,
-    UNFINISHED,
     fullest_host,
     zero_block,
 )
+from harness.report.rendering.columns.predicted import CALIBRATED, CATEGORY_ERRORS, PREDICTED
+from harness.report.rendering.columns.ranking import RANKING, SHORT, SIMULATED, UNFINISHED
+from harness.report.rendering.columns.time import TIME, TYPES
 from harness.report.rendering.drawn import DRAWING_PHASES, DRAWN
 from harness.report.rendering.explanations import NOTES
 

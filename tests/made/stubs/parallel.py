@@ -1,5 +1,5 @@
 """Ranks whose parts of the same samples are not one training: what a run of ``ddp+sp`` does instead
--> (who must notice, the sabotage: ``harness.worker.sabotage_shared``)."""
+-> (who must notice, the sabotage: ``harness.worker.sabotage_ranks``)."""
 
 from __future__ import annotations
 
