@@ -33,6 +33,8 @@ PATIENCE, LEAST_SECONDS = 4.0, 240.0
 """A station is ended after so many times what is expected of it, and no sooner than that."""
 SUITE_SECONDS = 3600.0
 """The same least of a suite: each of its runs has a deadline of its own."""
+LONG = ("suite", "tests", "meter")
+"""Kinds of stations that take minutes and say nothing by then: it is told where they write."""
 GPU_TESTS = "tests/worker"
 METER_BENCH = "tests/bench/meter_cost.py"
 WORDS = {Status.UNSUPPORTED: "lacking", Status.REFUSED: "lacking", Status.OK: "ok"}
@@ -66,6 +68,9 @@ def _one(station: Station, session: Session, place: str) -> Outcome:
     if lack:
         outcome = _outcome(station, session, "skipped", lack)
     else:
+        if station.kind in LONG:
+            log = _log(station, session)
+            session.tell(f"{place} {station.name}: begins, about {station.minutes:.0f} min; see {log}")
         outcome = _measured(station, session)
         seconds = time.monotonic() - began
         outcome = dataclasses.replace(outcome, seconds=seconds)
@@ -106,10 +111,15 @@ def _measured(station: Station, session: Session) -> Outcome:
 # ---- one child ----
 
 
+def _log(station: Station, session: Session) -> Path:
+    """What its child says."""
+    name = outcome_file(station.part, station.name, Path()).stem
+    return session.folder / "logs" / f"{name}.txt"
+
+
 def _child(words: Sequence[str], station: Station, session: Session) -> tuple[process.Ended, str]:
     """Run a Python of this environment to its end or its deadline; with the end of what it said."""
-    log = session.folder / "logs" / outcome_file(station.part, station.name, Path()).stem
-    log = log.with_suffix(".txt")
+    log = _log(station, session)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     ended = process.run_child(

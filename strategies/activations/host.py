@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.activations.weighed import Weighed, is_weight
+from strategies.leaving import Leaving
 
 __all__ = ["LEAST_BYTES", "Host"]
 
@@ -23,12 +24,23 @@ class Offloaded:
         self.host, self.device = host, device
         self.fetched = self.ready = None
 
+    def wait(self) -> None:
+        """What is computed from now on comes behind the copy."""
+        if self.ready is not None:
+            import torch
+
+            torch.cuda.current_stream(self.device).wait_event(self.ready)
+            self.ready = None
+
+    __del__ = wait  # the memory of a copy that nobody asked for may be given away only then
+
 
 class Host(Weighed):
     """Runs the blocks; what autograd keeps for them waits in host memory.
 
     On a GPU the copies are made on a stream of their own from and to pinned memory, beside the
-    computation: out as tensors are kept, back ``AHEAD`` of them before they are asked for. Where
+    computation: out as tensors are kept, back ``AHEAD`` of them before they are asked for. All
+    memory of the device is taken and given back in the order of what computes (``Leaving``). Where
     the device is the host itself the copies are made all the same, and free nothing.
     """
 
@@ -36,7 +48,7 @@ class Host(Weighed):
         super().__init__(inner)
         self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
         self.stays: list[Offloaded | None] = []
-        self.stream: Any = None
+        self.leaving = Leaving(None)
         self.device = "cpu"
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
@@ -45,8 +57,8 @@ class Host(Weighed):
         self.stays = []
         device = _device_of(given, named)
         self.device = device.type
-        if device.type == "cuda" and self.stream is None:
-            self.stream = torch.cuda.Stream(device)
+        if device.type == "cuda" and self.leaving.stream is None:
+            self.leaving = Leaving(torch.cuda.Stream(device))
         pack, unpack = (torch.compiler.disable(f) for f in (self.pack, self.unpack))
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return self.inner(blocks, *given, **named)
@@ -62,11 +74,7 @@ class Host(Weighed):
         if is_weight(kept) or kept.nbytes < LEAST_BYTES:
             return kept
         host = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(kept.device))
-            kept.record_stream(self.stream)
-        with torch.cuda.stream(self.stream):
-            host.copy_(kept, non_blocking=True)
+        self.leaving.copy(kept, host)
         self.stays.append(Offloaded(host, kept.device))
         self.moved["out"] += 1
         self.moved["out_bytes"] += kept.nbytes
@@ -75,18 +83,14 @@ class Host(Weighed):
 
     def unpack(self, packed: Any) -> Any:
         """What ``pack`` returned -> the tensor, on its device again."""
-        import torch
-
         if not isinstance(packed, tuple):
             return packed
+        self.leaving.let_go()
         index, stays = packed
         for nearer in range(index, max(-1, index - 1 - AHEAD), -1):
             self._fetch(stays[nearer])
         stay, stays[index] = stays[index], None
-        if stay.ready is not None:
-            here = torch.cuda.current_stream(stay.device)
-            here.wait_event(stay.ready)
-            stay.fetched.record_stream(here)
+        stay.wait()
         self.moved["back"] += 1
         self.moved["back_bytes"] += stay.fetched.nbytes
         return stay.fetched
@@ -97,11 +101,14 @@ class Host(Weighed):
 
         if stay is None or stay.fetched is not None:
             return
-        with torch.cuda.stream(self.stream):
-            stay.fetched = torch.empty_like(stay.host, device=stay.device)
+        # Memory of the computing stream: given back there, it needs no event to be used again.
+        stay.fetched, stream = torch.empty_like(stay.host, device=stay.device), self.leaving.stream
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(stay.device))
+        with torch.cuda.stream(stream):
             stay.fetched.copy_(stay.host, non_blocking=True)
-        if self.stream is not None:
-            stay.ready = self.stream.record_event()
+        if stream is not None:
+            stay.ready = stream.record_event()
 
 
 def _device_of(*given: Any) -> Any:

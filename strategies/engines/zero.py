@@ -90,6 +90,7 @@ class Zero(Engine):
     def traits(self) -> frozenset[str]:
         where = {
             "split_parameters": self.stage == 3,
+            "gathers_ahead": self.stage == 3,
             "host_optimizer": self.place("optimizer") != "device",
             "swapped_weights": self.place("optimizer") == "nvme",
         }

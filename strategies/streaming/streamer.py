@@ -20,6 +20,7 @@ from strategies.base import Watcher
 from strategies.engine import Trained
 from strategies.evidence.stored import stored
 from strategies.holdings import Maker
+from strategies.leaving import Leaving
 from strategies.streaming.weights import Flat, Streamed, Taken
 
 __all__ = ["Seen", "Streamer"]
@@ -52,10 +53,11 @@ class Streamer(Watcher):
         self.trained, self.blocks = trained, trained.blocks()
         device, self.moved = trained.accelerator.device, Counter()
         cuda = device.type == "cuda"
-        self.lanes = tuple(torch.cuda.Stream(device) if cuda else None for _ in range(2))
+        lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
+        self.leaving = Leaving(out)
         self.streamed = {
             # One after the other, so that no two copies of all of them are ever there.
-            index: Streamed(taken.pop(index), device, self.lanes, self._averaged, self.moved)
+            index: Streamed(taken.pop(index), device, lane, self.leaving, self._averaged, self.moved)
             for index in sorted(taken)
         }
         self.start = self.sample()
@@ -148,8 +150,9 @@ class Streamer(Watcher):
         """Backward is through: gradients are where the optimizer finds them."""
         self.reached = self.waiting = None
         self._keep([])
-        if self.lanes[1] is not None:
-            self.lanes[1].synchronize()
+        self.leaving.let_go()
+        if self.leaving.stream is not None:
+            self.leaving.stream.synchronize()
 
     # ---- what is seen of it ----
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from strategies.leaving import Leaving
+
 __all__ = ["Flat", "Streamed", "Taken", "Weight"]
 
 ALIGNED = 512
@@ -95,7 +97,8 @@ class Streamed:
     Args:
         taken: them, with values; emptied, for they are copied.
         device: of the training.
-        lanes: CUDA's streams for copies in and out; None each where there is no CUDA.
+        lane: CUDA's stream for copies in; None where there is no CUDA.
+        leaving: what copies out, for all blocks.
         averaged: makes of a gradient of this rank what the optimizer is to get.
         moved: counts copies ("in" blocks, "out" gradients) and their bytes.
     """
@@ -104,7 +107,8 @@ class Streamed:
         self,
         taken: list[Taken],
         device: torch.device,
-        lanes: tuple[Any, Any],
+        lane: Any,
+        leaving: Leaving,
         averaged: Callable[[Tensor], Tensor],
         moved: Counter[str],
     ) -> None:
@@ -113,7 +117,7 @@ class Streamed:
             one = taken.pop(0)
             alike.setdefault(one.parameter.dtype, []).append(one)
         self.flats = [Flat(some, device) for some in alike.values()]
-        self.device, (self.lane_in, self.lane_out) = device, lanes
+        self.device, self.lane, self.leaving = device, lane, leaving
         self.averaged, self.moved, self.ready = averaged, moved, None
         self.there = False
         for weight in self.weights:
@@ -162,13 +166,13 @@ class Streamed:
         is computed by then, into memory whose last use lies before."""
         if self.there:
             return
-        if self.lane_in is not None:
-            self.lane_in.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.no_grad(), torch.cuda.stream(self.lane_in):
+        if self.lane is not None:
+            self.lane.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.no_grad(), torch.cuda.stream(self.lane):
             for flat in self.flats:
                 flat.fetch()
-        if self.lane_in is not None:
-            self.ready = self.lane_in.record_event()
+        if self.lane is not None:
+            self.ready = self.lane.record_event()
         self.there = True
         self.moved.update({"in": 1, "in_bytes": self.size})
 
@@ -195,10 +199,6 @@ class Streamed:
                 gradient.add_(host.grad.to(gradient.device, non_blocking=True))
             gradient = self.averaged(gradient)
             out = torch.empty_like(gradient, device="cpu", pin_memory=gradient.is_cuda)
-            if self.lane_out is not None:
-                self.lane_out.wait_stream(torch.cuda.current_stream(self.device))
-                gradient.record_stream(self.lane_out)
-            with torch.cuda.stream(self.lane_out):
-                out.copy_(gradient, non_blocking=True)
+            self.leaving.copy(gradient, out)
         host.grad = out
         self.moved.update({"out": 1, "out_bytes": gradient.nbytes})

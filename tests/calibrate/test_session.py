@@ -151,6 +151,15 @@ def test_load_is_what_others_took_of_the_cores_and_not_the_station_s_own(session
     assert found["streams"].facts["load"] == 0.0
 
 
+def test_what_takes_minutes_says_where_it_writes_before_it_begins(session, monkeypatch):
+    running.run_part("story", session)
+    begins = [line for line in session.said if ": begins, about" in line]
+    assert [line.split()[1] for line in begins] == ["default:", "fast_dit_table:", "ladder:"]
+    logs = [Path(line.partition("; see ")[2]) for line in begins]
+    assert {log.parent for log in logs} == {session.folder / "logs"}
+    assert session.said.index(begins[1]) > session.said.index("[1/3] default: ok")
+
+
 def test_a_station_that_raises_is_a_failure_too(session, monkeypatch):
     def broken(*given, **named):
         raise RuntimeError("the disk is gone")

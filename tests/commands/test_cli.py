@@ -588,6 +588,25 @@ def test_a_dry_run_of_calibrate_names_stations_in_order_and_starts_nothing(
     assert nothing_starts == [] and not (tmp_path / "s").exists()
 
 
+def test_a_gpu_that_torch_alone_sees_names_the_session_s_folder(
+    capsys, monkeypatch, nothing_starts: list[str]
+) -> None:
+    """As in WSL2: else the second call, which knows it, would begin anew in another folder."""
+    card = gpus.Gpu(index=0, name="NVIDIA H200", total_bytes=139 << 30)
+
+    def recall(folder: Path) -> machines.Machine:
+        return machine(folder, gpus=(card,)) if nothing_starts else machines.look(folder)
+
+    def stop(folder: Path) -> None:
+        raise run.OutputError(f"{folder.name} is full")
+
+    monkeypatch.setattr(calibrate, "has_driver", lambda: True)
+    monkeypatch.setattr(calibrate, "recall", recall)
+    monkeypatch.setattr(calibrate, "check_out", stop)
+    assert call(["calibrate", "--part", "check"]) != 0
+    assert "nvidia_h200 is full" in capsys.readouterr().err and nothing_starts == ["probe"]
+
+
 def test_what_is_kept_of_this_machine_is_shared_without_measuring(
     tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
 ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan_answer import answer
+from harness.commands.planning.plan_answer import answer, is_close
+from harness.commands.planning.plan_held import held_back, held_notes
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
 from harness.predict import limits, pool, verdict, workspace
@@ -285,6 +286,26 @@ def test_the_answer_is_the_fastest_that_fits():
     assert verdict.fastest(rows).label == "zero2"
     text = "\n".join(answer(rows))
     assert "Fastest predicted to fit: zero2" in text and "Least memory: zero3" in text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gathered", "held"),
+    [("zero3", 0, 4), ("zero3+bf16", 0, 2), ("zero3_offload+bf16", GIB // 2, 2), ("zero2", 0, 0)],
+)
+def test_zero3_may_hold_all_weights_until_the_gpu_has_used_them(recipe, gathered, held):
+    """Said with each peak, and in the plan where it may be more than what is left."""
+    row, found = asked(recipe), prediction(3)
+    instant = dataclasses.replace(found.peak, categories={"gathered": gathered})
+    found = dataclasses.replace(found, peak=instant)
+    most = held * row.subject.parameters - gathered * bool(held)
+    roomy, close = (
+        verdict.judge(row, found, cards.of_size(int(size * GIB))) for size in (5, 3.9)
+    )
+    assert held_back(roomy) == held_back(close) == max(0, most) and is_close(close)
+    assert held_notes([roomy]) == []
+    said = [f"{recipe}: up to {most / GIB:.1f} GiB more"] if most > close.margin_bytes else []
+    assert [line.partition(", gathered")[0] for line in held_notes([close])] == said
+    assert held_back(verdict.judge(row, found, cards.of_cpu("a CPU", 2, 24 * GIB))) == 0
 
 
 # ---- keeping and failing ----

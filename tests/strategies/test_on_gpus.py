@@ -3,15 +3,20 @@ for devices, and for a compiler."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import part_named
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.activations.host import Host
+from strategies.activations.host import Host, Offloaded
 from strategies.base import Settings
+from strategies.leaving import MOST, Leaving
 from strategies.optimizers.quantised import torchao_adam
 from strategies.step.ema import PIECE
 from strategies.step.staging import Staging
@@ -152,3 +157,71 @@ def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_
     assert average.staging.elements == PIECE
     assert {id(b) for b in average.staging.buffers} <= {id(t) for t in average.hosted()}
     assert part_named("single", "ema").place == "device"
+
+
+# -- copies on a stream of their own ---------------------------------------------------------------
+
+
+class Streams:
+    """A stream of copies and the one that computes; what each is told is noted, in order."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.log: list[object] = []
+        self.copies = SimpleNamespace(
+            wait_stream=lambda stream: self.log.append("copy waits"), record_event=self._event
+        )
+        computing = SimpleNamespace(wait_event=lambda event: self.log.append(f"compute: {event}"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: computing)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        self.events = itertools.count()
+
+    def _event(self) -> str:
+        return f"event {next(self.events)}"
+
+
+def test_what_leaves_is_held_until_what_computes_waits_for_its_copy(monkeypatch):
+    """And no longer: not until the host finds that the device has come so far."""
+    streams, target = Streams(monkeypatch), SimpleNamespace(copy_=lambda source, non_blocking: None)
+    leaving = Leaving(streams.copies, most=2)
+    sources = [torch.empty(8, device="meta") for _ in range(4)]
+    for source in sources:
+        leaving.copy(source, target)
+    assert [source.shape for source, _ in leaving.held] == [(8,), (8,)]
+    waits = [line for line in streams.log if line != "copy waits"]
+    assert waits == ["compute: event 0", "compute: event 1"]
+    assert streams.log.index("compute: event 0") > 2, "two copies go on beside what computes"
+    leaving.let_go()
+    assert streams.log[-2:] == ["compute: event 2", "compute: event 3"] and not leaving.held
+
+
+def test_what_comes_back_is_in_memory_of_what_computes(monkeypatch):
+    """A copy waits until that memory is free, computing until the copy is there; also where nobody
+    asked for it, before its memory is another's."""
+    streams = Streams(monkeypatch)
+    host = Host(lambda blocks, *given: None)
+    host.leaving = Leaving(streams.copies)
+    stays = [Offloaded(torch.ones(4), torch.device("cpu")) for _ in range(2)]
+    assert host.unpack((1, stays)).equal(torch.ones(4))
+    assert streams.log == ["copy waits", "copy waits", "compute: event 0"]
+    assert stays[1] is None and stays[0].fetched is not None
+    stays.clear()
+    assert streams.log[3:] == ["compute: event 1"]
+
+
+def test_a_prediction_for_a_gpu_holds_what_is_leaving():
+    """By the calls' order alone, as on a GPU; a CPU's copies are made at once."""
+
+    def run(blocks, x, c):
+        for _ in range(MOST + 2):
+            x = (x * c).tanh()
+        return x
+
+    for place, wanted in (("meta", MOST), ("cpu", 0)):
+        host, seen = Host(run), []
+        with FakeTensorMode():
+            x = torch.empty(1024, device=place, requires_grad=True)
+            out = host([torch.nn.Identity()], x, torch.empty(1024, device=place))
+            seen.append(len(host.leaving.held))
+            out.sum().backward()
+            seen.append(len(host.leaving.held))
+        assert seen == [wanted, 0] and host.moved["out"] == host.moved["back"] > MOST

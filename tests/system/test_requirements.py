@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import doctor
+from harness.commands import console, doctor, run
 from harness.launch import command
 from harness.resolve import resolve
-from harness.spec import Spec
+from harness.spec import Spec, SpecError
+from harness.suite.file import load_suite
 from harness.system import gpu_state, gpus, probe
 from harness.system import machine as machines
 from harness.system.requirements import lacks, needed_ops, notes, obstacle
@@ -130,6 +131,22 @@ def test_python_s_headers_are_named_where_a_compiler_misses_them(tmp_path: Path)
     here.probe["abilities"] = {"inductor": {"cpu": "main.c:5: fatal error: Python.h: none"}}
     compiled = resolve(Spec(recipe="single+compile", data="synthetic"))
     assert "python3-dev" in obstacle(compiled, here).way_out
+
+
+def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch) -> None:
+    """It is there without Python's headers too, and fails in the first step."""
+    from torch.utils import _triton
+
+    tried = []
+    monkeypatch.setattr(_triton, "has_triton", lambda: True)
+    monkeypatch.setattr(probe, "_triton_kernel", lambda: tried.append(1))
+    assert probe._no_triton() == "" and tried == [1]
+
+    def headless() -> None:
+        raise RuntimeError("main.c:1:10: fatal error: Python.h: No such file or directory")
+
+    monkeypatch.setattr(probe, "_triton_kernel", headless)
+    assert "Python.h" in probe._no_triton()
 
 
 def test_nccl(tmp_path: Path) -> None:
@@ -292,6 +309,46 @@ def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None
     for _ in range(2):
         assert machines.examine(tmp_path).blind == ""
     assert len(asked) == 3, "a machine without GPUs is asked once"
+
+
+def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(tmp_path, capsys) -> None:
+    blind = machine(tmp_path, gpus=(CARD,))
+    blind.probe.update(gpus=[], no_cuda="the driver is too old")
+    with pytest.raises(SpecError, match="torch none: the driver is too old; update the NVIDIA"):
+        run._sighted(load_suite("default", "cuda"), blind)
+    run._sighted(load_suite("default", "cpu"), blind)
+    doctor.print_doctor(blind, Console(width=100))
+    assert "torch sees none: the driver is too old" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("driver", "told"), [(True, 1), (False, 0)])
+def test_a_run_on_the_cpu_beside_a_driver_says_so(driver, told, tmp_path, monkeypatch) -> None:
+    here = machine(tmp_path)
+    here.probe["no_cuda"] = "no CUDA-capable device is detected"
+    monkeypatch.setattr(run, "has_driver", lambda: driver)
+    found = run._unseen(load_suite("default", "cpu"), here)
+    assert len(found) == told and all("CUDA-capable" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "seen", "asked"),
+    [
+        ("cuda", "2.13.0", (), True),
+        ("cuda", "2.13.0+cpu", (), False),
+        ("cuda", "2.13.0", (CARD,), False),
+        (None, "2.13.0", (), False),
+    ],
+)
+def test_torch_is_asked_before_a_gpu_is_denied(
+    device, torch, seen, asked, tmp_path, monkeypatch
+) -> None:
+    """nvidia-smi may be missing, as in WSL2, or slow."""
+    there = machine(tmp_path, gpus=(CARD,))
+    monkeypatch.setattr(console, "examine", lambda out, ops: there)
+    here = dataclasses.replace(machine(tmp_path, gpus=seen), probe=None)
+    monkeypatch.setattr(machines.Machine, "versions", {"torch": torch})
+    found = console.sighted(Console(quiet=True), tmp_path, here, device)
+    assert found is (there if asked else here)
 
 
 def test_a_driver_s_version_makes_another_answer(tmp_path, monkeypatch) -> None:

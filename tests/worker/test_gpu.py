@@ -145,20 +145,21 @@ def test_offloaded_activations_leave_the_device():
     from strategies.activations.host import Host
 
     def run(blocks, x, c):
-        for _ in range(8):
+        for _ in range(16):
             x = (x * x).tanh()
         return x
 
     peaks = {}
     for name, runner in (("plain", run), ("host", Host(run))):
         x = torch.ones(16 * 2**18, device="cuda", requires_grad=True)
-        out = runner(None, x, x.detach())
         torch.cuda.synchronize()
-        peaks[name] = torch.cuda.memory_allocated()
-        out.sum().backward()
+        torch.cuda.reset_peak_memory_stats()
+        runner(None, x, x.detach()).sum().backward()
+        # Active, not allocated: with what waits for another stream. Nothing has waited for the GPU.
+        peaks[name] = torch.cuda.memory_stats()["active_bytes.all.peak"]
         assert x.grad.isfinite().all()
-        del out, x
-    assert peaks["host"] < peaks["plain"] - 32 * 2**20
+        del x
+    assert peaks["host"] < peaks["plain"] - 64 * 2**20
 
 
 def test_a_limit_is_an_ordinary_out_of_memory(tmp_path):

@@ -89,6 +89,8 @@ def calibrate(options: argparse.Namespace) -> int:
     _check(options)
     if options.against:
         return against(options, console)
+    if has_driver() and not options.dry_run and not recall(ROOT).gpus:
+        examined(console, ROOT, set())  # what nvidia-smi does not show (WSL2) names the folder too
     folder = _folder(options)
     if options.dry_run:
         return _dry_run(_session(options, folder, recall(folder), console), options, console)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.commands.planning.plan_answer import where
+from harness.commands.planning.plan_held import held_back
 from harness.commands.planning.plan_table import order
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import sent
@@ -27,7 +28,8 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
     """Of each row when its peak was, at which op and line, and what lived then."""
     for fit in sorted(fits, key=order):
         console.print()
-        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
+        lines = explained(fit.label, fit.prediction)
+        for line in [*lines, *_held_explained(fit), *_step_explained(fit)]:
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -49,6 +51,13 @@ def explained(label: str, prediction: Prediction) -> list[str]:
         f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
     )
     return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def _held_explained(fit: Fit) -> list[str]:
+    """What a GPU may hold beside, where an engine gives memory back by the GPU's clock."""
+    size = held_back(fit)
+    told = f"  up to {fine(size)} GiB more may be held: gathered weights, until the GPU used them"
+    return [told] if size >= FINE else []
 
 
 def _step_explained(fit: Fit) -> list[str]:

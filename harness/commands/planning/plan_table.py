@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.commands.planning.plan_answer import answers, gib, kind_of_sample, rate
+from harness.commands.planning.plan_held import held_notes
 from harness.predict import beside, verdict
 from harness.predict.speed import calibrated
 from harness.predict.speed.cards import Card
@@ -118,7 +119,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
-    notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits)]
+    notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
     for fit in fits:
         if not fit.lack and fit.prediction.method != "trace":
             notes.append(f"* {fit.label}: not predicted: {fit.prediction.reason}")
