@@ -75,8 +75,8 @@ class DataFacts:
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
     """What a spec says of a model and its samples beside the model's name; empty or 0 where the
-    model's own is meant. The fields are a spec's, ``data`` its kind without what follows a colon, but of a cache that
-    another trainer wrote, which is named whole.
+    model's own is meant. The fields are a spec's, ``data`` its kind without what follows a colon;
+    a cache that another trainer wrote is named whole.
     """
 
     config: str = ""

@@ -1,4 +1,4 @@
-"""Samples that lie in files in a model's own layout: read as they are asked for, one fetch ahead."""
+"""Samples in files that a model can take: read as they are asked for, one fetch ahead."""
 
 from __future__ import annotations
 

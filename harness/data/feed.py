@@ -81,7 +81,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE (of a latent),
-    latents:PATH, musubi:PATH, finetrainers:PATH (caches of public models' samples), vae:SIZE or vae_small:SIZE (pixels of an image, encoded in every step).
+    latents:PATH, musubi:PATH or finetrainers:PATH (caches of public models' samples), vae:SIZE or
+    vae_small:SIZE (pixels of an image, encoded in every step).
 
     Reads every header of a folder of latents, or the first alone where it need not be
     ``thorough``. No torch.

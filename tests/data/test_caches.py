@@ -74,7 +74,7 @@ def test_another_bucket_is_trained_where_it_is_asked_for(tmp_path):
     assert subject.identity != largest.subject.identity
     with pytest.raises(BadInput, match=r"no samples of 96 of 5; give .*64x128 of 5 frames, 64x64"):
         resolve(of("wan2.1-1.3b", data, resolution="96", frames=5))
-    with pytest.raises(BadInput, match="text is 8, and musubi:.* leave --text out"):
+    with pytest.raises(BadInput, match=r"text is 8, and musubi:.* leave --text out"):
         resolve(of("wan2.1-1.3b", data, text=8))
 
 
@@ -214,15 +214,15 @@ def test_a_sabotaged_cache_is_refused_by_name(sabotage, words, tmp_path):
 
 def test_a_cache_of_another_model_is_refused(tmp_path):
     data = made("wan2.1-1.3b", tmp_path)
-    with pytest.raises(BadInput, match="a cache of wan, .*qwen-image .* of WanTransformer3DModel"):
+    with pytest.raises(BadInput, match=r"a cache of wan, .*qwen-image .* of WanTransformer3DModel"):
         resolve(of("qwen-image", data))
     tiny = dataclasses.replace(of("qwen-image", data), model="DiT-T/8", set="")
-    with pytest.raises(BadInput, match="a cache of a public model's latents and texts"):
+    with pytest.raises(BadInput, match=r"a cache of a public model's latents and texts"):
         resolve(tiny)
-    with pytest.raises(BadInput, match="no folder .*nowhere; write musubi:FOLDER, it should hold"):
+    with pytest.raises(BadInput, match=r"no folder .*nowhere; write musubi:FOLDER, it should hold"):
         resolve(of("qwen-image", f"musubi:{tmp_path}/nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="empty has no caches of finetrainers; it should hold late"):
+    with pytest.raises(BadInput, match=r"empty has no caches of finetrainers; it should hold late"):
         resolve(of("flux-dev", f"finetrainers:{tmp_path}/empty"))
 
 

@@ -37,5 +37,3 @@ class Sample:
     parts: Mapping[str, Part]
     least_text: int = 0
     moments: bool = False
-
-

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.data.caches.named import is_cache, open_cache
-from harness.subjects.library import buckets, presets
-from harness.subjects.library.buckets import Sized
+from harness.subjects.library import cached, presets
+from harness.subjects.library.cached import Sized
 from harness.subjects.library.families import FAMILIES, Family, Space
 from harness.subjects.library.space import larger, space_of
 from strategies.base import BadInput
@@ -71,8 +71,8 @@ class Library(Subject):
             )
         if cache:
             sized = Sized(family, known.config, down)
-            found = buckets.buckets_of(cache, sized, fields["model"])
-            space, held = buckets.chosen(found, sized, shaping)
+            found = cached.buckets_of(cache, sized, fields["model"])
+            space, held = cached.chosen(found, sized, shaping)
         else:
             space, held = space_of(shaping, family, known.usual, down), range(SAMPLES)
         sample = family.sample(known.config, space)
@@ -86,12 +86,10 @@ class Library(Subject):
     def buckets(cls, shaping: Shaping, model: str) -> list[Mapping[str, Any]]:
         known = presets.find(model, shaping.config, shaping.set)
         sized = Sized(known.family, known.config, known.usual.get("down", known.family.down))
-        found = buckets.buckets_of(shaping.data, sized, model)
-        first = buckets.chosen(found, sized, shaping)
+        found = cached.buckets_of(shaping.data, sized, model)
+        first = cached.chosen(found, sized, shaping)
         some = [first] if shaping.resolution or shaping.frames else found
-        return [
-            {**bucket.asked(sized), "samples": len(bucket.samples)} for bucket in some
-        ]
+        return [{**bucket.asked(sized), "samples": len(bucket.samples)} for bucket in some]
 
     @classmethod
     def usual_objective(cls, shaping: Shaping, model: str) -> str:
@@ -258,10 +256,10 @@ class Library(Subject):
         if not self.cache:
             return None
         sized = Sized(self.family, self.config, self.factor)
-        found = buckets.buckets_of(self.cache, sized, self.model)
+        found = cached.buckets_of(self.cache, sized, self.model)
         held = next(bucket.samples for bucket in found if bucket.space == self.space)
         cache = open_cache(self.cache)
-        return lambda index: buckets.row(cache, held[index], self.space, sized)
+        return lambda index: cached.row(cache, held[index], self.space, sized)
 
     def samples(self) -> dict[str, Tensor]:
         import torch

@@ -90,7 +90,9 @@ def buckets_of(name: str, sized: Sized, model: str) -> list[Bucket]:
     found: dict[tuple[int, int, int], list[Sample]] = {}
     for sample in mine:
         found.setdefault(_size(sample, sized), []).append(sample)
-    made = [Bucket(Space(*size, _longest(some, sized)), tuple(some)) for size, some in found.items()]
+    made = [
+        Bucket(Space(*size, _longest(some, sized)), tuple(some)) for size, some in found.items()
+    ]
     return sorted(made, key=lambda b: (-_elements(b.space), b.space))
 
 
