@@ -57,6 +57,7 @@ th { position: sticky; top: 0; background: #fff; font-size: 12px; color: var(--d
 td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.f { font-weight: 600; } .yes .f { color: #14713a; } .tight .f { color: #8a5a00; }
 .no .f { color: #a8201a; }
+td:nth-child(-n+4) { white-space: nowrap; } button { cursor: pointer; }
 code { font-size: 12px; overflow-wrap: anywhere; }
 .bar { display: flex; height: .8em; width: 9rem; margin-top: .25em; background: #eef0f2;
   border-radius: 3px; overflow: hidden; }
@@ -142,7 +143,7 @@ def _html(lines: Sequence[Sequence[str]]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Atlas</title>\n<style>{STYLE}</style></head>\n<body><h1>What fits which card</h1>"
         f'\n<p class="note">{html.escape(NOTE)}</p>\n<p class="note">{html.escape(covered(lines))}'
-        f'</p>\n<form>{chosen}<button type="reset">All</button><span id="count"></span></form>\n'
+        f'</p>\n<form>{chosen}<button type="reset">Show all</button><span id="count"></span></form>\n'
         f'<div class="legend">{legend}</div>\n<table><thead><tr>{heads}</tr></thead>\n<tbody>\n'
         + "\n".join(_row(line) for line in lines)
         + f"\n</tbody></table>\n<script>{SCRIPT}</script>\n</body></html>\n"
@@ -161,7 +162,8 @@ def _select(head: str, lines: Sequence[Sequence[str]]) -> str:
 def _row(line: Sequence[str]) -> str:
     facts = " ".join(f'data-{h.lower()}="{html.escape(_at(line, h))}"' for h in FILTERS)
     plain = "".join(_cell(head, html.escape(_at(line, head))) for head in PLAIN)
-    recipe = f"<code>{html.escape(_at(line, 'Recipe'))}</code>{_bar(line)}"
+    parts = html.escape(_at(line, "Recipe")).replace("+", "+<wbr>")
+    recipe = f"<code>{parts}</code>{_bar(line)}"
     look = _at(line, "Fits").partition(" ")[0]
     return (
         f'<tr class="{look}" {facts}>{plain}{_cell("Recipe and memory", recipe, "w")}'
