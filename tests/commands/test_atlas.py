@@ -57,6 +57,8 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert cli.main(only) == 0
     plain = list(csv.DictReader((tmp_path / "plain/atlas.csv").read_text().splitlines()))
     assert {row["Too large"] for row in plain} == {""}
+    assert "does not fit was not sought." in (tmp_path / "plain/atlas.md").read_text()
+    assert "not sought" not in (tmp_path / "atlas.md").read_text()
     assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 

@@ -109,10 +109,13 @@ def write(cells: Sequence[Cell], folder: Path) -> list[Path]:
 
 def covered(lines: Sequence[Sequence[str]]) -> str:
     """What the atlas is of, in a sentence: what is not named was left out."""
+    some = any(_at(line, "Too large") for line in lines if _at(line, "Fits") != "no")
+    sizes = "" if some else ", and the next size that does not fit was not sought"
     of = {head: list(dict.fromkeys(_at(line, head) for line in lines)) for head in FILTERS[:4]}
     return (
         f"{len(lines)} cells: {len(of['Model'])} models ({', '.join(of['Model'])}), on "
-        f"{', '.join(of['GPUs'])} GPUs of {', '.join(of['Card'])}; what is not named was left out."
+        f"{', '.join(of['GPUs'])} GPUs of {', '.join(of['Card'])}; what is not named was left out"
+        f"{sizes}."
     )
 
 
