@@ -146,7 +146,8 @@ def _html(lines: Sequence[Sequence[str]]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Atlas</title>\n<style>{STYLE}</style></head>\n<body><h1>What fits which card</h1>"
         f'\n<p class="note">{html.escape(NOTE)}</p>\n<p class="note">{html.escape(covered(lines))}'
-        f'</p>\n<form>{chosen}<button type="reset">Show all</button><span id="count"></span></form>\n'
+        f'</p>\n<form>{chosen}<button type="reset">Show all</button><span id="count"></span>'
+        "</form>\n"
         f'<div class="legend">{legend}</div>\n<table><thead><tr>{heads}</tr></thead>\n<tbody>\n'
         + "\n".join(_row(line) for line in lines)
         + f"\n</tbody></table>\n<script>{SCRIPT}</script>\n</body></html>\n"
