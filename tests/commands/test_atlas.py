@@ -83,7 +83,8 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert filters == ["model", "training", "gpus", "card", "fits"]
     rows = re.findall(r"<tr [^>]*>", page)
     assert len(rows) == 8 and all(f"data-{name}=" in row for row in rows for name in filters)
-    assert 'data-card="RTX-4090"' in page and page.count("weights 10.0") == 16
+    assert 'data-card="RTX-4090"' in page and page.count('class="bar"') == 8
+    assert "At the peak: weights 10.0, activations 10.0 GiB" in page
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def plan(cache: str, memory: str, *more: str) -> int:
 def test_a_cache_is_planned_for_its_largest_and_told_for_each_size(cache, tmp_path, capsys):
     assert plan(cache, "24GiB", "--json", str(tmp_path / "plan.json")) == 0
     said = capsys.readouterr().out
-    assert "qwen-image at 128x128, 7 tokens of text" in said
+    assert "qwen-image at 128x128, 5 tokens of text" in said
     assert "at each size of the cache; the plan above is of the largest:" in said
     found = json.loads((tmp_path / "plan.json").read_text())
     told = [(b["resolution"], b["samples"], round(b["need_bytes"] / GIB, 1))
@@ -54,9 +54,10 @@ def test_one_size_of_it_can_be_asked_for(cache, capsys):
 
 
 def test_a_guard_judges_the_largest(cache, capsys):
-    assert plan(cache, "6GiB", "--check") == 1
-    assert "needs 8.5 of 6.0 GiB" in capsys.readouterr().out
-    assert plan(cache, "6GiB", "--check", "--resolution", "64") == 0
+    assert plan(cache, "9GiB", "--check") == 0
+    assert "needs 8.5 of 9.0 GiB" in capsys.readouterr().out
+    assert plan(cache, "9GiB", "--check", "--resolution", "64") == 0
+    assert "needs 2.5 of 9.0 GiB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
