@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from harness.data.caches.named import is_cache
 from harness.data.feed import check_data
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
@@ -123,7 +124,8 @@ def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
 def shaping(spec: Spec) -> Shaping:
     """What a spec says of its model and samples beside their names."""
     given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(Shaping)}
-    return Shaping(**given | {"data": spec.data.partition(":")[0]})
+    kind = spec.data if is_cache(spec.data) else spec.data.partition(":")[0]
+    return Shaping(**given | {"data": kind})
 
 
 def _check_average(spec: Spec, recipe: Recipe) -> None:

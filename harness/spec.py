@@ -21,6 +21,8 @@ __all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
 INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow", "velocity", "own", "masked")
 DEVICES = ("cpu", "cuda")
+IN_FOLDERS = ("latents", "musubi", "finetrainers")
+"""Kinds of data that lie in a folder."""
 LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
 LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
@@ -55,7 +57,11 @@ class Spec:
     resolution: str = _option("", "with a public model: pixels, as 1024 or HEIGHTxWIDTH")
     frames: int = _option(0, "with a public video model: frames of a video")
     text: int = _option(0, "with a public model: tokens of a text")
-    data: str = _option("digits", "digits, synthetic[:SIZE], latents:FOLDER, or vae[:PIXELS]")
+    data: str = _option(
+        "digits",
+        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; of a public model a cache: "
+        "musubi:FOLDER, finetrainers:FOLDER",
+    )
     objective: str = _option(
         "epsilon",
         "epsilon (DiT), flow (SiT; flow:density=logit_normal,shift=3), velocity, masked, own",
@@ -245,11 +251,11 @@ class Spec:
 
 
 def located(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` (fields of a spec) with the paths in ``latents:FOLDER`` and ``FILE.py:CLASS``
-    made absolute: a worker starts in another folder than who named them."""
+    """``settings`` (fields of a spec) with the paths in ``latents:FOLDER`` (or that of a cache)
+    and ``FILE.py:CLASS`` made absolute: a worker starts in another folder than who named them."""
     absolute = dict(settings)
     kind, colon, folder = str(absolute.get("data", "")).partition(":")
-    if kind == "latents" and folder:
+    if kind in IN_FOLDERS and folder:
         absolute["data"] = f"{kind}{colon}{Path(folder).absolute()}"
     if absolute.get("config"):
         absolute["config"] = str(Path(absolute["config"]).absolute())

@@ -13,7 +13,7 @@ memory (``survey``). Many strategies refuse a subject without the part that they
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -75,7 +75,8 @@ class DataFacts:
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
     """What a spec says of a model and its samples beside the model's name; empty or 0 where the
-    model's own is meant. The fields are a spec's, ``data`` its kind without what follows a colon.
+    model's own is meant. The fields are a spec's, ``data`` its kind without what follows a colon;
+    a cache that another trainer wrote is named whole.
     """
 
     config: str = ""
@@ -380,6 +381,25 @@ class Subject:
         """Samples in host memory where the model brings its own: ``data.size`` rows of "x", and of
         each condition that goes with it, by name. None, the default: the spec's data."""
         return None
+
+    def reader(self) -> Callable[[int], dict[str, Tensor]] | None:
+        """What reads the sample of an index (below ``data.size``), where samples lie in files: "x"
+        and each condition, without an axis of samples. None, the default: they do not."""
+        return None
+
+    @classmethod
+    def buckets(cls, shaping: Shaping, model: str) -> list[Mapping[str, Any]]:
+        """The sizes of the samples in a cache, the largest first: for each the fields of a spec
+        that ask for made-up ones of that size, and how many "samples" there are. By default a
+        model is trained from none.
+
+        Raises:
+            BadInput: the cache is not of this model, or something is missing in it.
+        """
+        raise BadInput(
+            f"data is {shaping.data}, a cache of a public model's latents and texts, which "
+            f"{model} is not trained from; give --model as in docs/models.md"
+        )
 
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """One sample of zeros [1, C, H, W], its timestep [1] and its conditions, as ``predict``

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from harness.commands import several
 from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
+from harness.data.caches.named import is_cache, open_cache
 from harness.data.feed import check_data
 from harness.data.latents import Folder
 from harness.predict.speed import calibrated
@@ -60,19 +61,25 @@ def look_at_data(name: str) -> int:
         BadInput: it is no data.
     """
     console, (kind, _, path) = make_console(), name.partition(":")
+    if is_cache(name):
+        cache = open_cache(name)
+        return _told(list(cache.faults()), f"{len(cache.samples)} samples", console)
     if kind != "latents" or not path:
         check_data(name)
         console.print(f"{name}: made on the spot, there is nothing to read", highlight=False)
         return OK
     folder = Folder(path, thorough=False)
-    found, shape = list(folder.faults()), " x ".join(map(str, folder.sample_shape))
+    shape = " x ".join(map(str, folder.sample_shape))
+    return _told(list(folder.faults()), f"{len(folder)} samples of {shape}", console)
+
+
+def _told(found: Sequence[str], samples: str, console: Console) -> int:
+    """Say which of the samples cannot be trained on; the exit code."""
     for line in found[:SHOWN]:
         console.print(Text(line, "red"), soft_wrap=True)
     if len(found) > SHOWN:
         console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
-    console.print(
-        f"{len(folder)} samples of {shape}, {len(found)} that cannot be trained on", highlight=False
-    )
+    console.print(f"{samples}, {len(found)} that cannot be trained on", highlight=False)
     return FAILED if found else OK
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Brought"]
+__all__ = ["Brought", "moved"]
 
 
 class Brought:
@@ -40,12 +40,16 @@ class Brought:
 
         chosen = torch.from_numpy(np.array(indices))
         rows = {name: getattr(self, f"held_{name}")[chosen] for name in self.names}
-        if self.device.type == "cuda":
-            # Only a copy from pinned memory runs beside the device's work.
-            rows = {n: t.pin_memory().to(self.device, non_blocking=True) for n, t in rows.items()}
-        elif self.device.type != "cpu":
-            rows = {name: tensor.to(self.device) for name, tensor in rows.items()}
+        rows = moved(rows, self.device)
         return rows.pop("x"), rows
 
     def expect(self, indices: np.ndarray) -> None:
         """Nothing to read."""
+
+
+def moved(rows: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Rows from host memory on ``device``."""
+    if device.type == "cuda":
+        # Only a copy from pinned memory runs beside the device's work.
+        return {n: t.pin_memory().to(device, non_blocking=True) for n, t in rows.items()}
+    return {name: tensor.to(device) for name, tensor in rows.items()}

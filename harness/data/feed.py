@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from harness.data.caches.named import KINDS, is_cache, open_cache
 from harness.data.indices import Indices
 from harness.data.latents import Folder
 from strategies.base import BadInput
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Dataset", "Feed", "check_data", "open_data", "sample_order", "stamp"]
 
-NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
+NAMES = ("digits", "synthetic", "latents", "vae", "vae_small", *KINDS)
 POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, so that it hardly shows in a memory peak."""
 IMAGES = 64
@@ -80,7 +81,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE (of a latent),
-    latents:PATH, vae:SIZE or vae_small:SIZE (pixels of an image, encoded in every step).
+    latents:PATH, musubi:PATH or finetrainers:PATH (caches of public models' samples), vae:SIZE or
+    vae_small:SIZE (pixels of an image, encoded in every step).
 
     Reads every header of a folder of latents, or the first alone where it need not be
     ``thorough``. No torch.
@@ -93,6 +95,8 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
         if not detail:
             raise BadInput("latents needs a folder; write latents:PATH")
         return _folder_facts(Folder(detail, thorough=thorough))
+    if is_cache(name):
+        return _cache_facts(name)
     if kind in ("vae", "vae_small"):
         return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
@@ -103,7 +107,7 @@ def stamp(name: str) -> list[tuple[str, int]]:
     data. Adding, removing or renaming a file changes these, and reading a million files would take
     longer than the run."""
     kind, _, path = name.partition(":")
-    if kind != "latents":
+    if kind != "latents" and not is_cache(name):
         return []
     folders = sorted(p for p in (Path(path), *Path(path).glob("*")) if p.is_dir())
     return [(p.name, p.stat().st_mtime_ns) for p in folders]
@@ -131,6 +135,11 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
 def _folder_facts(folder: Folder) -> DataFacts:
     channels, side, _ = folder.sample_shape
     return DataFacts(len(folder), channels, side, folder.classes)
+
+
+def _cache_facts(name: str) -> DataFacts:
+    """How many samples there are: what they are is for the model to say that takes them."""
+    return DataFacts(len(open_cache(name).samples), 1, 1, 1)
 
 
 def _image_facts(kind: str, detail: str) -> DataFacts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 
+from harness.data.caches.named import is_cache
 from harness.subjects import densities, from_file
 from harness.subjects.dit.subject import Dit
 from harness.subjects.dit.tokens import TokenDit
@@ -52,8 +53,11 @@ def subject_of(
     Raises:
         BadInput: an unknown model, or one that does not fit its data or the objective.
     """
-    subject = kind_of(model).of(
-        shaping or Shaping(),
+    kind, shaping = kind_of(model), shaping or Shaping()
+    if is_cache(shaping.data):
+        kind.buckets(shaping, model)  # refuses what is not trained from it
+    subject = kind.of(
+        shaping,
         model=model,
         data=data,
         objective=objective,

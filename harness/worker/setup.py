@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from harness.data.brought import Brought
+from harness.data.cached import Cached
 from harness.data.feed import Dataset, Feed, open_data
 from harness.resolve import Resolved
 from harness.subjects.named_objectives import objective_of
@@ -49,6 +50,9 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
 
 def _dataset(resolved: Resolved, device: torch.device) -> Dataset:
     """The spec's data, or the samples that the model brings."""
+    reader = resolved.subject.reader()
+    if reader is not None:
+        return Cached(resolved.subject.data, reader, device)
     brought = resolved.subject.samples()
     if brought is None:
         return open_data(resolved.spec.data, device)

@@ -28,7 +28,8 @@ def told(monkeypatch) -> list[str]:
     def of(row) -> Prediction:
         if "qlora" in str(row.recipe):
             return Prediction(recipe="", device="cuda", method="none", reason="packed")
-        need = 20 if "frozen_weights" in row.launch.traits else 60
+        larger = row.subject.data.sample_shape[0] / 4096 - 1
+        need = (20 if "frozen_weights" in row.launch.traits else 60) + 2 * larger
         return prediction(need / (3 if "split_parameters" in row.launch.traits else 1))
 
     monkeypatch.setattr(pool, "predict_all", predict_all)
@@ -48,6 +49,17 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert whole["Command"] == alone
     assert "--gpu-memory 80GiB" in cells["LoRA", "8", "80GiB"]["Command"]
     assert cells["all weights", "1", "80GiB"]["Needs GiB"] in ("60.5", "20.5")
+    assert adapted["Sample"] == "1024x1024"
+    assert adapted["Too large"] == "2048x2048", "twice the elements fit, four times do not"
+    assert cells["LoRA", "1", "80GiB"]["Too large"].startswith("above 2")
+    only = [*WORDS, "--growth", "0", "--out", str(tmp_path / "plain")]
+    told.clear()
+    assert cli.main(only) == 0
+    plain = list(csv.DictReader((tmp_path / "plain/atlas.csv").read_text().splitlines()))
+    assert {row["Too large"] for row in plain} == {""}
+    assert "does not fit was not sought." in (tmp_path / "plain/atlas.md").read_text()
+    assert "not sought" not in (tmp_path / "atlas.md").read_text()
+    assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 
 def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
@@ -56,17 +68,23 @@ def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
     rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
     assert [row["Fits"] for row in rows] == ["yes", "no"]
     assert rows[1]["Needs GiB"] == "20.5" and "zero3" in rows[1]["Recipe"]
+    assert rows[1]["Too large"] == rows[1]["Sample"], "nothing larger is tried"
 
 
 def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
     page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
-    assert "http" not in page and page.count("<select") == 5
+    assert "http" not in page and "src=" not in page and page.count("<select") == 5
     assert page.count("<tr") == 1 + 8 and table.count("\n| flux-dev") == 8
     for text in (page, table):
         assert "no GPU" in text and "up to 10 % too low" in text
-    places = [int(place) for place in re.findall(r'data-column="(\d+)"', page)]
-    assert [HEADS[place] for place in places] == ["Model", "Training", "GPUs", "Card", "Fits"]
+        assert "8 cells: 1 models (flux-dev), on 1, 8 GPUs of RTX-4090, 80GiB; what is not" in text
+    filters = re.findall(r'<select name="(\w+)"', page)
+    assert filters == ["model", "training", "gpus", "card", "fits"]
+    rows = re.findall(r"<tr [^>]*>", page)
+    assert len(rows) == 8 and all(f"data-{name}=" in row for row in rows for name in filters)
+    assert 'data-card="RTX-4090"' in page and page.count('class="bar"') == 8
+    assert "At the peak: weights 10.0, activations 10.0 GiB" in page
 
 
 @pytest.mark.parametrize(
@@ -75,6 +93,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
         (["--models", "flux-def"], "which is no public model; did you mean"),
         (["--models", "flux-dev", "--cards", "H10"], "is several cards"),
         (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
+        (["--models", "flux-dev", "--growth", "-1"], "give --growth 0 or more"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_starts(words, said, told, tmp_path, capsys):

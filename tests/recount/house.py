@@ -35,6 +35,7 @@ WORDS = {
     ("Goal", "Measured"),
     ("file", "what it is"),
     ("--data", "what it is"),
+    ("--data", "what it is", "of the models"),
     ("to add or change", "page", "files it touches"),
     ("file", "what to write there"),
     ("name", "field of Numbers", "what it is"),

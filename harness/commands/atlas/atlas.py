@@ -7,6 +7,7 @@ its files are written anew after each model.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
 from harness.commands.atlas.page import write
+from harness.commands.atlas.sizes import DOUBLINGS, too_large
 from harness.commands.console import OK, make_console, short
 from harness.commands.planning import plan
 from harness.commands.planning.asking import Asking
@@ -43,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=told)
     add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
         help="how many of a card (default: 1 4 8)")  # fmt: skip
+    told = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
+    add("--growth", type=int, metavar="N", default=DOUBLINGS, help=told)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
 
@@ -74,6 +78,8 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
             raise PlanError(f"models has {model!r}, which is no public model; {hint}")
     for name in names:
         cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
+    if options.growth < 0:
+        raise PlanError(f"growth is {options.growth}; give --growth 0 or more")
     if min(options.gpus) < 1:
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
@@ -91,7 +97,8 @@ def cells_of(model: str, options: argparse.Namespace, console: Console) -> Itera
             fits = asking.fits(asking.asked.resolved)
             memory = asking.asked.gpu.memory_bytes
             named = {"model": model, "gpus": gpus, "card": card, "card_bytes": memory}
-            yield from (cell_of(fits, training, named) for training in TRAININGS)
+            grown = functools.partial(too_large, ask=asking.fits, doublings=options.growth)
+            yield from (cell_of(fits, training, named, grown) for training in TRAININGS)
 
 
 class _Quiet(PlanProgress):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.commands.planning.plan_answer import ADAPTED, gib, rate_in_words
@@ -10,12 +10,12 @@ from harness.commands.planning.plan_table import SHOWN
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 
-__all__ = ["HEADS", "TRAININGS", "Cell", "cell_of", "of_training"]
+__all__ = ["HEADS", "TRAININGS", "Cell", "cell_of", "of_training", "size_of"]
 
 TRAININGS = {"LoRA": True, "all weights": False}
 """What is trained -> whether some of the model's weights are frozen for it."""
-HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Fits", "Recipe", "Needs GiB",
-         *SHOWN, "Host GiB", "Step s", "+-", "Speed", "Command")  # fmt: skip
+HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
+         *SHOWN, "Host GiB", "Step s", "+-", "Speed", "Too large", "Command")  # fmt: skip
 """Of the page's columns; those of ``SHOWN`` are GiB by category at the peak instant."""
 WORD = {"fits": "yes", "tight": "tight", "no": "no"}
 
@@ -23,7 +23,8 @@ WORD = {"fits": "yes", "tight": "tight", "no": "no"}
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """The fastest recipe predicted to fit, or, where none does, the one that needs least; None
-    where nothing could be predicted, for ``reason``."""
+    where nothing could be predicted, for ``reason``. ``larger``: its fits with growing samples, up
+    to the first that does not fit."""
 
     model: str
     training: str
@@ -33,13 +34,15 @@ class Cell:
     fit: Fit | None
     reason: str
     command: str
+    larger: Sequence[Fit] = ()
 
     @property
     def texts(self) -> list[str]:
         """A text for each of ``HEADS``."""
         first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
         if self.fit is None:
-            return [*first, "not predicted", self.reason, *[""] * (len(HEADS) - 8), self.command]
+            blank = [""] * (len(HEADS) - 9)
+            return [*first, "", "not predicted", self.reason, *blank, self.command]
         fit, instant = self.fit, self.fit.prediction.peak
         kinds = [
             gib(sum(instant.categories.get(n, 0) for n in names)) if instant else ""
@@ -48,8 +51,24 @@ class Cell:
         seconds = fit.seconds
         times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
         speed = rate_in_words(fit) if seconds else ""
-        need = [WORD[fit.verdict], fit.label, gib(fit.need_bytes)]
-        return [*first, *need, *kinds, gib(fit.host_bytes), *times, speed, self.command]
+        need = [size_of(fit), WORD[fit.verdict], fit.label, gib(fit.need_bytes)]
+        last = [gib(fit.host_bytes), *times, speed, self.too_large, self.command]
+        return [*first, *need, *kinds, *last]
+
+    @property
+    def too_large(self) -> str:
+        """The smallest sample of those tried that does not fit; or beyond what none was tried."""
+        if self.fit is None or not self.larger:
+            return "" if self.fit is None or self.fit.fits else size_of(self.fit)
+        last = self.larger[-1]
+        if last.verdict == "unknown":
+            return ""
+        return f"above {size_of(last)}" if last.fits else size_of(last)
+
+
+def size_of(fit: Fit) -> str:
+    """The pixels and frames of its sample."""
+    return fit.resolved.subject.size_in_words.partition(",")[0]
 
 
 def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
@@ -58,8 +77,14 @@ def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
     return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
 
 
-def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cell:
-    """The cell of one training; ``named`` are its model, GPUs and card."""
+def cell_of(
+    fits: Sequence[Fit],
+    training: str,
+    named: dict[str, object],
+    grown: Callable[[Fit], Sequence[Fit]] = lambda fit: (),
+) -> Cell:
+    """The cell of one training; ``named`` are its model, GPUs and card, ``grown`` gives a fit's
+    with larger samples."""
     some = of_training(fits, training)
     best = verdict.fastest(some) or verdict.nearest(some)
     reason = next((fit.lack or fit.prediction.reason for fit in some), "no recipe")
@@ -68,5 +93,10 @@ def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cel
     command += f" --gpu-memory {card}" if card[0].isdigit() else f" --gpu {card}"
     command += f" --recipes {best.label}" if best else ""
     return Cell(
-        training=training, fit=best, reason="" if best else reason, command=command, **named
+        training=training,
+        fit=best,
+        reason="" if best else reason,
+        command=command,
+        larger=grown(best) if best else (),
+        **named,
     )

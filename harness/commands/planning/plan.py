@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
 from harness.commands.options import add_shaping, check_file
+from harness.commands.planning import plan_buckets
 from harness.commands.planning.asking import Asking
 from harness.commands.planning.plan_advice import plan_advice
 from harness.commands.planning.plan_asked import CUSTOM, Asked, asked_for
@@ -69,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
     add("--resolution", default="", metavar="PIXELS", help=told)
     add_shaping(parser)
+    told = "a cache, musubi:FOLDER or finetrainers:FOLDER: its largest samples, and each size of "
+    add("--data", default="", metavar="CACHE", help=told + "them (default: made-up samples)")
     told = "train, or sample: samples drawn in batches (default: train)"
     add("--workload", choices=WORKLOADS, default=TRAIN, help=told)
     told = "with sample: steps of the sampler (default: 8)"
@@ -113,12 +116,16 @@ def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     ways = asking.ways(fits)
     if options.check:
         console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
+        sizes = []
     else:
         print_plan(fits, asked.refused, ways, console)
+        sizes = plan_buckets.fits_of(fits, asked.buckets, asking)
+        plan_buckets.print_buckets(sizes, asked.buckets, console)
     if options.explain:
         print_explained(fits, console)
     if options.json:
-        write_json(options.json, as_json(fits, ways, asked))
+        found = as_json(fits, ways, asked)
+        write_json(options.json, found | {"buckets": plan_buckets.as_json(sizes, asked.buckets)})
     return FAILED if options.check and not fits[0].fits else OK
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.commands import suites
+from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
 from harness.predict import beside
 from harness.predict.speed import calibrated, cards, network
@@ -61,13 +64,15 @@ class PlanError(BadInput):
 class Asked:
     """What a plan is for: specs checked, and the recipes of a suite that cannot be, with why.
 
-    ``processes``: the GPUs asked for, whatever a recipe of one process takes of them.
+    ``processes``: the GPUs asked for, whatever a recipe of one process takes of them. ``buckets``:
+    the sizes of the samples in a cache, the largest first; the rows are of that.
     """
 
     resolved: list[Resolved]
     refused: list[tuple[str, str]]
     gpu: Card
     processes: int = 1
+    buckets: Sequence[Mapping[str, Any]] = ()
 
 
 def asked_for(options: argparse.Namespace) -> Asked:
@@ -92,6 +97,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     _check_kinds(options)
     gpu = _placed(card_of(options), options)
     gpu = _with_beside(gpu, options)
+    buckets = _buckets(options)
     base = _base(options)
     rows, refused = [], []
     for recipe in _recipes(options):
@@ -103,7 +109,27 @@ def asked_for(options: argparse.Namespace) -> Asked:
             refused.append((recipe, str(error)))
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
-    return Asked(resolved=rows, refused=refused, gpu=gpu, processes=options.processes)
+    told = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
+    return Asked(resolved=rows, refused=refused, **told)
+
+
+def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    """The sizes of the cache that was named; the plan is of the largest, or of that asked for."""
+    data = located({"data": options.data})["data"]
+    if not data:
+        return ()
+    if not is_cache(data):
+        raise PlanError(
+            f"data is {data}; a plan takes a cache ({', '.join(f'{kind}:FOLDER' for kind in KINDS)}"
+            "), for of other data sizes alone matter: --resolution, --frames, --text"
+        )
+    names = ("config", "set", "resolution", "frames", "text")
+    shaping = Shaping(data=data, **{name: getattr(options, name) for name in names})
+    model = model_name(options.model)
+    found = kind_of(model).buckets(shaping, model)
+    for name in ("resolution", "frames", "text"):
+        setattr(options, name, found[0][name])
+    return found
 
 
 def _usual_processes(options: argparse.Namespace) -> int:

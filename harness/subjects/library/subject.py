@@ -9,11 +9,13 @@ import hashlib
 import importlib.util
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.subjects.library import presets
+from harness.data.caches.named import is_cache, open_cache
+from harness.subjects.library import cached, presets
+from harness.subjects.library.cached import Sized
 from harness.subjects.library.families import FAMILIES, Family, Space
 from harness.subjects.library.space import larger, space_of
 from strategies.base import BadInput
@@ -41,8 +43,9 @@ class Library(Subject):
     """A preset, or a class with a configuration; made of the facts in the tree, without weights.
 
     ``kind`` is the class, ``settings`` what differs from its defaults, as JSON; ``space`` the size
-    of a sample, ``factor`` the pixels a side for one element of a latent. ``stands_for``: depths of
-    the model that this one stands for in a prediction; empty: for itself.
+    of a sample, ``factor`` the pixels a side for one element of a latent. ``cache``: the data that
+    its samples are read from; empty: they are made up. ``stands_for``: depths of the model that
+    this one stands for in a prediction; empty: for itself.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("flow", "epsilon", "velocity")
@@ -52,24 +55,41 @@ class Library(Subject):
     settings: str
     space: Space
     factor: int
+    cache: str = ""
     stands_for: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Library:
         known = presets.find(fields["model"], shaping.config, shaping.set)
         family, down = known.family, known.usual.get("down", known.family.down)
-        if shaping.data != "synthetic":
+        cache = shaping.data if is_cache(shaping.data) else ""
+        if not cache and shaping.data != "synthetic":
             raise BadInput(
                 f"data is {shaping.data}, and model {fields['model']} takes samples of its own "
-                "layout; give --data synthetic (and --resolution, --frames, --text)"
+                "layout; give --data synthetic (and --resolution, --frames, --text), or "
+                "musubi:FOLDER, finetrainers:FOLDER"
             )
-        space = space_of(shaping, family, known.usual, down)
+        if cache:
+            sized = Sized(family, known.config, down)
+            found = cached.buckets_of(cache, sized, fields["model"])
+            space, held = cached.chosen(found, sized, shaping)
+        else:
+            space, held = space_of(shaping, family, known.usual, down), range(SAMPLES)
         sample = family.sample(known.config, space)
         channels = family.value(known.config, "in_channels")
-        facts = DataFacts(SAMPLES, channels, space.width, 1, sample)
+        facts = DataFacts(len(held), channels, space.width, 1, sample)
         settings = json.dumps(dict(known.config), sort_keys=True)
         given = fields | {"data": facts, "kind": family.name, "settings": settings}
-        return cls(**given, space=space, factor=down)
+        return cls(**given, space=space, factor=down, cache=cache)
+
+    @classmethod
+    def buckets(cls, shaping: Shaping, model: str) -> list[Mapping[str, Any]]:
+        known = presets.find(model, shaping.config, shaping.set)
+        sized = Sized(known.family, known.config, known.usual.get("down", known.family.down))
+        found = cached.buckets_of(shaping.data, sized, model)
+        first = cached.chosen(found, sized, shaping)
+        some = [first] if shaping.resolution or shaping.frames else found
+        return [{**bucket.asked(sized), "samples": len(bucket.samples)} for bucket in some]
 
     @classmethod
     def usual_objective(cls, shaping: Shaping, model: str) -> str:
@@ -231,6 +251,15 @@ class Library(Subject):
         from harness.subjects.library import stripes
 
         stripes.take_part(module, part, parts)
+
+    def reader(self) -> Callable[[int], dict[str, Tensor]] | None:
+        if not self.cache:
+            return None
+        sized = Sized(self.family, self.config, self.factor)
+        found = cached.buckets_of(self.cache, sized, self.model)
+        held = next(bucket.samples for bucket in found if bucket.space == self.space)
+        cache = open_cache(self.cache)
+        return lambda index: cached.row(cache, held[index], self.space, sized)
 
     def samples(self) -> dict[str, Tensor]:
         import torch

@@ -1,0 +1,1 @@
+"""Caches that other trainers wrote: latents and texts in files, read as they lie."""

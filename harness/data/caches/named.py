@@ -1,0 +1,71 @@
+"""Caches by their name as a spec spells it: ``musubi:FOLDER``, ``finetrainers:FOLDER``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.data.caches import finetrainers, musubi
+from harness.data.caches.sample import Part, Sample
+from strategies.base import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["KINDS", "Cache", "is_cache", "open_cache"]
+
+KINDS = {"musubi": musubi, "finetrainers": finetrainers}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder whose files were all looked at; ``tensor`` reads one of theirs."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    tensor: Callable[[Part], Tensor]
+
+    def faults(self) -> Iterator[str]:
+        """A line for each sample that cannot be trained on, every value read."""
+        for sample in self.samples:
+            for part in sample.parts.values():
+                if not self.tensor(part).float().isfinite().all():
+                    told = f"{part.path}: {part.key} holds values that are not finite"
+                    yield f"{told}; cache it again"
+                    break
+
+
+def is_cache(name: str) -> bool:
+    """Whether a spec's data of that name is a cache of another trainer."""
+    return name.partition(":")[0] in KINDS
+
+
+def open_cache(name: str) -> Cache:
+    """The cache called ``name``; every file's header is read, once while the folder is as it is.
+
+    Raises:
+        BadInput: one line that names the folder or file, the fault and the way out.
+    """
+    kind, _, detail = name.partition(":")
+    folder = Path(detail).expanduser()
+    if not detail or not folder.is_dir():
+        raise BadInput(f"no folder {detail or ''}; write {kind}:FOLDER, {KINDS[kind].way_out}")
+    return _opened(name, _state(folder))
+
+
+def _state(folder: Path) -> tuple[tuple[str, int], ...]:
+    """What tells this folder from itself as it was."""
+    paths = [p for p in folder.rglob("*") if p.suffix in (".safetensors", ".pt")]
+    return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in paths))
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(name: str, state: tuple[tuple[str, int], ...]) -> Cache:
+    kind, _, detail = name.partition(":")
+    samples = KINDS[kind].find(Path(detail).expanduser())
+    if not samples:
+        raise BadInput(f"{detail} has no caches of {kind}; {KINDS[kind].way_out}")
+    return Cache(name, tuple(samples), KINDS[kind].tensor)

@@ -1,0 +1,74 @@
+"""``plan --data`` on made-up memory: planned for the largest samples of a cache, told for each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness import cli
+from harness.predict import pool
+from tests.made import caches
+from tests.made.predictions import GIB, prediction
+from tests.made.publics import MINIATURES
+
+SMALL, TALL, LARGE = (1, 8, 8), (1, 16, 8), (1, 16, 16)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path) -> str:
+    """One sample of each size but the smallest, of which there are two; a GiB an eighth of a side
+    of each latent's area."""
+
+    def predict_all(rows, folder, **more):
+        space = [row.subject.space for row in rows]
+        return [prediction(s.height * s.width / 32 + s.text / 1024) for s in space]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    monkeypatch.setenv("COLUMNS", "120")
+    sizes = {SMALL: 2, LARGE: 1, TALL: 1}
+    return caches.musubi(tmp_path / "cache", "qwen-image", sizes, tokens=(5, 7))
+
+
+def plan(cache: str, memory: str, *more: str) -> int:
+    words = ["plan", "--model", "qwen-image", "--set", MINIATURES["qwen-image"][0]]
+    words += ["--gpu-memory", memory, "--data", cache, "--recipes", "single+bf16_pure", *more]
+    return cli.main(words)
+
+
+def test_a_cache_is_planned_for_its_largest_and_told_for_each_size(cache, tmp_path, capsys):
+    assert plan(cache, "24GiB", "--json", str(tmp_path / "plan.json")) == 0
+    said = capsys.readouterr().out
+    assert "qwen-image at 128x128, 5 tokens of text" in said
+    assert "at each size of the cache; the plan above is of the largest:" in said
+    found = json.loads((tmp_path / "plan.json").read_text())
+    told = [(b["resolution"], b["samples"], round(b["need_bytes"] / GIB, 1))
+            for b in found["buckets"]]  # fmt: skip
+    assert told == [("128x128", 1, 8.5), ("128x64", 1, 4.5), ("64x64", 2, 2.5)]
+    assert found["rows"][0]["need_bytes"] == found["buckets"][0]["need_bytes"]
+
+
+def test_one_size_of_it_can_be_asked_for(cache, capsys):
+    assert plan(cache, "24GiB", "--resolution", "64") == 0
+    assert "qwen-image at 64x64, 7 tokens" in capsys.readouterr().out
+
+
+def test_a_guard_judges_the_largest(cache, capsys):
+    assert plan(cache, "9GiB", "--check") == 0
+    assert "needs 8.5 of 9.0 GiB" in capsys.readouterr().out
+    assert plan(cache, "9GiB", "--check", "--resolution", "64") == 0
+    assert "needs 2.5 of 9.0 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "words"),
+    [
+        ("synthetic", (), "a plan takes a cache (musubi:FOLDER, finetrainers:FOLDER)"),
+        ("", ("--resolution", "96"), "which has no samples of 96; give --resolution"),
+        ("", ("--model", "DiT-XL/2", "--set", ""), "a cache of a public model's latents"),
+        ("", ("--model", "wan2.1-1.3b", "--set", ""), "model wan2.1-1.3b is not trained from"),
+    ],
+)
+def test_what_cannot_be_is_refused(data, more, words, cache, capsys):
+    assert plan(data or cache, "24GiB", *more) == 2
+    assert words in capsys.readouterr().err
