@@ -86,7 +86,7 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
         ("ddp+distill:width=256,init=blocks", {}, ["256 wide", "leave init=blocks out"]),
         ("ddp+distill:depth=1,init=blocks", {}, ["2 blocks", "the teacher 1"]),
         ("ddp+distill:width=130", {}, ["width", "heads"]),
-        ("ddp+distill", {"workload": "sample"}, ["--weights", "distilled"]),
+        ("single+distill", {"workload": "sample", "processes": 1}, ["--weights", "distilled"]),
         ("ddp+distilled:depth=1", {}, ["take --workload sample"]),
         ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
          ["no depth and width"]),
@@ -96,7 +96,7 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
-    reason = resolve(train(recipe, processes=2, **fields)).refusal
+    reason = resolve(train(recipe, **{"processes": 2} | fields)).refusal
     assert reason and [w for w in wanted if w not in reason] == [], reason
 
 
