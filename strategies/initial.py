@@ -110,8 +110,8 @@ def hand_on(old: nn.Parameter, new: nn.Parameter, keep: Callable[[Tensor], nn.Pa
 
 
 def instead(p: nn.Parameter, other: Callable[[Tensor], Tensor]) -> None:
-    """Have ``other`` of the value that ``p`` waits for take its place: drawn it is all the same, and
-    told as the first weight that every row of a suite draws."""
+    """Have ``other`` of the value that ``p`` waits for take its place: drawn it is all the same,
+    and told as the first weight that every row of a suite draws."""
     p.pending = dataclasses.replace(p.pending, instead=other)
 
 

@@ -14,6 +14,7 @@ from strategies.subject import Subject
 
 __all__ = ["Distill"]
 
+
 @dataclass(frozen=True, kw_only=True)
 class Distill(Strategy):
     """Trains the model as the student of a frozen teacher, which answers first in each micro step.
@@ -117,7 +118,7 @@ class Distill(Strategy):
         demand(isinstance(teacher, Teacher), "no teacher is kept")
         calls, steps = teacher.calls, trained.micro_steps
         demand(calls == steps, f"the teacher was asked {calls} times in {steps} micro steps")
-        facts = {"teacher_forwards": calls, **teacher.facts()}
+        facts = {"teacher_forwards": calls, **teacher.facts(self.store)}
         if self.init == "blocks":
             demand(teacher.began is not None, "the student did not begin with its teacher's blocks")
             facts["blocks_begin_away"] = float(f"{teacher.began:.2g}")

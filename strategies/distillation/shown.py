@@ -38,9 +38,7 @@ def watched(lesson: Lesson) -> Iterator[list[Moment]]:
         lesson.moments = None
 
 
-def shown(
-    moments: list[Moment], teacher: Teacher, weights: Mapping[str, float]
-) -> dict[str, Any]:
+def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float]) -> dict[str, Any]:
     """The weight of each term in what was differentiated, and how far the student is from its
     teacher.
 

@@ -18,7 +18,8 @@ from strategies.distillation import storing
 from strategies.distillation.files import weights
 from strategies.distillation.hidden import Hidden, hear
 from strategies.evidence.frozen import checksum
-from strategies.evidence.stored import beside, stored
+from strategies.evidence.stored import scales, stored
+from strategies.evidence.watching import beside
 from strategies.subject import Subject
 
 __all__ = ["Teacher"]
@@ -36,7 +37,7 @@ class Teacher(Watcher):
     def __init__(
         self, subject: Subject, file: str, store: str, device: Any, pairs: Sequence[int]
     ) -> None:
-        self.subject, self.store, self.calls = subject, store, 0
+        self.subject, self.calls = subject, 0
         self.began: float | None = None
         draw = weights(subject, file)
         self.module = initial.skeleton(subject.shell, draw)
@@ -58,7 +59,7 @@ class Teacher(Watcher):
         """Its prediction for noisy samples, and the hidden states of its ``pairs``: no graph is
         kept of either."""
         off = torch.autocast(x.device.type, enabled=False)
-        with torch.no_grad(), off, self.heard.heard() as states:
+        with torch.no_grad(), off, beside("teacher"), self.heard.heard() as states:
             return self.subject.predict(self.module, x, t_B, conditions), states
 
     @contextlib.contextmanager
@@ -73,7 +74,7 @@ class Teacher(Watcher):
     def weights(self) -> list[Tensor]:
         """Every tensor that holds its weights, scales of packed ones included."""
         own = [*self.module.parameters(), *self.module.buffers()]
-        return [plain for tensor in own for plain in (*stored(tensor.data), *beside(tensor))]
+        return [plain for tensor in own for plain in (*stored(tensor.data), *scales(tensor))]
 
     def tensors(self) -> Iterable[Tensor]:
         """Its weights."""
@@ -97,8 +98,8 @@ class Teacher(Watcher):
         """Every rank has all of it, however many there are."""
         self.load_state_dict(states[0])
 
-    def facts(self) -> dict[str, Any]:
-        """What it is by now: how it is stored, in how many bytes, and that it did not move.
+    def facts(self, store: str) -> dict[str, Any]:
+        """What it is by now: ``store``d in how many bytes, and that it did not move.
 
         Raises:
             NotInForce: it moved, takes gradients, or is stored in another way.
@@ -107,5 +108,5 @@ class Teacher(Watcher):
         free = [p for p in parameters if p.requires_grad or p.grad is not None]
         demand(not free, f"{len(free)} of the teacher's weights take a gradient")
         demand(bool(self.sums) and self._sums() == self.sums, "the teacher's weights have moved")
-        facts = storing.stored_facts(self.module, self.subject, self.store, self.weights())
+        facts = storing.stored_facts(self.module, self.subject, store, self.weights())
         return {f"teacher_{name}": value for name, value in facts.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["beside", "bytes_of", "stored", "tensors", "within", "wrapped"]
+__all__ = ["bytes_of", "scales", "stored", "tensors", "within", "wrapped"]
 
 
 def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -28,7 +28,7 @@ def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def beside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def scales(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """What bitsandbytes keeps beside the codes of ``tensor``; nothing beside another tensor."""
     state = getattr(tensor, "quant_state", None)
     while state is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.engine import Trained
-from strategies.evidence.stored import beside, bytes_of, stored
+from strategies.evidence.stored import bytes_of, scales, stored
 from strategies.subject import Subject
 
 __all__ = ["held_bytes", "linears", "most_levels", "shown", "wanted"]
@@ -80,4 +80,4 @@ def _tensors(layer: nn.Module) -> Iterator[Tensor]:
         for tensor in (*kept.values(), *loose):
             if tensor is not None:
                 yield from stored(tensor)
-                yield from beside(tensor)
+                yield from scales(tensor)

@@ -70,7 +70,7 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
     wide = Distill(width=256, depth=3).teacher_of(student)
     assert wide.dimensions[:3] == (3, 256, 8), "heads of as many units"
     assert wide.shape.patch_size == student.shape.patch_size
-    with pytest.raises(BadInput, match="depth is 3, and .* has 4"):
+    with pytest.raises(BadInput, match=r"depth is 3, and .* has 4"):
         Distill(teacher=str(file), depth=3).teacher_of(student)
 
 
@@ -209,7 +209,7 @@ def test_a_training_goes_on_with_its_own_teacher_alone(file, train_here):
 
 def test_a_file_of_another_model_is_refused(file, train_here):
     spec = train(f"single+distill:teacher={file}", objective="epsilon")
-    with pytest.raises(BadInput, match="final_layer.linear.weight in .* has the shape"):
+    with pytest.raises(BadInput, match=r"final_layer\.linear\.weight in .* has the shape"):
         train_here(spec, 0)
     with pytest.raises(BadInput, match="cannot be read"):
         files.weights(SUBJECT, __file__)
@@ -223,7 +223,9 @@ def test_a_student_draws_as_it_does_by_itself(file, draw_here, tmp_path):
     state = {n: p.detach().clone() for n, p in subject.build(7, "awake").named_parameters()}
     mine = tmp_path / "student.safetensors"
     save_file({n: v for n, v in state.items() if n != "pos_embed"}, str(mine))
-    beside = dataclasses.replace(DRAWN, recipe=f"single+distilled:student={mine}", weights=str(file))
+    beside = dataclasses.replace(
+        DRAWN, recipe=f"single+distilled:student={mine}", weights=str(file)
+    )
     own = dataclasses.replace(DRAWN, model=FLOW.model, weights=str(mine))
     taught, alone = draw_here(beside), draw_here(own)
     assert taught.drawn.equal(alone.drawn)
