@@ -49,6 +49,8 @@ PAIRS = {
     "ddp+cross_entropy+accumulate": TOKENS,
     "zero3+cross_entropy:kind=fused": TOKENS,
 }
+TAUGHT = ("zero2+distill", "zero3+distill:width=64,depth=3,feature=0.5")
+PAIRS |= dict.fromkeys((*TAUGHT, "fsdp2+bf16+distill:store=bf16,feature=0.5+checkpoint"), TWO)
 SPLIT = ("zero3", "fsdp2")
 ADAPTERS = [f"{sharding}+{kind}" for sharding in ("ddp", *SPLIT) for kind in ("lora", "dora")]
 STRIPS = [
@@ -105,6 +107,15 @@ def test_sparse_gradients_travel_between_two_processes(row, train_here):
     assert 0 < sent["wire_bytes"] < 0.5 * sent["dense_bytes"] and "gradient_bytes" not in sent
     (kept,) = (p for p in parse(spec.recipe).strategies if p.name == "sparse_embedding")
     assert "wire_bytes" not in kept.evidence(run.trained), "one process sends nothing"
+
+
+@pytest.mark.parametrize("row", TAUGHT, indirect=True)
+def test_a_student_learns_alike_wherever_its_weights_are(row, train_here):
+    """Of a teacher that no engine shards, and, under ZeRO-3, through projections that it does."""
+    recipe = f"single+{row.spec.recipe.partition('+')[2]}"
+    _, log = train_here(dataclasses.replace(row.spec, recipe=recipe, processes=1), 2)
+    assert row.losses[:2] == pytest.approx([float(loss) for loss in log.losses], rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in log.norms], rel=1e-4)
 
 
 @pytest.mark.parametrize("row", ["ddp+block_swap:blocks=3+accumulate"], indirect=True)
