@@ -46,8 +46,6 @@ class Distilled(Strategy):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} is {value!r}; a whole number, the student's")
-        if not (self.student or self.depth or self.width):
-            raise ValueError("it names no student; give student=FILE, or the depth of a drawn one")
 
     def reads(self) -> tuple[str, ...]:
         return (self.student,) if self.student else ()
@@ -60,6 +58,8 @@ class Distilled(Strategy):
         lack = launch.subject.lacks("sized")
         if lack:
             return lack
+        if not (self.student or self.depth or self.width):
+            return "it names no student; give student=FILE, or the depth of a drawn one"
         try:
             self.stands_in(launch.subject)
         except BadInput as error:
@@ -73,7 +73,8 @@ class Distilled(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         """What the model in place has, and how many blocks each of its calls ran."""
-        subject, student = trained.subject, self.stands_in(trained.subject)[0]
+        subject = trained.subject  # the student's, if it is in place: in its own size still
+        student = files.sized(subject, self.student, self.depth, self.width, self.heads)
         depth, parameters = student.dimensions.depth, student.parameters
         found = count(trained.module.parameters())
         alike = subject.dimensions == student.dimensions and found == parameters

@@ -88,6 +88,9 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
         ("ddp+distill:width=130", {}, ["width", "heads"]),
         ("single+distill", {"workload": "sample", "processes": 1}, ["--weights", "distilled"]),
         ("ddp+distilled:depth=1", {}, ["take --workload sample"]),
+        ("single+distilled", {"workload": "sample", "processes": 1}, ["names no student"]),
+        ("single+distilled:student=none.safetensors", {"workload": "sample", "processes": 1},
+         ["no file none.safetensors"]),
         ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
          ["no depth and width"]),
         ("ddp+distill", {"model": "flux-dev", "data": "synthetic"}, ["flux-dev has no depth"]),
@@ -108,7 +111,6 @@ def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
         ("distill:store=fp64", ["'fp64'", "fp32, bf16"]),
         ("distill:init=random", ["'random'", "blocks"]),
         ("distill:depth=-1", ["depth is -1"]),
-        ("distilled", ["names no student"]),
     ],
 )
 def test_what_is_no_distillation_is_refused(text, wanted):
