@@ -159,8 +159,9 @@ def test_it_is_launched_and_audited_like_any_other(row, train_here):
     assert len(losses) == 2 and row.losses[:2] == pytest.approx(losses, rel=close)
 
 
-def test_its_memory_is_predicted_like_any_other_s(runs, tmp_path):
-    rows = [runs[0][f"strip-{folder_of(recipe)}"] for recipe in STRIPS]
+def test_memory_is_predicted_of_a_subject_of_one_s_own_and_of_a_student(runs, tmp_path):
+    names = [*(f"strip-{folder_of(recipe)}" for recipe in STRIPS), folder_of(TAUGHT[1])]
+    rows = [runs[0][name] for name in names]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
