@@ -6,6 +6,7 @@ Nothing here imports torch (but a user's own model file may).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from harness.data.feed import check_data
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from strategies import parse
-from strategies.base import Conflict, Settings
+from strategies.base import BadInput, Conflict, Settings
 from strategies.engine import Launch
 from strategies.recipe import Recipe
 from strategies.subject import DataFacts, Shaping, Subject
@@ -33,6 +34,8 @@ class Resolved:
     settings: Settings
     micro_batch: int
     refusal: str | None
+    weights: str = ""
+    """The file of its weights; empty where they are drawn."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -81,6 +84,7 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         class_dropout=spec.class_dropout,
         shaping=shaping(spec),
     )
+    subject, weights = _in_place(subject, spec, recipe)
     launch = recipe.launch(
         spec.device,
         spec.ranks,
@@ -105,7 +109,19 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         ),
         micro_batch=spec.micro_batch(launch.layout.data, recipe.accumulation),
         refusal=recipe.refusal(launch),
+        weights=weights,
     )
+
+
+def _in_place(subject: Subject, spec: Spec, recipe: Recipe) -> tuple[Subject, str]:
+    """The subject that runs, and the file of its weights: the spec's, unless a part of the recipe
+    puts another in its place. One that cannot is refused by that part, with the reason."""
+    for part in recipe.strategies:
+        with contextlib.suppress(BadInput):
+            found = part.stands_in(subject) if "sized" in subject.parts else None
+            if found:
+                return found
+    return subject, spec.weights
 
 
 def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:

@@ -14,6 +14,8 @@ from strategies.adapters.partial import DiffFit, Head
 from strategies.communication.compress import Compress
 from strategies.communication.sparse_embedding import SparseEmbedding
 from strategies.communication.topk import TopK
+from strategies.distillation.distill import Distill
+from strategies.distillation.distilled import Distilled
 from strategies.losses.cross_entropy import CrossEntropy
 from strategies.optimizers.adafactor import Adafactor
 from strategies.optimizers.adamw import AdamW
@@ -68,6 +70,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "prune": Prune,
     "prune_structured": PruneStructured,
     "sparse24": Sparse24,
+    "distilled": Distilled,
     "int8": Int8,
     "nf4": Nf4,
     "palette": Palette,
@@ -77,6 +80,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "offload_activations": OffloadActivations,
     "compile": Compile,
     "cross_entropy": CrossEntropy,
+    "distill": Distill,
     "adamw": AdamW,
     "adamw_bf16": AdamWBf16,
     "adam8bit": Adam8bit,

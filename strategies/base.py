@@ -105,6 +105,7 @@ ALTERS = {
     "forward": "the forward pass computes something else",
     "gradients": "gradients are not those of all weights, or are changed on their way",
     "update": "the optimizer writes something else than AdamW would",
+    "model": "another model takes the place of the one that is named",
 }
 """What a strategy may alter by design -> meaning. From it follows how far a row's first step, or
 all of its steps, may be from the reference's (``harness.report.figures.parity``)."""
@@ -171,6 +172,9 @@ class Attachment(Protocol):
     def tensors(self) -> Iterable[torch.Tensor]:
         """Every tensor held, so that the meter can name the bytes."""
 
+    def weights(self) -> Iterable[torch.Tensor]:
+        """Those of ``tensors`` that are weights of a model, so that they count as parameters."""
+
     def averages(self) -> Sequence[torch.Tensor]:
         """Averages of the weights, laid out as ``Engine.shards``; empty where it keeps none."""
 
@@ -205,6 +209,10 @@ class Watcher:
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """Nothing is held."""
+        return ()
+
+    def weights(self) -> Iterable[torch.Tensor]:
+        """No model is kept."""
         return ()
 
     def averages(self) -> Sequence[torch.Tensor]:

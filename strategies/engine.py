@@ -519,7 +519,9 @@ class Trained:
     one step showed that was watched for evidence, None where none was. Where samples are drawn
     (``sampling``) a step is a batch of them, and a micro step a call of the model. Where gradients
     are gone before the loop could look at them, whoever takes them sets ``gradient_norm``: the
-    global norm of the backward that just ended.
+    global norm of the backward that just ended. Who adds to the true loss sets ``supervise``: given
+    the loss of each sample as a function of a way to predict, that way, and the conditions of a
+    micro batch, it returns the scalar that is differentiated.
     """
 
     accelerator: Any
@@ -534,6 +536,7 @@ class Trained:
     micro_steps: int = 0
     sampling: Sampling | None = None
     gradient_norm: Callable[[], Any] | None = None
+    supervise: Callable[[Callable[[Any], Any], Any, Mapping[str, Any]], Any] | None = None
     ops: set[str] = field(default_factory=set)
     observed: Observed | None = None
 

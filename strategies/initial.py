@@ -12,6 +12,7 @@ Imports torch: import it where torch is there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ __all__ = [
     "fill",
     "filled",
     "hand_on",
+    "instead",
     "is_valueless",
     "keyed",
     "moved",
@@ -45,11 +47,13 @@ _VALUELESS: list[bool] = []
 class Pending:
     """What a parameter without a value waits for: the draw of ``name`` (its name in the model as
     the subject made it), kept as the parameter that ``keep`` makes of it; None: as it is.
-    ``version`` counts what was written to it when it was made."""
+    ``version`` counts what was written to it when it was made. ``instead``: what makes of the drawn
+    value the one that takes its place; None: it stays."""
 
     name: str
     version: int
     keep: Callable[[Tensor], nn.Parameter] | None = None
+    instead: Callable[[Tensor], Tensor] | None = None
 
 
 def keyed(seed: int, name: str) -> torch.Generator:
@@ -102,7 +106,13 @@ def waits(module: nn.Module) -> bool:
 def hand_on(old: nn.Parameter, new: nn.Parameter, keep: Callable[[Tensor], nn.Parameter]) -> None:
     """``new``, which takes the place of ``old``, waits for the same draw, and ``keep`` makes a
     parameter of it."""
-    new.pending = Pending(old.pending.name, new._version, keep)
+    new.pending = Pending(old.pending.name, new._version, keep, old.pending.instead)
+
+
+def instead(p: nn.Parameter, other: Callable[[Tensor], Tensor]) -> None:
+    """Have ``other`` of the value that ``p`` waits for take its place: drawn it is all the same,
+    and told as the first weight that every row of a suite draws."""
+    p.pending = dataclasses.replace(p.pending, instead=other)
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
@@ -142,6 +152,8 @@ def filled(
             "edit_model did so must say reads_weights = True"
         )
     values = draw(wanted.name, p)
+    if wanted.instead is not None:
+        values = wanted.instead(values)
     if wanted.keep is not None:
         return _instead(p, wanted.keep(values.to(p.dtype)))
     return _instead(p, nn.Parameter(values.to(dtype or p.dtype).to(device)))

@@ -39,6 +39,10 @@ class Strategy:
     """Whether ``edit_model`` reads or writes values of weights: the whole model is then drawn, in
     host memory, before it is called. Else it may be called when they are not there yet."""
 
+    scaffold: ClassVar[tuple[str, ...]] = ()
+    """How the names of parameters begin that it puts into the model for the training alone: they
+    are not saved with the model's weights."""
+
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     """Where it has an effect (``strategies.workloads``); elsewhere it is refused."""
     idle: ClassVar[str] = ""
@@ -57,6 +61,19 @@ class Strategy:
     def promise(self) -> Parity:
         """The parity of this strategy with these parameters."""
         return self.parity
+
+    def reads(self) -> tuple[str, ...]:
+        """Files, from the repository's root, whose contents decide what it does."""
+        return ()
+
+    def stands_in(self, subject: Subject) -> tuple[Subject, str] | None:
+        """The subject that takes the place of the one that a spec names, and the file of its
+        weights, empty where they are drawn; None where nothing does.
+
+        Raises:
+            BadInput: there is no such subject; ``refuses`` says so too.
+        """
+        return None
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         """What the machine must have: words of ``harness.system.requirements``."""

@@ -37,6 +37,7 @@ PARTS = {
     "halves": "blocks of one attention (qkv, proj) and one MLP (fc1, fc2)",
     "head": "final layer of its own",
     "label_table": "table of labels",
+    "sized": "depth and width that can be given as numbers",
     "stripes": "samples that can be cut into stripes of tokens",
     "token_blocks": "blocks that take and give tokens",
     "vocabulary": "layer over a vocabulary that takes its own loss",
@@ -47,6 +48,7 @@ PARTS = {
 ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
 ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``.
 ``head``, ``label_table``: what the methods of these names return.
+``sized``: ``sized`` gives the same model in another size.
 ``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.
@@ -227,6 +229,21 @@ class Subject:
         """The same model with so many blocks, which stands for this one in a prediction. Called
         only where there are ``depths``."""
         raise NotImplementedError
+
+    def sized(self, depth: int, width: int, heads: int) -> Subject:
+        """The same model of so many blocks, ``width`` and ``heads``; 0: as it is, but heads of as
+        many units as its own where the width alone is another. A teacher or a student of this one.
+        Called only with the part "sized".
+
+        Raises:
+            BadInput: it cannot have that size.
+        """
+        raise NotImplementedError
+
+    def sizes_in(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        """Depth and width of the model of this kind whose parameters, by name, have these shapes;
+        0 where that cannot be told, the default."""
+        return 0, 0
 
     def relatives(self) -> Sequence[tuple[str, Subject, int]]:
         """Small ones that differ in one size, for the laws of memory on an ``anatomy`` page: (what

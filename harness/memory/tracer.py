@@ -161,6 +161,7 @@ class Tracer(TorchDispatchMode):
         kept = [t for a in trained.attached.values() for t in a.tensors()]
         for category in ("parameters", "optimizer_state"):
             self.tag(category, holdings.tensors.get(category, ()))
+        self.tag("parameters", [t for a in trained.attached.values() for t in a.weights()])
         self.tag("ema", kept)
         for category, tensors in holdings.tensors.items():
             self.tag(category, tensors)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.subjects.densities import Density
 
-__all__ = ["OBJECTIVES", "Diffusion", "Epsilon", "Flow", "Objective", "spaced_steps"]
+__all__ = ["OBJECTIVES", "Diffusion", "Epsilon", "Flow", "Objective", "Predict", "spaced_steps"]
 
 STEPS = 1000
 Predict = Callable[[Tensor, Tensor], Tensor]

@@ -33,6 +33,9 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     facts += [machine.versions, from_file.identity(spec.model)]
     facts.append(resolved.subject.identity)
     facts += _file(spec.weights)
+    facts += [
+        told for part in resolved.recipe.strategies for n in part.reads() for told in _file(n)
+    ]
     facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
     return hashlib.sha256(json.dumps([*facts, _devices(spec, machine)]).encode()).hexdigest()[:16]
 

@@ -3,6 +3,7 @@ can draw each weight by its name, else built whole; then edited, filled, and tol
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,7 +52,10 @@ class Building:
     """
 
     def __init__(self, resolved: Resolved) -> None:
-        subject, spec = resolved.subject, resolved.spec
+        subject = resolved.subject
+        # What a part of the recipe puts in the place of the named model has weights of its own.
+        named = {"model": subject.model, "weights": resolved.weights}
+        spec = dataclasses.replace(resolved.spec, **named)
         self.resolved, self.notes = resolved, list[str]()
         draw = weights.draws(spec, subject)
         if draw is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness.data.feed import Batch, Feed
-from harness.subjects.objectives import Objective
+from harness.subjects.objectives import Objective, Predict
 from harness.worker.measuring import usage
 from harness.worker.measuring.meter import Meter
 from harness.worker.projections import Inputs
@@ -79,7 +79,13 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
             return trained.subject.predict(trained.model, x, t_B, batch.conditions)
 
         x, noise = trained.cut(batch.x), trained.cut(batch.noise)
-        return run.objective.loss(predict, x, batch.t, noise).mean()
+
+        def true_loss(asked: Predict) -> torch.Tensor:
+            return run.objective.loss(asked, x, batch.t, noise)
+
+        if trained.supervise is not None:
+            return trained.supervise(true_loss, predict, batch.conditions)
+        return true_loss(predict).mean()
 
     def arrived() -> None:
         log.norms.append(gradient_norm(run, log))

@@ -57,14 +57,16 @@ class Training:
     def finish(self, run: Run, resolved: Resolved) -> None:
         """Save what was trained, and draw samples of every class from the averaged weights; all
         ranks take part."""
+        scaffold = tuple(s for part in resolved.recipe.strategies for s in part.scaffold)
         if self.trained is not None:
-            files.save(run.trained, self.trained)
+            files.save(run.trained, self.trained, leave_out=scaffold)
         if self.samples is None and self.averaged is None:
             return
         average = run.trained.attached.get("ema")
         if not isinstance(average, Average):
             raise BadInput("samples are drawn from the averaged weights; train with --ema 0.999")
         state = average.full_state()
+        state = {name: value for name, value in state.items() if not name.startswith(scaffold)}
         if not run.trained.accelerator.is_main_process:
             return
         if self.averaged is not None:

@@ -11,10 +11,12 @@ from strategies.subject import Subject
 __all__ = ["load", "save"]
 
 
-def save(trained: Trained, path: Path) -> None:
-    """Write every parameter that takes a gradient to one file; all ranks call it."""
+def save(trained: Trained, path: Path, leave_out: tuple[str, ...] = ()) -> None:
+    """Write every parameter that takes a gradient to one file, but those whose names begin as
+    ``leave_out`` says; all ranks call it."""
     state = {}
-    named = {n: p for n, p in trained.module.named_parameters() if p.requires_grad}
+    free = {n: p for n, p in trained.module.named_parameters() if p.requires_grad}
+    named = {n: p for n, p in free.items() if not n.startswith(leave_out)}
     whole = trained.engine.whole(trained, list(named.values()))
     for name, p in zip(named, whole, strict=True):
         if trained.accelerator.is_main_process:

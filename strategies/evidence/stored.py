@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["bytes_of", "stored", "tensors", "within", "wrapped"]
+__all__ = ["bytes_of", "scales", "stored", "tensors", "within", "wrapped"]
 
 
 def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -26,6 +26,14 @@ def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (tensor._indices(), tensor._values())
     else:
         yield tensor
+
+
+def scales(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What bitsandbytes keeps beside the codes of ``tensor``; nothing beside another tensor."""
+    state = getattr(tensor, "quant_state", None)
+    while state is not None:
+        yield from (t for t in (state.absmax, state.code) if t is not None)
+        state = getattr(state, "state2", None)
 
 
 def within(value: Any) -> list[torch.Tensor]:

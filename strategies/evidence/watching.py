@@ -8,7 +8,7 @@ A strategy or an engine that needs more than the operators declares ``observe`` 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from strategies.evidence.observed import Observed, Ran, Sent
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from strategies.engine import Trained
     from strategies.strategy import Strategy
 
-__all__ = ["observe_step"]
+__all__ = ["beside", "observe_step"]
+
+_BESIDE: list[str] = []
 
 
 def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[], None]) -> None:
@@ -38,6 +40,17 @@ def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[],
     trained.observed = seen
 
 
+@contextlib.contextmanager
+def beside(phase: str) -> Iterator[None]:
+    """What runs is not the trained model's: its operators count in a ``phase`` of their own, so
+    that no evidence of the model's takes them for its products."""
+    _BESIDE.append(phase)
+    try:
+        yield
+    finally:
+        _BESIDE.pop()
+
+
 def _watch(seen: Observed) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,7 +68,7 @@ def _watch(seen: Observed) -> Any:
                 seen.sent += _handed(name.removeprefix("c10d::"), args, self.phase)
             out = f(*args, **(kwargs or {}))
             shapes = [list(getattr(value, "shape", ())) for value in args]
-            seen.ran.append(Ran(name, shapes, _dtype(out), self.phase))
+            seen.ran.append(Ran(name, shapes, _dtype(out), [self.phase, *_BESIDE][-1]))
             return out
 
     return Watch()

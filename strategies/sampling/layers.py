@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.engine import Trained
-from strategies.evidence.stored import bytes_of, stored
+from strategies.evidence.stored import bytes_of, scales, stored
 from strategies.subject import Subject
 
 __all__ = ["held_bytes", "linears", "most_levels", "shown", "wanted"]
@@ -80,12 +80,4 @@ def _tensors(layer: nn.Module) -> Iterator[Tensor]:
         for tensor in (*kept.values(), *loose):
             if tensor is not None:
                 yield from stored(tensor)
-                yield from _beside(tensor)
-
-
-def _beside(tensor: Tensor) -> Iterator[Tensor]:
-    """What bitsandbytes keeps beside its codes."""
-    state = getattr(tensor, "quant_state", None)
-    while state is not None:
-        yield from (t for t in (state.absmax, state.code) if t is not None)
-        state = getattr(state, "state2", None)
+                yield from scales(tensor)

@@ -96,6 +96,7 @@ def test_strategy_files_stay_small():
         "base",
         "recipe",
         "engine",
+        "strategy",
         "subject",
         "initial",
         "streamer",

@@ -49,6 +49,8 @@ PAIRS = {
     "ddp+cross_entropy+accumulate": TOKENS,
     "zero3+cross_entropy:kind=fused": TOKENS,
 }
+TAUGHT = ("zero2+distill", "zero3+distill:width=64,depth=3,feature=0.5")
+PAIRS |= dict.fromkeys((*TAUGHT, "fsdp2+bf16+distill:store=bf16,feature=0.5+checkpoint"), TWO)
 SPLIT = ("zero3", "fsdp2")
 ADAPTERS = [f"{sharding}+{kind}" for sharding in ("ddp", *SPLIT) for kind in ("lora", "dora")]
 STRIPS = [
@@ -107,6 +109,15 @@ def test_sparse_gradients_travel_between_two_processes(row, train_here):
     assert "wire_bytes" not in kept.evidence(run.trained), "one process sends nothing"
 
 
+@pytest.mark.parametrize("row", TAUGHT, indirect=True)
+def test_a_student_learns_alike_wherever_its_weights_are(row, train_here):
+    """Of a teacher that no engine shards, and, under ZeRO-3, through projections that it does."""
+    recipe = f"single+{row.spec.recipe.partition('+')[2]}"
+    _, log = train_here(dataclasses.replace(row.spec, recipe=recipe, processes=1), 2)
+    assert row.losses[:2] == pytest.approx([float(loss) for loss in log.losses], rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in log.norms], rel=1e-4)
+
+
 @pytest.mark.parametrize("row", ["ddp+block_swap:blocks=3+accumulate"], indirect=True)
 def test_streamed_weights_train_alike_on_two_processes(row, train_here):
     """Their gradients are averaged outside of DDP's buckets."""
@@ -148,8 +159,9 @@ def test_it_is_launched_and_audited_like_any_other(row, train_here):
     assert len(losses) == 2 and row.losses[:2] == pytest.approx(losses, rel=close)
 
 
-def test_its_memory_is_predicted_like_any_other_s(runs, tmp_path):
-    rows = [runs[0][f"strip-{folder_of(recipe)}"] for recipe in STRIPS]
+def test_memory_is_predicted_of_a_subject_of_one_s_own_and_of_a_student(runs, tmp_path):
+    names = [*(f"strip-{folder_of(recipe)}" for recipe in STRIPS), folder_of(TAUGHT[1])]
+    rows = [runs[0][name] for name in names]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason

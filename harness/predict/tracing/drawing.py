@@ -38,4 +38,4 @@ def draw(
 
 def _without_file(resolved: Resolved) -> Resolved:
     """The same with weights as they are drawn: a prediction wants none of their values."""
-    return dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, weights=""))
+    return dataclasses.replace(resolved, weights="")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.report.figures import derive
+from harness.report.figures import derive, parity
 from harness.report.figures.parity import Verdict
 from harness.result import Result
 
@@ -97,7 +97,7 @@ def not_comparable(row: Result, reference: Result) -> str:
         if ours != theirs:
             return f"other {name}: {ours}, not {theirs}"
     weights = [r.configs.get("initial_weights") for r in (row, reference)]
-    if weights[0] != weights[1]:
+    if weights[0] != weights[1] and not parity.replaces_the_model(row):
         return f"other weights: {weights[0]}, not {weights[1]}"
     for name in ("noise", "labels", "shape"):
         if getattr(row.drawn, name) != getattr(reference.drawn, name):

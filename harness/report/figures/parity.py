@@ -35,6 +35,7 @@ __all__ = [
     "design",
     "distances",
     "limits",
+    "replaces_the_model",
 ]
 
 WRONG = ("DIFFERS", "beyond design")
@@ -317,6 +318,12 @@ def design(row: Result) -> str:
     recipe = _recipe(row)
     parts = recipe.altering if recipe else ()
     return "+".join(map(str, parts)) if row.parity != "exact" else ""
+
+
+def replaces_the_model(row: Result) -> bool:
+    """Whether a row draws, by design, with another model than the one that its spec names."""
+    recipe = _recipe(row)
+    return recipe is not None and "model" in _altered(recipe)
 
 
 def computation(row: Result) -> str:

@@ -48,7 +48,7 @@ class Dit(Subject):
     """A preset, or one with other sizes: ``DiT-S/4:depth=24``."""
 
     parts: ClassVar[frozenset[str]] = frozenset(
-        ("attend", "chain", "halves", "head", "label_table", "stripes", "token_blocks")
+        ("attend", "chain", "halves", "head", "label_table", "sized", "stripes", "token_blocks")
     )
     objectives: ClassVar[tuple[str, ...]] = ("epsilon", "flow")
     random_blocks: ClassVar[bool] = False
@@ -103,6 +103,21 @@ class Dit(Subject):
     def small(self) -> Dit:
         data = dataclasses.replace(self.data, input_size=32)
         return dataclasses.replace(self, model="DiT-T/8", data=data)
+
+    def sized(self, depth: int, width: int, heads: int) -> Dit:
+        own = self.shape
+        width, depth = width or own.hidden_size, depth or own.depth
+        heads = heads or width * own.num_heads // own.hidden_size
+        given = {"depth": depth, "width": width, "heads": heads, "patch": own.patch_size}
+        preset, told = self.model.partition(":")[0], ",".join(f"{k}={v}" for k, v in given.items())
+        found = dataclasses.replace(self, model=f"{preset}:{told}")
+        found.check()
+        return found
+
+    def sizes_in(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        numbers = [int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")]
+        last = shapes.get("final_layer.linear.weight", (0, 0))
+        return 1 + max(numbers, default=-1), last[-1]
 
     def relatives(self) -> list[tuple[str, Dit, int]]:
         usual = {"depth": 4, "grid": 8, "width": 256}

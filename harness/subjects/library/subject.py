@@ -110,7 +110,8 @@ class Library(Subject):
     @property
     def parts(self) -> frozenset[str]:
         stripes = ("stripes",) if self.family.stripes else ()
-        return frozenset((*stripes, *(("head",) if self.family.head else ())))
+        sized = ("sized",) if len(self.depths) == 1 else ()
+        return frozenset((*stripes, *sized, *(("head",) if self.family.head else ())))
 
     @property
     def random_blocks(self) -> bool:
@@ -154,6 +155,15 @@ class Library(Subject):
         for_depths = self.stands_for or tuple(self.depths.items())
         settings = json.dumps(config, sort_keys=True)
         return dataclasses.replace(self, settings=settings, stands_for=for_depths)
+
+    def sized(self, depth: int, width: int, heads: int) -> Library:
+        if width or heads:
+            raise BadInput(
+                f"the width and the heads of {self.model} are its configuration's; give depth alone"
+            )
+        (key,) = self.depths
+        found = self.deep({key: depth or self.depths[key]})
+        return dataclasses.replace(found, stands_for=self.stands_for)
 
     def sizes_of(self, module: nn.Module) -> Sizes:
         found, meant = super().sizes_of(module), dict(self.stands_for)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.made.stubs import (
     activations,
     adapters,
+    distillation,
     losses,
     optimizers,
     precision,
@@ -27,6 +28,7 @@ LOST: Table = {
         precision,
         activations,
         losses,
+        distillation,
         optimizers,
         adapters,
         sparsity,
@@ -35,5 +37,5 @@ LOST: Table = {
     )
     for case, stubbed in folder.LOST.items()
 }
-LOST_WHEN_DRAWN: Table = sampling.LOST
+LOST_WHEN_DRAWN: Table = sampling.LOST | distillation.LOST_WHEN_DRAWN
 """The same of a run that draws samples."""

@@ -1,0 +1,121 @@
+"""Samples drawn by a student in the place of its teacher, beside which they are set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import BadInput, Parity, Slot, demand
+from strategies.distillation import files
+from strategies.engine import Launch, Trained
+from strategies.evidence.frozen import count
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+from strategies.workloads import SAMPLE
+
+__all__ = ["Distilled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Strategy):
+    """Draws with a student in the place of the model that is named, which is its teacher.
+
+    It has the weights of the file ``student`` (without one, drawn ones), of ``depth`` blocks of
+    ``width`` and ``heads`` (0: the file's). The rows beside it draw with the teacher, so that the
+    distance of its samples is that to its teacher's.
+    """
+
+    name: ClassVar[str] = "distilled"
+    slot: ClassVar[Slot] = Slot.ADAPT
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward", "model")
+    source: ClassVar[str] = "Kim et al. 2023, BK-SDM (arXiv:2305.15798), section 4"
+    workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+    idle: ClassVar[str] = "a student draws; train one with distill, or take --workload sample"
+
+    student: str = ""
+    depth: int = 0
+    width: int = 0
+    heads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} is {value!r}; a whole number, the student's")
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.student,) if self.student else ()
+
+    def stands_in(self, subject: Subject) -> tuple[Subject, str]:
+        found = files.sized(subject, self.student, self.depth, self.width, self.heads)
+        return found, self.student
+
+    def refuses(self, launch: Launch) -> str | None:
+        lack = launch.subject.lacks("sized")
+        if lack:
+            return lack
+        if not (self.student or self.depth or self.width):
+            return "it names no student; give student=FILE, or the depth of a drawn one"
+        try:
+            self.stands_in(launch.subject)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+        if "compiled" in trained.launch.traits:
+            return contextlib.nullcontext()  # a watched graph would run uncompiled
+        return _blocks_run(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        """What the model in place has, and how many blocks each of its calls ran."""
+        subject = trained.subject  # the student's, if it is in place: in its own size still
+        student = files.sized(subject, self.student, self.depth, self.width, self.heads)
+        depth, parameters = student.dimensions.depth, student.parameters
+        found = count(trained.module.parameters())
+        alike = subject.dimensions == student.dimensions and found == parameters
+        demand(alike, f"{subject.name} draws, of {found} weights, and not {student.name}")
+        if self.student:
+            self._has_the_files(trained)
+        ran = self.note(trained)
+        if ran is None:
+            return {"parameters": found, "blocks": len(trained.blocks())}
+        calls = trained.observed.micro_steps
+        demand(len(ran) == depth * calls, f"{len(ran)} blocks ran in {calls} calls of {depth}")
+        return {"parameters": found, "blocks_a_call": len(ran) // calls}
+
+    def _has_the_files(self, trained: Trained) -> None:
+        """Each weight that is still a float of its own is the file's, but for rounding."""
+        import torch
+
+        from strategies.evidence.updates import relative_error
+
+        draw, own = files.weights(trained.subject, self.student), dict(_named(trained.subject))
+        for name, p in trained.module.named_parameters():
+            known = name in own and own[name].shape == p.shape and type(p.data) is torch.Tensor
+            if known and p.is_floating_point():
+                off = relative_error(p.detach().cpu().double(), draw(name, own[name]).double())
+                demand(off < 1e-2, f"{name} is {off:.2g} away from that of {self.student}")
+
+
+def _named(subject: Subject) -> Any:
+    import torch
+
+    with torch.device("meta"):
+        return subject.make().named_parameters()
+
+
+@contextlib.contextmanager
+def _blocks_run(trained: Trained) -> Iterator[list[int]]:
+    """A number for each block that ran."""
+    ran: list[int] = []
+    handles = [b.register_forward_hook(lambda *_: ran.append(1)) for b in trained.blocks()]
+    try:
+        yield ran
+    finally:
+        for handle in handles:
+            handle.remove()

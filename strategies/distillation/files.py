@@ -1,0 +1,124 @@
+"""A model's weights in a file, for a strategy that reads them: where it is, the shapes it has, and
+its tensors in the place of drawn ones. No torch above.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strategies.base import BadInput
+
+if TYPE_CHECKING:
+    from strategies.initial import Draw
+    from strategies.subject import Subject
+
+__all__ = ["located", "shapes", "sized", "weights"]
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = 1
+"""Of weights that no file has: not a spec's usual one, whose first weights are the student's."""
+
+
+def located(name: str) -> Path:
+    """Where the file ``name`` of a recipe is: a worker starts in the repository's root."""
+    return ROOT / name
+
+
+def shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what is in a file of safetensors; its header alone is read.
+
+    Raises:
+        BadInput: there is no such file, or it is of another kind.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = located(name)
+    if not path.is_file():
+        raise BadInput(
+            f"there is no file {name}; train one (./run.sh train leaves averaged.safetensors), "
+            "and name it from the repository's root, without spaces, commas and plus signs"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise BadInput(f"{name} is no file of safetensors ({error}); train it anew") from None
+
+
+def sized(
+    model: Subject, name: str, depth: int, width: int, heads: int, *, times: int = 1
+) -> Subject:
+    """``model`` in the size that is given, or else in that of the file ``name``, or else with so
+    many ``times`` its blocks.
+
+    Raises:
+        BadInput: there is no such file or size, or the file is of another.
+    """
+    found = model.sizes_in(shapes(name)) if name else (0, 0)
+    for word, asked, has in zip(("depth", "width"), (depth, width), found, strict=True):
+        if asked and has and asked != has:
+            raise BadInput(f"{word} is {asked}, and {name} has {has}; leave {word} out")
+    usual = 0 if any(found) else times * model.dimensions.depth
+    return model.sized(depth or found[0] or usual, width or found[1], heads)
+
+
+def weights(subject: Subject, name: str) -> Draw:
+    """How each parameter of ``subject`` gets its value: out of the file ``name``, float32, and what
+    the file has not (or without a name, all) as it is drawn.
+
+    Raises:
+        BadInput: when called, the file's tensor has another shape.
+    """
+    drawn = _drawn(subject)
+    # Where tensors have no storage (a prediction) nobody wants a value of the file's.
+    state = _read(subject, name) if name and not _storageless() else {}
+    names = frozenset(state)
+
+    def draw(key: str, like: Any) -> Any:
+        if key not in names:
+            return drawn(key, like)
+        value = state.pop(key).float()  # each is asked for once
+        if value.shape != like.shape:
+            raise BadInput(
+                f"{key} in {name} has the shape {list(value.shape)}, and that of {subject.name} "
+                f"has {list(like.shape)}; give its own depth, width and heads, and the --data and "
+                "--objective that it was trained with"
+            )
+        return value
+
+    return draw
+
+
+def _read(subject: Subject, name: str) -> dict[str, Any]:
+    try:
+        state = subject.load(located(name))
+    except Exception as error:  # every format has errors of its own
+        raise BadInput(f"{name} cannot be read: {error}; train it anew") from None
+    known = {key for key, _ in _shell(subject).named_parameters()}
+    odd = sorted(state.keys() - known)
+    if odd or not state:
+        found = f"{odd[0]}, which {subject.name} has not" if odd else "no tensor"
+        raise BadInput(f"{name} has {found}; give its own depth and width, and --model's family")
+    return dict(state)
+
+
+def _shell(subject: Subject) -> Any:
+    from strategies import initial
+
+    with initial.valueless():
+        return subject.shell()
+
+
+def _drawn(subject: Subject) -> Draw:
+    draw = subject.draws(SEED, "awake")
+    if draw is not None:
+        return draw
+    whole = dict(subject.build(SEED, "awake").named_parameters())
+    return lambda key, like: whole[key].detach()
+
+
+def _storageless() -> bool:
+    import torch
+
+    return type(torch.empty(0)) is not torch.Tensor

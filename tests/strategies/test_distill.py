@@ -1,0 +1,255 @@
+"""Distillation: the teacher that a file or a size gives, the loss that is taken against it, what a
+student begins with and what is saved of it, and how it draws beside its teacher."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import DRAWN, SUBJECT, TINY
+from safetensors.torch import load_file, save_file
+
+from harness.report.figures import drawn
+from harness.resolve import resolve
+from harness.result import Drawn, Result, Status
+from harness.suite.identity import identity
+from harness.worker.training import Training
+from strategies import parse
+from strategies.base import BadInput
+from strategies.distillation import begun, files, matching
+from strategies.distillation.distill import Distill
+from strategies.distillation.hidden import NAME
+from strategies.recipe import RecipeError
+from tests.made.machines import machine
+
+FLOW = dataclasses.replace(TINY, objective="flow", model="DiT-T/8:depth=2")
+
+
+def train(recipe: str, spec=FLOW, **fields):
+    return dataclasses.replace(spec, recipe=recipe, **fields)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """The weights of a teacher of 4 blocks, as training leaves them: what takes a gradient."""
+    subject = resolve(train("single", model="DiT-T/8")).subject
+    module = subject.build(5, "awake")
+    path = tmp_path_factory.mktemp("teacher") / "averaged.safetensors"
+    state = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+    save_file(state, str(path))
+    return path
+
+
+# ---- sizes ----
+
+
+@pytest.mark.parametrize(
+    ("depth", "of", "begins", "answers"),
+    [
+        (2, 4, [0, 3], [1, 3]),
+        (6, 12, [0, 2, 4, 7, 9, 11], [1, 3, 5, 7, 9, 11]),
+        (1, 4, [0], [3]),
+        (4, 4, [0, 1, 2, 3], [0, 1, 2, 3]),
+        (4, 2, [0, 0, 1, 1], [0, 0, 1, 1]),
+    ],
+)
+def test_blocks_are_matched_evenly(depth, of, begins, answers):
+    assert matching.chosen(depth, of) == begins and matching.ends(depth, of) == answers
+    assert matching.renamed("blocks.1.attn.qkv.weight", ["blocks"], [0, 3, 5]) == (
+        "blocks.3.attn.qkv.weight"
+    )
+    assert matching.renamed("t_embedder.mlp.0.weight", ["blocks"], [9]) == "t_embedder.mlp.0.weight"
+
+
+def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
+    student = resolve(FLOW).subject
+    assert Distill(teacher=str(file)).teacher_of(student).dimensions[:3] == (4, 128, 4)
+    assert Distill().teacher_of(student).dimensions[:3] == (4, 128, 4), "twice the blocks"
+    wide = Distill(width=256, depth=3).teacher_of(student)
+    assert wide.dimensions[:3] == (3, 256, 8), "heads of as many units"
+    assert wide.shape.patch_size == student.shape.patch_size
+    with pytest.raises(BadInput, match=r"depth is 3, and .* has 4"):
+        Distill(teacher=str(file), depth=3).teacher_of(student)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields", "wanted"),
+    [
+        ("ddp+distill+lora", {}, ["a student trains whole"]),
+        ("ddp+distill+controlnet", {}, ["a student trains whole"]),
+        ("ddp+distill+prune_structured", {}, ["layers of its own"]),
+        ("ddp+distill+compile", {}, ["leave compile out"]),
+        ("ddp+distill+sp", {}, ["leave sp out"]),
+        ("ddp+distill:teacher=none.safetensors", {}, ["no file none.safetensors", "run.sh train"]),
+        ("ddp+distill:width=256,init=blocks", {}, ["256 wide", "leave init=blocks out"]),
+        ("ddp+distill:depth=1,init=blocks", {}, ["2 blocks", "the teacher 1"]),
+        ("ddp+distill:width=130", {}, ["width", "heads"]),
+        ("single+distill", {"workload": "sample", "processes": 1}, ["--weights", "distilled"]),
+        ("ddp+distilled:depth=1", {}, ["take --workload sample"]),
+        ("single+distilled", {"workload": "sample", "processes": 1}, ["names no student"]),
+        ("single+distilled:student=none.safetensors", {"workload": "sample", "processes": 1},
+         ["no file none.safetensors"]),
+        ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
+         ["no depth and width"]),
+        ("ddp+distill", {"model": "flux-dev", "data": "synthetic"}, ["flux-dev has no depth"]),
+        ("ddp+distill:feature=1.0", {"model": "pixart-sigma", "data": "synthetic",
+         "objective": "epsilon"}, ["leave feature out"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
+    reason = resolve(train(recipe, **{"processes": 2} | fields)).refusal
+    assert reason and [w for w in wanted if w not in reason] == [], reason
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("distill:weight=0", ["asks the teacher nothing"]),
+        ("distill:weight=2", ["weight is 2", "[0, 1]"]),
+        ("distill:store=fp64", ["'fp64'", "fp32, bf16"]),
+        ("distill:init=random", ["'random'", "blocks"]),
+        ("distill:depth=-1", ["depth is -1"]),
+    ],
+)
+def test_what_is_no_distillation_is_refused(text, wanted):
+    with pytest.raises(RecipeError) as caught:
+        parse(f"single+{text}")
+    assert [w for w in wanted if w not in str(caught.value)] == []
+
+
+def test_another_file_of_the_name_is_another_measurement(file, tmp_path):
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(file.read_bytes())
+    resolved = resolve(train(f"single+distill:teacher={mine}"))
+    before = identity(resolved, machine(tmp_path))
+    assert before == identity(resolved, machine(tmp_path))
+    mine.write_bytes(file.read_bytes() + b" ")
+    assert before != identity(resolved, machine(tmp_path))
+
+
+# ---- teacher, loss and student ----
+
+
+def test_the_teacher_has_the_file_s_weights(file, train_here):
+    run, _ = train_here(train(f"single+distill:teacher={file},store=bf16"), 1)
+    teacher, saved = run.trained.attached["distill"], load_file(file)
+    held = dict(teacher.module.named_parameters())
+    assert set(saved) == {n for n in held if n != "pos_embed"}
+    assert all(held[name].equal(value.bfloat16()) for name, value in saved.items())
+    assert "teacher" not in "".join(n for n, _ in run.trained.module.named_parameters())
+
+
+def test_the_loss_is_the_sum_of_its_terms(file, train_here):
+    """Against the three by hand, of the first step's batch."""
+    text = f"single+distill:teacher={file},weight=0.25,feature=0.5"
+    run, log = train_here(train(text), 1)
+    plain, _ = train_here(train("single"), 0)
+    (batch,) = plain.feed.micro_batches(0)
+    student, teacher = plain.trained.module, run.trained.attached["distill"].module
+    seen: dict[int, list] = {id(student): [], id(teacher): []}
+    for module, places in ((student, (0, 1)), (teacher, (1, 3))):
+        for place in places:
+            states = seen[id(module)]
+            module.blocks[place].register_forward_hook(lambda m, g, out, s=states: s.append(out))
+    far = batch.t.view(-1, 1, 1, 1)
+    noisy = (1 - far) * batch.noise + far * batch.x
+    given = (noisy, batch.t, batch.conditions["y"], batch.conditions["drop"])
+    with torch.no_grad():
+        out, target = student(*given), teacher(*given)
+    true = (out - (batch.x - batch.noise)).square().mean()
+    pairs = zip(seen[id(student)], seen[id(teacher)], strict=True)
+    features = [
+        ((mine - its).square().flatten(1).mean(1) / its.square().flatten(1).mean(1)).mean()
+        for mine, its in pairs
+    ]
+    wanted = 0.75 * true + 0.25 * (out - target).square().mean() + 0.5 * sum(features) / 2
+    assert float(log.losses[0]) == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("more", ["accumulate", "accumulate+checkpoint"])
+def test_the_cut_of_a_batch_and_recomputing_change_nothing(more, train_here):
+    recipe = "single+distill:width=64,feature=1.0"
+    _, log = train_here(train(recipe), 3)
+    _, other = train_here(train(f"{recipe}+{more}"), 3)
+    assert [float(x) for x in other.losses] == pytest.approx([float(x) for x in log.losses], 1e-5)
+    assert [float(x) for x in other.norms] == pytest.approx([float(x) for x in log.norms], 1e-4)
+
+
+def test_a_student_begins_with_the_teacher_s_blocks(file, train_here):
+    run, _ = train_here(train(f"single+distill:teacher={file},init=blocks"), 0)
+    saved, mine = load_file(file), dict(run.trained.module.named_parameters())
+    for name in ("attn.qkv.weight", "mlp.fc2.bias", "adaLN_modulation.1.weight"):
+        assert mine[f"blocks.0.{name}"].equal(saved[f"blocks.0.{name}"])
+        assert mine[f"blocks.1.{name}"].equal(saved[f"blocks.3.{name}"])
+    assert mine["final_layer.linear.weight"].equal(saved["final_layer.linear.weight"])
+    plain, _ = train_here(FLOW, 0)
+    assert run.digest == plain.digest, "drawn as in every row of a suite"
+    assert begun.apart(run.trained, run.trained.attached["distill"].module, 4) == 0
+
+
+def test_what_is_saved_is_the_student(file, train_here, tmp_path):
+    spec = train("single+distill:width=64,feature=1.0")
+    run, _ = train_here(spec, 1)
+    mine, trained = tmp_path / "averaged.safetensors", tmp_path / "trained.safetensors"
+    assert any(n.startswith(NAME) for n, _ in run.trained.module.named_parameters())
+    Training(folder=None, averaged=mine, trained=trained).finish(run, resolve(spec))
+    wanted = {n for n, p in resolve(FLOW).subject.build(0, "awake").named_parameters()}
+    assert set(load_file(mine)) == set(load_file(trained)) == wanted - {"pos_embed"}
+
+
+def test_a_training_goes_on_with_its_own_teacher_alone(file, train_here):
+    first, _ = train_here(train(f"single+distill:teacher={file}"), 1)
+    state = first.trained.attached["distill"].state_dict()
+    again, _ = train_here(train(f"single+distill:teacher={file}"), 0)
+    again.trained.attached["distill"].recut([state, state], [])
+    other, _ = train_here(train("single+distill"), 0)
+    with pytest.raises(BadInput, match="not the one that this training began with"):
+        other.trained.attached["distill"].load_state_dict(state)
+
+
+def test_a_file_of_another_model_is_refused(file, train_here):
+    spec = train(f"single+distill:teacher={file}", objective="epsilon")
+    with pytest.raises(BadInput, match=r"final_layer\.linear\.weight in .* has the shape"):
+        train_here(spec, 0)
+    with pytest.raises(BadInput, match="cannot be read"):
+        files.weights(SUBJECT, __file__)
+
+
+# ---- beside its teacher ----
+
+
+def test_a_student_draws_as_it_does_by_itself(file, draw_here, tmp_path):
+    subject = resolve(FLOW).subject
+    state = {n: p.detach().clone() for n, p in subject.build(7, "awake").named_parameters()}
+    mine = tmp_path / "student.safetensors"
+    save_file({n: v for n, v in state.items() if n != "pos_embed"}, str(mine))
+    beside = dataclasses.replace(
+        DRAWN, recipe=f"single+distilled:student={mine}", weights=str(file)
+    )
+    own = dataclasses.replace(DRAWN, model=FLOW.model, weights=str(mine))
+    taught, alone = draw_here(beside), draw_here(own)
+    assert taught.drawn.equal(alone.drawn)
+    part = resolve(beside).recipe.strategies
+    facts = next(p for p in part if p.name == "distilled").evidence(taught.trained)
+    assert facts == {"parameters": subject.parameters, "blocks_a_call": 2}
+    teacher = draw_here(dataclasses.replace(beside, recipe="single"))
+    assert not teacher.drawn.equal(taught.drawn) and len(teacher.trained.module.blocks) == 4
+
+
+def test_a_student_is_compared_with_its_teacher():
+    """Its first weights are others, by design; another row's must be the reference's."""
+    told = Drawn(
+        samples=1, evaluations=1, products=1, shape=[1], latents="AACAPw==", labels=[0], noise="",
+        latency_seconds=[1.0], echo=1e-7,
+    )  # fmt: skip
+
+    def row(recipe: str, digest: str) -> Result:
+        spec = dataclasses.replace(DRAWN, recipe=recipe)
+        configs = {"initial_weights": digest}
+        return Result(status=Status.OK, spec=spec, drawn=told, configs=configs, parity="by design")
+
+    reference = row("single", "teacher")
+    assert drawn.not_comparable(row("single+distilled:depth=2", "student"), reference) == ""
+    assert "other weights" in drawn.not_comparable(row("single+int8", "student"), reference)
