@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.recount import measures as m
 from tests.recount import drawn, noise
+from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount.cells import GIB, Number, change, fault, gib, percent

@@ -152,6 +152,8 @@ SIMULATED = {
     "Step ms, no communication": STEP["Step ms"],
     "Notes": lambda row: "simulated",
 }
+
+
 def _of_workload(draws: bool, take: Take) -> Take:
     return lambda row: take(row) if drawn.draws(row.group) is draws else None
 

@@ -80,7 +80,9 @@ def alike(run: Run, base: Run) -> bool:
     for one in (run, base):
         drawn = one.data["drawn"]
         own = [one.spec[name] for name in SAME] + [one.data["configs"].get("initial_weights")]
-        facts.append([*own, *steps_and_scale(one), *(drawn[n] for n in ("noise", "labels", "shape"))])
+        facts.append(
+            [*own, *steps_and_scale(one), *(drawn[n] for n in ("noise", "labels", "shape"))]
+        )
     return facts[0] == facts[1]
 
 

@@ -1,4 +1,4 @@
-"""The tables of suites whose rows draw samples: memory against samples, and the claims on inference.
+"""The tables of suites that draw samples: memory against samples, and the claims on inference.
 
 A share of the peak, or of the weights, from which on a saving is a half 45 %, a quarter left 70 %;
 quality is kept where 95 % of the samples are taken for what the reference's are, or where a
@@ -8,7 +8,6 @@ student's are recognised no more than 5 % seldomer than its teacher's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from tests.recount import drawn
 from tests.recount import measures as m
@@ -214,7 +213,9 @@ RULES: dict[str, Callable[[Rows], Judged]] = {
     "clustered weights": compresses,
     "weights in 8 bits keep": keep("int8", "float8", "palette:bits=8"),
     "weights in 4 bits keep": keep("nf4", "palette"),
-    "weights in 3 bits and fewer": keep("palette:bits=3", "palette:bits=3,rows=16", "palette:bits=2"),
+    "weights in 3 bits and fewer": keep(
+        "palette:bits=3", "palette:bits=3,rows=16", "palette:bits=2"
+    ),
     "distillation": distilled,
 }
 """How a claim begins -> its rule."""

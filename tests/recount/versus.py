@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tests.recount import measures as m
 from tests.recount import drawn, noise, same
+from tests.recount import measures as m
 from tests.recount.raw import Group, Row
 
 __all__ = ["distance", "front", "parity", "rank", "ranked", "sibling", "wrong"]

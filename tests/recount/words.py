@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tests.recount import measures as m
 from tests.recount import drawn, same
+from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount.cells import MIB, Number, distance, gib

@@ -72,7 +72,13 @@ def part_facts(drawn, name: str) -> dict:
 
 @pytest.mark.parametrize(
     ("text", "least", "most"),
-    [("int8", 8, 8.5), ("float8", 8, 8.5), ("nf4", 4, 4.6), ("palette", 4, 4.1), ("palette:bits=3,rows=16", 3, 3.6)],
+    [
+        ("int8", 8, 8.5),
+        ("float8", 8, 8.5),
+        ("nf4", 4, 4.6),
+        ("palette", 4, 4.1),
+        ("palette:bits=3,rows=16", 3, 3.6),
+    ],
 )
 def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
     drawn = draw_here(drawing(f"single+{text}"))

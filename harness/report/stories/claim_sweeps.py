@@ -75,9 +75,7 @@ def batches(rows: Rows) -> tuple[int, ...]:
     return TRAINED_BATCHES if rows.device == "cuda" else BATCHES
 
 
-def swept(
-    rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None = None
-) -> Sweep:
+def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None = None) -> Sweep:
     """``recipe`` against ``base`` over all batches (``at`` these, if they are given) at which both
     were measured and traced.
 
@@ -240,7 +238,9 @@ def activations_share(rows: Rows, batch: int, base: str = PLAIN) -> float:
 
 def pruning(rows: Rows, band: Band) -> Judgement:
     kinds = {"masks": "single+prune", "parts removed": "single+prune_structured"}
-    return kinds_judged({kind: swept(rows, recipe) for kind, recipe in kinds.items()}, band, "with {}")
+    return kinds_judged(
+        {kind: swept(rows, recipe) for kind, recipe in kinds.items()}, band, "with {}"
+    )
 
 
 def graph_kept(rows: Rows) -> Judgement:

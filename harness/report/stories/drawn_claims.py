@@ -154,7 +154,8 @@ def distilled(rows: Rows) -> Judgement:
     try:
         student = rows.get(BASE, model=is_student, weights=bool)
     except Missing:
-        raise Missing(f"no student of {rows.model} with trained weights is among the results")
+        text = f"no student of {rows.model} with trained weights is among the results"
+        raise Missing(text) from None
     teacher = rows.get(BASE, global_batch=student.spec.global_batch)
     shares = [row.drawn.recognised for row in (student, teacher)]
     if None in shares:
