@@ -24,7 +24,7 @@ def test_a_latent_is_the_pixels_that_it_was_made_of():
     latents, _ = dataset.x_all[:50], dataset.y_all[:50]
     assert torch.equal(torch.from_numpy(recognise.pixels_of(latents)).double(),
                        torch.from_numpy(images[:50]))  # fmt: skip
-    assert recognise.recognised(latents) == labels[:50].tolist()
+    assert share_alike(recognise.recognised(latents), labels[:50].tolist()) >= 0.98
 
 
 def test_noise_is_hardly_a_digit():
