@@ -128,6 +128,7 @@ def tables_of(page: Path, results: ResultSet) -> Iterator[tuple[Table, Any]]:
 SHOWN = [(folder, "report.md") for folder in (*SETS[:1], *MADE)] + [
     (folder, page.name) for folder in SETS[1:] for page in sorted(folder.glob("[cl]*.md"))
 ]
+SHOWN += [(folder, "report.md") for folder in SETS if folder.name.endswith("-quality")]
 
 
 @pytest.mark.parametrize(("folder", "name"), SHOWN, ids=lambda v: getattr(v, "name", v))
@@ -176,6 +177,10 @@ CHANGES: dict[str, tuple[str, str, str | Callable[[re.Match[str]], str]]] = {
     ),
     "a predicted speed": ("docs/claims.md", r"(?<=speed x)\d\.\d+(?= \(x)", bump),
     "how far a speed is known": ("docs/claims.md", r"(?<= to x)\d+\.\d+(?=\)|:)", bump),
+    "what a row of samples weighs": ("docs/sampling.md", r"(?<=\| )\d+\.\d+(?= \|)", bump),
+    "how far samples are": ("docs/sampling.md", r"(?<=by design )\d\.\de-\d+", bump),
+    "samples taken for the same": ("docs/sampling.md", r"\d+(?=% of \d+ samples taken)", bump),
+    "a verdict on inference": ("docs/sampling.md", r"\| (does not hold|holds) here", "| not measured"),
     "the card": ("docs/claims.md", r"on one A100-80GB \([\d.]+", bump),
     "the ladder's saving": ("docs/suites.md", r"(?<=\| )-\d+\.\d(?= %)", bump),
     "a sentence": ("docs/plan.md", r"\d+(?= MiB above the prediction)", bump),
