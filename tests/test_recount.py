@@ -180,7 +180,11 @@ CHANGES: dict[str, tuple[str, str, str | Callable[[re.Match[str]], str]]] = {
     "what a row of samples weighs": ("docs/sampling.md", r"(?<=\| )\d+\.\d+(?= \|)", bump),
     "how far samples are": ("docs/sampling.md", r"(?<=by design )\d\.\de-\d+", bump),
     "samples taken for the same": ("docs/sampling.md", r"\d+(?=% of \d+ samples taken)", bump),
-    "a verdict on inference": ("docs/sampling.md", r"\| (does not hold|holds) here", "| not measured"),
+    "a verdict on inference": (
+        "docs/sampling.md",
+        r"\| (does not hold|holds) here",
+        "| not measured",
+    ),
     "the card": ("docs/claims.md", r"on one A100-80GB \([\d.]+", bump),
     "the ladder's saving": ("docs/suites.md", r"(?<=\| )-\d+\.\d(?= %)", bump),
     "a sentence": ("docs/plan.md", r"\d+(?= MiB above the prediction)", bump),
