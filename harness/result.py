@@ -274,8 +274,9 @@ class Drawn:
     """What a run drew from noise, for its distance to what another drew.
 
     ``samples`` in a batch, of which ``latents`` holds the first: float32, little-endian, in base64,
-    of ``shape`` [B, C, H, W]. ``labels`` are theirs, ``noise`` is a hash of what all were drawn
-    from. ``evaluations`` of the guided model a sample took, each of ``products`` linear layers.
+    of ``shape`` [B, C, H, W]. ``labels`` are of all, and ``taken_for`` is the digit that a
+    classifier takes each for; None but of digits. ``noise`` is a hash of what all were drawn from.
+    ``evaluations`` of the guided model a sample took, each of ``products`` linear layers.
     ``latency_seconds``: of single samples drawn alone, without a warm-up of the clock.
     ``echo``: how far the same samples move, relative to their norm, where the noise is moved by the
     last bit of each float32: how much the sampler makes of a rounding.
@@ -290,6 +291,7 @@ class Drawn:
     noise: str
     latency_seconds: list[float]
     echo: float
+    taken_for: list[int] | None = None
 
 
 @dataclass(kw_only=True)

@@ -34,7 +34,7 @@ from strategies.precision.mixed import Bf16, Fp32, Tf32
 from strategies.recipe import Recipe
 from strategies.sampling.guidance import Guidance
 from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Int8, Nf4
+from strategies.sampling.quantised import Float8, Int8, Nf4
 from strategies.sharding import sharding_kinds
 from strategies.sparsity.prune import Prune
 from strategies.sparsity.prune_structured import PruneStructured
@@ -72,6 +72,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "sparse24": Sparse24,
     "distilled": Distilled,
     "int8": Int8,
+    "float8": Float8,
     "nf4": Nf4,
     "palette": Palette,
     "attend": Attend,

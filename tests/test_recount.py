@@ -128,6 +128,7 @@ def tables_of(page: Path, results: ResultSet) -> Iterator[tuple[Table, Any]]:
 SHOWN = [(folder, "report.md") for folder in (*SETS[:1], *MADE)] + [
     (folder, page.name) for folder in SETS[1:] for page in sorted(folder.glob("[cl]*.md"))
 ]
+SHOWN += [(folder, "report.md") for folder in SETS if folder.name.endswith("-quality")]
 
 
 @pytest.mark.parametrize(("folder", "name"), SHOWN, ids=lambda v: getattr(v, "name", v))

@@ -66,10 +66,13 @@ def most_levels(weight: Tensor, together: int) -> int:
     return int((ordered.diff(dim=1) != 0).sum(dim=1).max()) + 1
 
 
-def held_bytes(layers: list[nn.Module]) -> int:
+def held_bytes(layers: list[nn.Module], dtype: str = "") -> int:
     """Bytes of all storages that these layers keep alive but for their biases: parameters, buffers
-    and what hangs on them (scales of a library's own)."""
-    return bytes_of(tensor for layer in layers for tensor in _tensors(layer))
+    and what hangs on them (scales of a library's own); of torch's type ``dtype`` alone, if one is
+    named."""
+    wanted = getattr(torch, dtype) if dtype else None
+    held = (tensor for layer in layers for tensor in _tensors(layer))
+    return bytes_of(t for t in held if wanted in (None, t.dtype))
 
 
 def _tensors(layer: nn.Module) -> Iterator[Tensor]:

@@ -25,6 +25,8 @@ class Palette(Stored):
         "palettization"
     )
 
+    codes: ClassVar[str] = "uint8"
+
     bits: int = 4
     rows: int = 0
 

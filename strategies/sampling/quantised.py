@@ -9,10 +9,12 @@ from strategies.engine import Launch
 from strategies.sampling.store import Stored
 from strategies.subject import Subject
 
-__all__ = ["Int8", "Nf4"]
+__all__ = ["Float8", "Int8", "Nf4"]
 
 NF4_BLOCK = 64
 """Weights that share a scale, by bitsandbytes' default."""
+FLOAT8_VALUES = 2**8 - 3
+"""Of its codes two are no numbers, and two are zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +28,12 @@ class Int8(Stored):
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
 
     bits_each: ClassVar[int] = 8
+    codes: ClassVar[str] = "int8"
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
-        from strategies.sampling.int8 import quantize
+        from strategies.sampling.eight_bits import quantize
 
-        quantize(module, names)
+        quantize(module, names, "int8")
 
     def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
         # A scale a row, and a place of zero that is kept though it is zero.
@@ -38,6 +41,33 @@ class Int8(Stored):
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return 2**8, shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float8(Stored):
+    """Weights of the blocks' linear layers in float8 (four bits of exponent, three of mantissa)
+    with a scale a row, turned back for each product.
+    """
+
+    name: ClassVar[str] = "float8"
+    source: ClassVar[str] = (
+        "Micikevicius et al. 2022 (arXiv:2209.05433); torchao.Float8WeightOnlyConfig"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("torchao",)
+
+    bits_each: ClassVar[int] = 8
+    codes: ClassVar[str] = "float8_e4m3fn"
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        from strategies.sampling.eight_bits import quantize
+
+        quantize(module, names, "float8")
+
+    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
+        return sum(out * width + out * 4 for out, width in shapes)
+
+    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
+        return FLOAT8_VALUES, shape[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +81,7 @@ class Nf4(Stored):
     needs: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
 
     bits_each: ClassVar[int] = 4
+    codes: ClassVar[str] = "uint8"
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.adapters.nf4 import quantize

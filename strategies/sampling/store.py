@@ -30,6 +30,9 @@ class Stored(Strategy):
         """Replace the layers of these names."""
         raise NotImplementedError
 
+    codes: ClassVar[str]
+    """torch's type in which the bits are held."""
+
     @property
     def bits_each(self) -> int:
         """Bits of a weight, scales and palettes left out."""
@@ -62,6 +65,8 @@ class Stored(Strategy):
         least = elements * self.bits_each // 8
         told = f"{held} bytes hold the weights of {len(found)} layers, not {least} to {most}"
         demand(least <= held <= most, told)
+        of_codes = layers.held_bytes(found, self.codes)
+        demand(of_codes >= least, f"{of_codes} bytes of {self.codes} hold them, not {least}")
         seen = max(self._seen(trained, name) for name in (names[0], names[-1]))
         return {
             "layers": len(found),

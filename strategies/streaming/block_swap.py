@@ -10,6 +10,7 @@ from strategies.base import Attachment, Slot, demand
 from strategies.engine import Launch, Trained
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import BOTH
 
 __all__ = ["AT_ONCE", "BlockSwap", "depth_of", "spread"]
 
@@ -50,6 +51,7 @@ class BlockSwap(Strategy):
         "Rajbhandari et al. 2021, ZeRO-Infinity (arXiv:2104.07857), section 5.1; "
         "kohya-ss/sd-scripts and musubi-tuner, --blocks_to_swap"
     )
+    workloads: ClassVar[tuple[str, ...]] = BOTH
 
     blocks: int = 4
 
@@ -76,7 +78,9 @@ class BlockSwap(Strategy):
             return "a compiled graph holds on to the weights that it was made with; leave it out"
         if "packed_weights" in traits:
             return "packed weights cannot be streamed; take lora, with cast:to=int8 if need be"
-        if "half_compute" in traits and not traits & {"pure_bf16", "recomputes"}:
+        if {"sampling", "quantized_weights"} <= traits:
+            return "only plain weights are streamed, and these are stored in codes; take bf16_pure"
+        if "half_compute" in traits and not traits & {"pure_bf16", "recomputes", "sampling"}:
             return (
                 "autocast's 16-bit copies of the weights would stay on the device until backward; "
                 "add checkpoint, or take bf16_pure"

@@ -79,10 +79,11 @@ SETTINGS: dict[str, list[str]] = {
 
 
 def on_single(workload: str) -> list[str]:
-    """Those on ``single`` of the strategies that have an effect in ``workload``."""
+    """Those on ``single`` of strategies that all have an effect in ``workload``."""
     kinds = {name for name, kind in CATALOG.items() if workload in kind.workloads}
     texts = [text for name in SETTINGS if name in kinds for text in SETTINGS[name]]
-    return [text for text in texts if text.startswith("single")]
+    inside = (text for text in texts if {p.partition(":")[0] for p in text.split("+")} <= kinds)
+    return [text for text in inside if text.startswith("single")]
 
 
 TRAINED_HERE = on_single(TRAIN)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.recount import answers, sentences, stories
+from tests.recount import answers, drawn, sentences, stories
 from tests.recount import versus as v
 from tests.recount.cells import Number, fault
 from tests.recount.columns import TABLES, UNFINISHED
@@ -137,6 +137,9 @@ def _text_faults(text: str, group: Group | None, results: ResultSet) -> Iterator
 
 def _setting(group: Group) -> tuple[Any, ...]:
     first, spec = group.reference.first, group.reference.spec
+    if drawn.draws(group):
+        head, tail = drawn.setting(group)
+        return (head, Number(first["parameters"] / 1e6, 1), tail)
     return (
         f"{spec['model']} (",
         Number(first["parameters"] / 1e6, 1),

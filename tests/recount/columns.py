@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.recount import effects, noise, same
+from tests.recount import drawn, effects, noise, same
 from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
@@ -120,6 +120,8 @@ AWAY = {"vs ref %": _versus(lambda row: change(v.need_change_fraction(row)))}
 PLACES = {"On host GiB": _gib(m.hosted_bytes), "Resident GiB": _gib(m.resident_bytes)}
 RESERVED = {"Reserved GiB": _gib(NUMBERS["reserved_peak_bytes"])}
 HOST = {"Host GiB": _gib(m.host_total_bytes)}
+LATENCY = {"Latency of one ms": _number(drawn.DRAWN["latency_seconds_median"], 0, 1e3)}
+PSNR = {"PSNR dB": w.psnr}
 RANKING = {
     "#": _number(v.rank, 0),
     **RECIPE,
@@ -128,12 +130,15 @@ RANKING = {
     "x ref": v.of_reference(lambda row, base: _ratio(v.ratio_cell(row, base))),
     **STEP,
     "p10 to p90 ms": w.p10_to_p90,
+    **LATENCY,
     **PEAK,
     **AWAY,
     **PLACES,
     **HOST,
     "MFU %": lambda row: percent(m.mfu_fraction(row)),
     "Loss vs ref": w.loss,
+    "Samples vs ref": lambda row: drawn.same_samples(row, v.parity(row)),
+    **PSNR,
     "Notes": w.notes,
 }
 SIMULATED = {
@@ -147,9 +152,23 @@ SIMULATED = {
     "Step ms, no communication": STEP["Step ms"],
     "Notes": lambda row: "simulated",
 }
+
+
+def _of_workload(draws: bool, take: Take) -> Take:
+    return lambda row: take(row) if drawn.draws(row.group) is draws else None
+
+
+DRAWN_PHASES = {"Warm-up GiB": "first_step", "Denoise GiB": "steady"}
+"""What the phases of a batch are called, where they have a name of their own."""
 OF_EACH_PHASE = {
     **RECIPE,
-    **{f"{w.title(n)} GiB": _gib(m.metered(n)) for n in m.PHASES},
+    **{
+        f"{w.title(n)} GiB": _of_workload(False, _gib(m.metered(n)))
+        if n in DRAWN_PHASES.values()
+        else _gib(m.metered(n))
+        for n in m.PHASES
+    },
+    **{head: _of_workload(True, _gib(m.metered(n))) for head, n in DRAWN_PHASES.items()},
     "Peak in": lambda row: w.phase(row) if row.group.gpu else None,
 }
 TABLES: dict[str, dict[str, Take]] = {
@@ -245,6 +264,20 @@ TABLES: dict[str, dict[str, Take]] = {
         "Differs in": v.differs_in,
         "First loss": _number(lambda row: row.first["losses"][0], 4),
         "Last loss": _number(lambda row: row.first["losses"][-1], 4),
+    },
+    "Same samples?": {
+        **RECIPE,
+        "Promised": lambda row: row.first["parity"],
+        "Relative L2": lambda row: distance(drawn.DRAWN["samples_distance"](row)),
+        "Worst sample": lambda row: distance(drawn.DRAWN["samples_distance_worst"](row)),
+        **PSNR,
+        "Recognised %": lambda row: percent(drawn.share(row)),
+        "Taken as reference's %": lambda row: percent(drawn.share(row, "taken_for")),
+        "Equal up to": lambda row: distance(drawn.DRAWN["samples_equal_up_to"](row)),
+        "Echo of a last bit": lambda row: distance(drawn.drawing(row)["echo"]),
+        "Evaluations": lambda row: Number(drawn.drawing(row)["evaluations"]),
+        "Verdict": v.parity,
+        "Differs in": v.differs_in,
     },
     "Rows that alter the same": {
         **RECIPE,

@@ -15,6 +15,7 @@ from tests.recount import predicted as p
 from tests.recount import words as w
 from tests.recount.cells import GIB, fault
 from tests.recount.columns import NUMBERS, UNFINISHED, VERSUS
+from tests.recount.drawn import DRAWN
 from tests.recount.raw import Group, ResultSet, Row, Run
 
 __all__ = ["csv_faults", "json_faults"]
@@ -55,7 +56,7 @@ PREDICTED: dict[str, Take] = {
     "predicted_least_bytes": lambda row: p.least(row.runs[0], row.runs[0].prediction),
     "available_bytes": lambda row: p.host_memory(row.runs[0]),
 }
-COLUMNS = WHERE | VERSUS | NUMBERS | {name: _predicted(t) for name, t in PREDICTED.items()}
+COLUMNS = WHERE | VERSUS | NUMBERS | DRAWN | {name: _predicted(t) for name, t in PREDICTED.items()}
 ENDED: dict[str, Callable[[Run], Any]] = {
     "recipe": lambda run: run.spec["recipe"],
     "status": lambda run: run.status,
@@ -162,6 +163,8 @@ def _entry(entry: dict[str, Any], row: Row) -> Iterator[str]:
     for name, value in entry.items():
         if name == "numbers":
             yield from _values(value, {**COLUMNS, **NUMBERS}, row, ())
+        elif name == "drawn":
+            yield from _values(value, dict(DRAWN), row, ())
         elif name == "versus_reference":
             yield from _values(value, {**COLUMNS, **VERSUS}, row, ())
         elif name == "predicted":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.recount import drawn
 from tests.recount import measures as m
 from tests.recount import predicted as p
 from tests.recount import versus as v
@@ -31,6 +32,8 @@ LINES: dict[str, Callable[[Group], Sequence[Any]]] = {
     "Predicted and traced, by category": _parts,
     "Rows that alter the same": _rows(v.sibling),
     "DeepSpeed buckets": _rows(zero_block),
+    "Same computation?": _rows(lambda row: not drawn.draws(row.group)),
+    "Same samples?": _rows(lambda row: drawn.draws(row.group)),
     "What each part does": effects,
 }
 """Title -> the subjects of its lines, in order; every row, fastest first, where it is not here."""

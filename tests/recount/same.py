@@ -165,7 +165,7 @@ def computation(row: Row) -> str:
         return ""
     if weights == "float32":
         return "autocast"
-    bare = facts.get("master") != "float32"
+    bare = facts.get("master") != "float32" and not row.first.get("drawn")
     return "16-bit weights without a master" if bare else "16-bit weights"
 
 

@@ -56,10 +56,12 @@ class Sweep:
         return min(self.peaks), max(self.peaks)
 
 
-def swept(rows: Rows, recipe: str, base: str = "single") -> Sweep:
-    """Over all batches at which both were measured and traced."""
-    sweep = Sweep()
-    for batch in BATCHES[rows.device]:
+def swept(
+    rows: Rows, recipe: str, base: str = "single", at: tuple[int, ...] | None = None
+) -> Sweep:
+    """Over all batches (``at`` these) at which both were measured and traced."""
+    sweep, wanted = Sweep(), at or BATCHES[rows.device]
+    for batch in wanted:
         try:
             both = [rows.get(name, global_batch=batch) for name in (recipe, base)]
             peaks, beyond = (tuple(map(take, both)) for take in (step_bytes, beyond_state))
@@ -69,7 +71,7 @@ def swept(rows: Rows, recipe: str, base: str = "single") -> Sweep:
         sweep.peaks[batch], sweep.beyond[batch] = peaks, beyond
         sweep.shares[batch] = 1 - state_share(both[1])
     if not sweep.peaks:
-        raise Missing(sweep.missing[BATCHES[rows.device][-1]])
+        raise Missing(sweep.missing[wanted[-1]])
     return sweep
 
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tests.recount import drawn, noise, same
 from tests.recount import measures as m
-from tests.recount import noise, same
 from tests.recount.raw import Group, Row
 
 __all__ = ["distance", "front", "parity", "rank", "ranked", "sibling", "wrong"]
@@ -37,7 +37,7 @@ def sibling(row: Row) -> Row | None:
     """The plainest other row that alters the same: of its own computation, if there is one."""
     ours = same.design(row.runs[0])
     alike = [other for other in row.group.rows if same.design(other.runs[0]) == ours]
-    if not ours:
+    if not ours or drawn.draws(row.group):
         return None
     kind = same.computation(row)
     for some in ([other for other in alike if same.computation(other) == kind], alike):
@@ -67,7 +67,8 @@ def sibling_distance(kind: str) -> Callable[[Row], float | None]:
 @functools.lru_cache(maxsize=2048)
 def judged(row: Row) -> tuple[str, str]:
     """The word, and in what a row differs; the repetition with something to say speaks for all."""
-    words = [same.verdict(run, row.group.reference) for run in row.runs]
+    judge = drawn.verdict if drawn.draws(row.group) else same.verdict
+    words = [judge(run, row.group.reference) for run in row.runs]
     word, what = next((found for found in words if found[1]), words[0])
     word = "reference" if row.is_reference else word
     other = sibling(row)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from tests.recount import drawn, same
 from tests.recount import measures as m
 from tests.recount import predicted as p
-from tests.recount import same
 from tests.recount import versus as v
 from tests.recount.cells import MIB, Number, distance, gib
 from tests.recount.raw import Row, Run
@@ -22,6 +23,7 @@ __all__ = [
     "named",
     "notes",
     "on_several",
+    "psnr",
 ]
 __all__ += ["p10_to_p90", "phase", "predicted_need", "predicted_to_fit", "so_far", "title", "why"]
 __all__ += ["zero_block"]
@@ -35,11 +37,19 @@ def p10_to_p90(row: Row) -> tuple[Any, ...]:
 
 
 def loss(row: Row) -> Any:
-    """The verdict, with the distance wherever it is not equality."""
+    """The verdict, with the distance wherever it is not equality; of a training."""
+    if drawn.draws(row.group):
+        return None
     word, far = v.parity(row), v.loss_distance(row)
     if word in ("by design", "beyond design", "DIFFERS") and far is not None:
         return f"{word} {distance(far)}"
     return word
+
+
+def psnr(row: Row) -> Number | str | None:
+    """In decibels; "same" where not a bit differs."""
+    found = drawn.DRAWN["samples_psnr_db"](row)
+    return "same" if found == math.inf else found and Number(found, 2)
 
 
 def disturbed(row: Row) -> str | None:

@@ -72,7 +72,13 @@ def part_facts(drawn, name: str) -> dict:
 
 @pytest.mark.parametrize(
     ("text", "least", "most"),
-    [("int8", 8, 8.5), ("nf4", 4, 4.6), ("palette", 4, 4.1), ("palette:bits=3,rows=16", 3, 3.6)],
+    [
+        ("int8", 8, 8.5),
+        ("float8", 8, 8.5),
+        ("nf4", 4, 4.6),
+        ("palette", 4, 4.1),
+        ("palette:bits=3,rows=16", 3, 3.6),
+    ],
 )
 def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
     drawn = draw_here(drawing(f"single+{text}"))
@@ -186,7 +192,7 @@ def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("name", ["int8", "nf4", "palette", "guidance", "fp16_pure"])
+@pytest.mark.parametrize("name", ["int8", "float8", "nf4", "palette", "guidance", "fp16_pure"])
 def test_the_doctor_looks_at_a_part_where_it_has_an_effect(name, tmp_path):
     lack = why_not(name, machine(tmp_path))
     assert lack is None or "--workload sample" not in lack.way_out + lack.reason

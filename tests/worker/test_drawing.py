@@ -67,6 +67,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert rank.categories.gradients == rank.categories.optimizer_state == 0
     assert drawn.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
     assert told.evaluations == 4 and told.echo > 0
+    assert len(told.taken_for) == 2 and set(told.taken_for) <= set(range(10))
     assert found.flops_per_step > 0 and found.losses == []
 
 

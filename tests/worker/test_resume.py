@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Case, launched_together
+from conftest import DRAWN, Case, launched_together
 
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -23,6 +23,7 @@ RECIPES = ["ddp", "zero2", "zero3", "fsdp2"]
 
 
 OTHER = "ddp+checkpoint"
+AVERAGED = "averaged.safetensors"
 
 
 def words(state: Path, *more: str) -> tuple[str, ...]:
@@ -47,7 +48,8 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
 
     for recipe in RECIPES:
         name, spec = f"straight-{recipe}", dataclasses.replace(SPEC, recipe=recipe)
-        cases[name] = Case(spec, words(state / name))
+        more = ("--averaged", str(state / AVERAGED)) if recipe == "zero3" else ()
+        cases[name] = Case(spec, words(state / name, *more))
         resuming(f"again-{recipe}", recipe, name)
     resuming(OTHER, OTHER, "straight-ddp")
     resuming("on-one", "zero2", "straight-zero2", 1)
@@ -77,6 +79,21 @@ def test_a_resumed_training_goes_on_as_if_never_stopped(recipe, runs):
         assert found["updates"] == wanted["updates"] == 6
         for a, b in zip(found["shards"], wanted["shards"], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_averaged_weights_are_those_that_samples_are_drawn_with(runs, draw_here):
+    """From a training whose average lies in shards, over the file that it leaves, to a sampler."""
+    rows, state = runs
+    assert rows["straight-zero3"].status is Status.OK
+    spec = dataclasses.replace(DRAWN, model=SPEC.model, weights=str(state / AVERAGED))
+    held = dict(draw_here(spec).trained.module.named_parameters())
+    wanted = whole_average(state / "straight-zero3" / WHOLE, SPEC.processes)
+    assert len(wanted) > 20 and wanted.keys() <= held.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(held[name].flatten(), value.flatten(), rtol=0, atol=0)
+    first = dict(draw_here(dataclasses.replace(spec, weights="")).trained.module.named_parameters())
+    away = [name for name, value in wanted.items() if not torch.equal(first[name].flatten(), value)]
+    assert len(away) > len(wanted) // 2, "trained, not as they were drawn"
 
 
 def test_another_recipe_is_refused(runs):

@@ -26,6 +26,7 @@ __all__ = [
     "latents",
     "limit",
     "not_comparable",
+    "share_alike",
 ]
 
 ROUNDOFF = 2.0**-24
@@ -52,7 +53,9 @@ class Distance:
 class DrawnRow:
     """What a row drew, beside its reference: median ``latency_seconds`` of a sample drawn alone,
     the ``limit`` up to which samples would be equal, and how far they are (``away``; None for the
-    reference itself, and where ``why_not`` says that they do not compare)."""
+    reference itself, and where ``why_not`` says that they do not compare). Of digits the share of
+    samples that a classifier takes for what was asked (``recognised``), and for what it takes the
+    reference's sample for (``agreed``)."""
 
     latency_seconds: float
     evaluations: int
@@ -60,6 +63,8 @@ class DrawnRow:
     limit: float
     away: Distance | None
     why_not: str = ""
+    recognised: float | None = None
+    agreed: float | None = None
 
 
 def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: bool) -> DrawnRow:
@@ -75,7 +80,16 @@ def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: boo
         limit=limit(reference),
         away=max(compared, key=lambda far: far.relative, default=None),
         why_not=why,
+        recognised=share_alike(first.drawn.taken_for, first.drawn.labels),
+        agreed=share_alike(first.drawn.taken_for, reference.drawn.taken_for) if compared else None,
     )
+
+
+def share_alike(ours: Sequence[int] | None, theirs: Sequence[int] | None) -> float | None:
+    """The share of samples of one class in both; None where one of them is not known."""
+    if not ours or not theirs or len(ours) != len(theirs):
+        return None
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def latents(result: Result) -> np.ndarray:

@@ -69,6 +69,8 @@ DRAWN = (
     Column("Relative L2", _away("relative"), "distance"),
     Column("Worst sample", _away("worst"), "distance"),
     PSNR,
+    Column("Recognised %", _drawn("recognised"), "percent"),
+    Column("Taken as reference's %", _drawn("agreed"), "percent"),
     Column("Equal up to", _drawn("limit"), "distance"),
     Column("Echo of a last bit", _drawn("echo"), "distance"),
     Column("Evaluations", _drawn("evaluations"), "count"),

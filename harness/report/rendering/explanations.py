@@ -47,11 +47,13 @@ NOTES = {
     "Warm-up is the first batch; denoise is a whole batch, from noise to samples.",
     "drawn": "Samples are latents, of the first few labels of the batch, drawn by every row from "
     "the same noise. Relative L2: norm of the difference to the reference's over its norm. PSNR: "
-    "against the span of the reference's values. A row that must not change the computation "
-    "DIFFERS beyond what rounding explains: 4 x the echo of the reference (how far its samples "
-    "move when each number of the noise is moved by its last bit) x the root of the number of "
-    "roundings, one a product of each evaluation of the model; at most 1e-3. Rows that differ in "
-    "steps of the sampler, guidance, seed or weights are not compared.",
+    "against the span of the reference's values. Recognised, of digits: the share of the batch "
+    "that a classifier of the same digits (a support vector machine) takes for what was asked; "
+    "taken as reference's: for what it takes the reference's sample for. A row that must not "
+    "change the computation DIFFERS beyond what rounding explains: 4 x the echo of the reference "
+    "(how far its samples move when each number of the noise is moved by its last bit) x the root "
+    "of the number of roundings, one a product of each evaluation of the model; at most 1e-3. Rows "
+    "that differ in steps of the sampler, guidance, seed or weights are not compared.",
     "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
     "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
     "buckets, kernel scratch. Without a GPU the traced peak is the Peak. Untraced: what the meter "

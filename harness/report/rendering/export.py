@@ -67,6 +67,8 @@ DRAWN: dict[str, Callable[[DrawnRow], Any]] = {
     "samples_distance": lambda d: d.away and d.away.relative,
     "samples_distance_worst": lambda d: d.away and d.away.worst,
     "samples_psnr_db": lambda d: d.away and d.away.psnr_db,
+    "samples_recognised_fraction": lambda d: d.recognised,
+    "samples_agreed_fraction": lambda d: d.agreed,
     "samples_equal_up_to": lambda d: d.limit,
     "samples_echo": lambda d: d.echo,
     "evaluations": lambda d: d.evaluations,

@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Report
-from harness.report.stories import claims, depth, each, fast_dit, ladder, long, sampled
+from harness.report.stories import (
+    claims,
+    depth,
+    drawn_claims,
+    each,
+    fast_dit,
+    ladder,
+    long,
+    sampled,
+)
 
 __all__ = ["OF_A_STEP", "STORIES", "tables"]
 
@@ -20,6 +29,7 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "ladder": ladder.tables,
     "fast_dit": fast_dit.tables,
     "depth": depth.tables,
+    "quality": drawn_claims.tables,
     "sampled": sampled.tables,
     "long": long.tables,
 }

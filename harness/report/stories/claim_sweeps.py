@@ -36,6 +36,7 @@ __all__ = [
     "compression",
     "graph_kept",
     "halved",
+    "kinds_judged",
     "pruning",
     "pure_bf16",
     "smaller_batch",
@@ -74,14 +75,16 @@ def batches(rows: Rows) -> tuple[int, ...]:
     return TRAINED_BATCHES if rows.device == "cuda" else BATCHES
 
 
-def swept(rows: Rows, recipe: str, base: str = PLAIN) -> Sweep:
-    """``recipe`` against ``base`` over all batches at which both were measured and traced.
+def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None = None) -> Sweep:
+    """``recipe`` against ``base`` over all batches (``at`` these, if they are given) at which both
+    were measured and traced.
 
     Raises:
         Missing: there is no such batch; why, at the largest.
     """
     peaks, beyond, shares, missing = [], [], {}, {}
-    for batch in batches(rows):
+    wanted = at or batches(rows)
+    for batch in wanted:
         try:
             ours, theirs = (rows.get(r, global_batch=batch) for r in (recipe, base))
             sizes = step_bytes(ours), step_bytes(theirs)
@@ -93,7 +96,7 @@ def swept(rows: Rows, recipe: str, base: str = PLAIN) -> Sweep:
         beyond.append(Pair(at=batch, ours=mores[0], base=mores[1]))
         shares[batch] = 1 - state_share(theirs)
     if not peaks:
-        raise Missing(missing[batches(rows)[-1]])
+        raise Missing(missing[wanted[-1]])
     return Sweep(peaks=peaks, beyond=beyond, shares=shares, missing=missing)
 
 
@@ -235,13 +238,15 @@ def activations_share(rows: Rows, batch: int, base: str = PLAIN) -> float:
 
 def pruning(rows: Rows, band: Band) -> Judgement:
     kinds = {"masks": "single+prune", "parts removed": "single+prune_structured"}
-    return _kinds({kind: swept(rows, recipe) for kind, recipe in kinds.items()}, band, "with {}")
+    return kinds_judged(
+        {kind: swept(rows, recipe) for kind, recipe in kinds.items()}, band, "with {}"
+    )
 
 
 def graph_kept(rows: Rows) -> Judgement:
     words = ("retain_graph", "autograd_grad")
     kinds = {word: swept(rows, f"single+backward:call={word}") for word in words}
-    return _kinds(kinds, Band(most=-NOTHING), "of {}")
+    return kinds_judged(kinds, Band(most=-NOTHING), "of {}")
 
 
 def compression(rows: Rows) -> Judgement:
@@ -251,12 +256,12 @@ def compression(rows: Rows) -> Judgement:
         row = rows.get(f"ddp+{part}", global_batch=kinds[part].peaks[-1].at)
         facts = row.first.evidence[part.partition(":")[0]]
         wires.append(f"{part} x{facts['wire_bytes'] / facts['dense_bytes']:.3g}")
-    found = _kinds(kinds, Band(least=SOME), "of {}")
+    found = kinds_judged(kinds, Band(least=SOME), "of {}")
     numbers = f"{found.numbers}. On the wire: {', '.join(wires)}"
     return Judgement(found.verdict, numbers, found.condition)
 
 
-def _kinds(kinds: Mapping[str, Sweep], band: Band, condition: str) -> Judgement:
+def kinds_judged(kinds: Mapping[str, Sweep], band: Band, condition: str) -> Judgement:
     """Whether all of several kinds lie in ``band`` at every batch, none at any, or which where."""
     found = {kind: judged(sweep, band, told(sweep, band)) for kind, sweep in kinds.items()}
     numbers = ". ".join(f"{kind}: {judgement.numbers}" for kind, judgement in found.items())

@@ -9,6 +9,7 @@ one machine and one step, which the report names.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.report.data.grid import Grid, text_grid
@@ -27,7 +28,10 @@ from harness.report.stories.claim_verdicts import (
     share,
 )
 
-__all__ = ["CLAIMS", "Claim", "judge", "tables"]
+__all__ = ["CLAIMS", "KINDS", "Claim", "Rule", "judge", "judged", "lines", "tables"]
+
+HEADS = ("Claim", "Who says so", "Verdict", "Measured")
+KINDS = {"#": "count", **dict.fromkeys(HEADS, "text")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +45,9 @@ class Claim:
 
 def tables(report: Report) -> list[Grid]:
     """Each claim, who makes it, the verdict and the numbers; then what they were taken from."""
-    lines = []
-    for number, (claim, judgement) in enumerate(judge(report), 1):
-        verdict = f"{judgement.verdict.value} {judgement.condition}".strip()
-        lines.append([str(number), claim.says, claim.where, verdict, judgement.numbers])
-    heads = ("Claim", "Who says so", "Verdict", "Measured")
-    kinds = {"#": "count", **dict.fromkeys(heads, "text")}
     rows = Rows(report)
     title = f"Claims, measured on {rows.model}" if rows.model else "Claims, measured"
-    grid = text_grid("claims", title, kinds, lines, _note(report))
+    grid = text_grid("claims", title, KINDS, lines(judge(report)), _note(report))
     if report.suite.forecast is None:
         grid = dataclasses.replace(grid, note=f"{grid.note} {WAY}")
         return [grid, *claim_tables.tables(rows)]
@@ -88,8 +86,26 @@ def _on_gpu(report: Report) -> bool:
 
 def judge(report: Report) -> list[tuple[Claim, Judgement]]:
     """Every claim with its judgement."""
-    rows = Rows(report)
-    return [(claim, applied(claim.rule, rows)) for claim in CLAIMS]
+    return judged(CLAIMS, Rows(report))
+
+
+def judged(claims: Sequence[Claim], rows: Rows) -> list[tuple[Claim, Judgement]]:
+    """Each of ``claims`` with its judgement by these rows."""
+    return [(claim, applied(claim.rule, rows)) for claim in claims]
+
+
+def lines(judgements: list[tuple[Claim, Judgement]]) -> list[list[str]]:
+    """The lines of a table of ``KINDS``."""
+    return [
+        [
+            str(number),
+            claim.says,
+            claim.where,
+            f"{judgement.verdict.value} {judgement.condition}".strip(),
+            judgement.numbers,
+        ]
+        for number, (claim, judgement) in enumerate(judgements, 1)
+    ]
 
 
 CLAIMS = (

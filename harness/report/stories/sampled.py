@@ -12,10 +12,11 @@ from harness.report.figures import derive, units
 
 __all__ = ["front", "tables"]
 
+RECIPE, FRONT = "Recipe", "Front"
 KINDS = {
-    "Recipe": "text",
-    "Peak GiB": "gib",
-    "Weights GiB": "gib",
+    RECIPE: "text",
+    "Peak MiB": "mib",
+    "Weights MiB": "mib",
     "Peak vs ref": "change",
     "Weights vs ref": "change",
     "Samples/s": "rate",
@@ -23,27 +24,34 @@ KINDS = {
     "Latency of one ms": "ms",
     "Samples": "text",
     "PSNR dB": "ratio",
-    "Front": "text",
+    "Recognised %": "percent",
+    "As reference's %": "percent",
+    FRONT: "text",
 }
 NOTE = (
     "Peak: live tensors at the fullest instant of a batch, of which weights are the parameters, as "
     "they are stored. Samples: equal to the reference's within what rounding explains, or the "
-    "relative L2 distance of their latents. Front: no other row has both a smaller peak and "
-    "samples that are as near."
+    "relative L2 distance of their latents. Recognised, of digits: what a classifier of the same "
+    "digits takes for what was asked; as reference's: for what it takes the reference's sample "
+    "for. Front: no other row has both a smaller peak and samples that are as near."
 )
 
 
 def tables(report: Report) -> list[Grid]:
     """Rows in the suite's order, each against the reference."""
-    rows, lines = Rows(report), []
-    marked = front(report)
-    for recipe in report.suite.order:
+    rows, lines, marked = Rows(report), [], front(report)
+    batch = report.groups[0].reference.spec.global_batch if report.groups else None
+    for recipe in dict.fromkeys(report.suite.order):
         try:
-            row = rows.get(recipe)
-            lines.append([*_line(row, rows.get(report.suite.reference)), _mark(row, marked)])
+            row = rows.get(recipe, global_batch=batch)
+            cells = _cells(row, rows.get(report.suite.reference, global_batch=batch))
+            lines.append(cells | {FRONT: _mark(row, marked)})
         except Missing as missing:
-            lines.append([recipe, *[units.NONE] * 9, str(missing)])
-    return [text_grid("sampled", "Memory against samples", KINDS, lines, NOTE)]
+            lines.append({RECIPE: recipe, FRONT: str(missing)})
+    kept = {head: kind for head, kind in KINDS.items() if any(line.get(head) for line in lines)}
+    texts = [[line.get(head) or ("" if head == FRONT else units.NONE) for head in kept]
+             for line in lines]  # fmt: skip
+    return [text_grid("sampled", "Memory against samples", kept, texts, NOTE)]
 
 
 def front(report: Report) -> set[int]:
@@ -71,30 +79,33 @@ def _mark(row: Row, marked: set[int]) -> str:
     return "front" if id(row) in marked else ""
 
 
-def _line(row: Row, reference: Row) -> list[str]:
+def _cells(row: Row, reference: Row) -> dict[str, str | None]:
+    """Head -> text; None, or no head, where there is nothing to say."""
     numbers, drawn = row.numbers, row.drawn
     if drawn is None:
         raise Missing(f"{row.label} drew no samples")
-    mine, theirs = ((r.numbers.peak_bytes, r.numbers.parameters_bytes) for r in (row, reference))
-    changes = [_change(a, b) for a, b in zip(mine, theirs, strict=True)]
-    changes = [units.NONE, units.NONE] if row is reference else changes
-    ratio = units.NONE if row is reference else units.one("ratio", speed.ratio(row, reference))
+    cells = {RECIPE: row.label} | _sizes(row, reference)
+    if row is not reference:
+        cells["Speed x"] = units.one("ratio", speed.ratio(row, reference))
     away = drawn.away
-    far = f"{row.versus.parity} {units.one('distance', away.relative)}" if away else ""
+    far = f" {units.one('distance', away.relative)}" if away else ""
     psnr = away and ("same" if math.isinf(away.psnr_db) else units.one("ratio", away.psnr_db))
-    return [
-        row.label,
-        *(units.one("gib", size) for size in mine),
-        *changes,
-        units.one("rate", numbers.samples_per_second),
-        ratio,
-        units.one("ms", drawn.latency_seconds),
-        far or row.versus.parity,
-        psnr or units.NONE,
-    ]
+    shares = {"Recognised %": drawn.recognised, "As reference's %": drawn.agreed}
+    return cells | {
+        "Samples/s": units.one("rate", numbers.samples_per_second),
+        "Latency of one ms": units.one("ms", drawn.latency_seconds),
+        "Samples": row.versus.parity + far,
+        "PSNR dB": psnr,
+        **{head: None if s is None else units.one("percent", s) for head, s in shares.items()},
+    }
 
 
-def _change(mine: int | None, theirs: int | None) -> str:
-    if not mine or not theirs:
-        return units.NONE
-    return units.one("change", mine / theirs - 1) + " %"
+def _sizes(row: Row, reference: Row) -> dict[str, str | None]:
+    """The peak and the weights in it, and how they changed."""
+    cells = {}
+    for head, name in (("Peak", "peak_bytes"), ("Weights", "parameters_bytes")):
+        mine, theirs = (getattr(r.numbers, name) for r in (row, reference))
+        cells[f"{head} MiB"] = units.one("mib", mine)
+        if mine and theirs and row is not reference:
+            cells[f"{head} vs ref"] = units.one("change", mine / theirs - 1) + " %"
+    return cells

@@ -22,6 +22,7 @@ from harness.worker.audit import collect_evidence
 from harness.worker.drawing.batch import Drawing, digest, labels_of, noise_of
 from harness.worker.drawing.checks import audit
 from harness.worker.drawing.prepare import prepare
+from harness.worker.drawing.recognise import recognised
 from harness.worker.loop import Log, Run, timed
 from harness.worker.measure import measured_rank, result_of, traced_steps
 from harness.worker.measuring import heap
@@ -164,7 +165,8 @@ def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) ->
         products=len(resolved.subject.linears),
         shape=list(some.shape),
         latents=base64.b64encode(values).decode("ascii"),
-        labels=labels_of(resolved)[:KEPT].tolist(),
+        labels=labels_of(resolved).tolist(),
+        taken_for=recognised(kept) if resolved.spec.data == "digits" else None,
         noise=digest(noise_of(resolved)),
         latency_seconds=alone,
         echo=echo,

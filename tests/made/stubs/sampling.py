@@ -11,11 +11,13 @@ from strategies.precision.half import Fp16Pure
 from strategies.precision.mixed import Bf16, Fp32
 from strategies.sampling import layers, palettes
 from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Int8, Nf4
+from strategies.sampling.quantised import Float8, Int8, Nf4
+from strategies.streaming.block_swap import BlockSwap
+from tests.made.stubs import streaming
 from tests.made.stubs.parts import Table, nothing
 
 AS_BF16 = {"mixed_precision": "bf16"}
-INT8, NF4, PALETTE = Int8.store, Nf4.store, Palette.store
+INT8, FLOAT8, NF4, PALETTE = Int8.store, Float8.store, Nf4.store, Palette.store
 
 
 def first_block(self, module, subject):
@@ -62,6 +64,10 @@ LOST: Table = {
     "int8 of nothing": ("single+int8", Int8, "edit_model", nothing),
     "int8 of one block": ("single+int8", Int8, "edit_model", first_block),
     "int8 in 4 bits": ("single+int8", Int8, "store", NF4),
+    "int8 as floats": ("single+int8", Int8, "store", FLOAT8),
+    "float8 of nothing": ("single+float8", Float8, "edit_model", nothing),
+    "float8 of one block": ("single+float8", Float8, "edit_model", first_block),
+    "float8 as integers": ("single+float8", Float8, "store", INT8),
     "nf4 of nothing": ("single+nf4", Nf4, "edit_model", nothing),
     "nf4 of one block": ("single+nf4", Nf4, "edit_model", first_block),
     "nf4 in 8 bits": ("single+nf4", Nf4, "store", INT8),
@@ -69,6 +75,15 @@ LOST: Table = {
     "palette of one block": ("single+palette", Palette, "edit_model", first_block),
     "palette beside floats": ("single+palette", Palette, "store", beside_floats),
     "palette of twice the bits": ("single+palette:bits=3", Palette, "store", twice_the_bits),
+    "drawn with no weights streamed": (
+        streaming.RECIPE, BlockSwap, "attach", streaming.put_back,
+    ),
+    "drawn with streamed weights that stay": (
+        streaming.RECIPE, BlockSwap, "attach", streaming.never_released,
+    ),
+    "drawn with weights in host memory": (
+        streaming.RECIPE, BlockSwap, "attach", streaming.computing_on_the_host,
+    ),
     "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
     "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
 }  # fmt: skip

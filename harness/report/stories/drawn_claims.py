@@ -1,0 +1,219 @@
+"""The story "quality": memory against samples, and what is claimed of inference with little memory,
+judged by the same rows.
+
+A claim of memory is judged over the batches that its rows were measured at: with few samples a
+batch weights are most of the peak, with many activations are. A claim of quality is judged by a
+classifier: on digits that it takes the same for the same, whatever the latents' distance is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.lookup import Missing, Rows
+from harness.report.data.rows import Report, Row
+from harness.report.figures.fits import Band
+from harness.report.stories import claims, sampled
+from harness.report.stories.claim_sweeps import kinds_judged, swept
+from harness.report.stories.claim_verdicts import (
+    HALF,
+    SOME,
+    Judgement,
+    Verdict,
+    change,
+    share,
+)
+
+__all__ = ["CLAIMS", "KEPT", "QUARTER", "tables"]
+
+QUARTER, KEPT = 0.7, 0.95
+"""From which saving on a quarter is left (as a half is from 0.45 on), and from which share of
+samples that are taken for what the reference's are quality is kept."""
+BASE, HALVES = "single", "single+bf16_pure"
+BITS = range(8, 1, -1)
+
+
+def tables(report: Report) -> list[Grid]:
+    """The rows' own table, and each claim with its verdict."""
+    rows = Rows(report)
+    judged = claims.judged(CLAIMS, rows)
+    title = f"Claims on inference, measured on {rows.model}"
+    grid = text_grid("drawn_claims", title, claims.KINDS, claims.lines(judged), _note())
+    return [*sampled.tables(report), grid]
+
+
+def _note() -> str:
+    half, quarter, kept, some = map(share, (HALF, QUARTER, KEPT, SOME))
+    return (
+        "Here: the model, weights and machine of this page. Peaks are the traced tensors', of one "
+        "batch of samples, each judged at every batch measured; half: from "
+        f"{half} saved on; a quarter: from {quarter}. Quality is kept where a classifier takes at "
+        f"least {kept} of the samples for what it takes the reference's for; of a student, where "
+        f"it recognises no more than {some} fewer than of its teacher."
+    )
+
+
+# ---- memory ----
+
+
+def saves(parts: Sequence[str], least: float) -> claims.Rule:
+    """Whether each way to store weights saves so much of the peak in 16 bits."""
+
+    def rule(rows: Rows) -> Judgement:
+        at = batches(rows, HALVES)
+        found = {part: swept(rows, f"{HALVES}+{part}", HALVES, at) for part in parts}
+        return kinds_judged(found, Band(least=least), "of {}")
+
+    return rule
+
+
+def batches(rows: Rows, recipe: str) -> tuple[int, ...]:
+    """At which a recipe was measured, of the model that rows are of."""
+    alike = (row.spec for row in rows.rows if row.spec.recipe == recipe)
+    found = sorted({spec.global_batch for spec in alike if spec.model == rows.model})
+    if not found:
+        raise Missing(f"{recipe} is not among the results")
+    return tuple(found)
+
+
+def compresses(rows: Rows) -> Judgement:
+    """Whether palettes make the weights themselves smaller by half at least."""
+    base = weights(rows.get(BASE))
+    saved = {bits: 1 - weights(row) / base for bits, row in palettes(rows)}
+    texts = [f"{change(-part, -HALF)} in {bits} bits" for bits, part in saved.items()]
+    numbers = f"all weights, embedders and last layer too: {', '.join(texts)}"
+    return verdict_of({f"{bits} bits": part >= HALF for bits, part in saved.items()}, numbers)
+
+
+def palettes(rows: Rows) -> list[tuple[int, Row]]:
+    """Bits -> the row of palettes of so many, of those that were measured."""
+    found = []
+    for bits in BITS:
+        try:
+            found.append((bits, rows.get(f"{BASE}+palette:bits={bits}")))
+        except Missing as missing:
+            why = missing
+    if not found:
+        raise why
+    return found
+
+
+def weights(row: Row) -> int:
+    """Bytes of a row's parameters, as they are stored.
+
+    Raises:
+        Missing: it was not traced.
+    """
+    if row.numbers.parameters_bytes is None:
+        raise Missing(f"{row.label} was not traced")
+    return row.numbers.parameters_bytes
+
+
+# ---- quality ----
+
+
+def keep(parts: Iterable[str]) -> claims.Rule:
+    """Whether each way to store weights draws what float32 does, to a classifier."""
+
+    def rule(rows: Rows) -> Judgement:
+        found = {part: rows.get(f"{BASE}+{part}") for part in parts}
+        shares = {part: agreed(row) for part, row in found.items()}
+        texts = [f"{part}: {_of_quality(row)}" for part, row in found.items()]
+        return verdict_of({part: s >= KEPT for part, s in shares.items()}, ". ".join(texts))
+
+    return rule
+
+
+def agreed(row: Row) -> float:
+    """The share of a row's samples that are taken for what the reference's are.
+
+    Raises:
+        Missing: no classifier knows such samples.
+    """
+    if row.drawn is None or row.drawn.agreed is None:
+        raise Missing(f"what {row.label} drew was shown to no classifier, which knows digits alone")
+    return row.drawn.agreed
+
+
+def _of_quality(row: Row) -> str:
+    drawn, away = row.drawn, row.drawn.away
+    return (
+        f"{share(drawn.agreed, KEPT)} of {row.spec.global_batch} samples taken for the same, "
+        f"{share(drawn.recognised)} for what was asked, {away.relative:.1e} away"
+    )
+
+
+def distilled(rows: Rows) -> Judgement:
+    """A student of fewer blocks, with weights of its own, beside the model it learned from."""
+    name = rows.model.partition(":")[0]
+
+    def is_student(model: str) -> bool:
+        return model != rows.model and model.partition(":")[0] == name
+
+    try:
+        student = rows.get(BASE, model=is_student, weights=bool)
+    except Missing:
+        text = f"no student of {rows.model} with trained weights is among the results"
+        raise Missing(text) from None
+    teacher = rows.get(BASE, global_batch=student.spec.global_batch)
+    shares = [row.drawn.recognised for row in (student, teacher)]
+    if None in shares:
+        raise Missing("no classifier knows these samples")
+    smaller = change(weights(student) / weights(teacher) - 1)
+    numbers = (
+        f"{student.spec.model}: {share(shares[0])} of {student.spec.global_batch} samples "
+        f"recognised, {share(shares[1])} of its teacher's; weights {smaller}, samples/s "
+        f"{rows.rate_ratio(student, teacher)}"
+    )
+    held = shares[0] >= shares[1] - SOME
+    return Judgement(Verdict.HOLDS if held else Verdict.NOT, numbers)
+
+
+def verdict_of(held: dict[str, bool], numbers: str) -> Judgement:
+    """All, none, or which."""
+    if all(held.values()):
+        return Judgement(Verdict.HOLDS, numbers)
+    if not any(held.values()):
+        return Judgement(Verdict.NOT, numbers)
+    some = ", ".join(name for name, it_does in held.items() if it_does)
+    return Judgement(Verdict.ONLY, numbers, f"of {some}")
+
+
+CLAIMS = (
+    claims.Claim(
+        says="weights in 8 bits halve the memory that 16 bits take",
+        where="docs of torchao and bitsandbytes; posts on quantisation",
+        rule=saves(("int8", "float8"), HALF),
+    ),
+    claims.Claim(
+        says="weights in 4 bits quarter the memory that 16 bits take",
+        where="Dettmers et al. 2023 (arXiv:2305.14314); posts on nf4 checkpoints",
+        rule=saves(("nf4", "palette"), QUARTER),
+    ),
+    claims.Claim(
+        says="clustered weights (palettes) compress a model",
+        where="Han et al. 2015 (arXiv:1510.00149); coremltools' docs",
+        rule=compresses,
+    ),
+    claims.Claim(
+        says="weights in 8 bits keep quality",
+        where="docs of torchao and bitsandbytes",
+        rule=keep(("int8", "float8", "palette:bits=8")),
+    ),
+    claims.Claim(
+        says="weights in 4 bits keep quality",
+        where="posts on nf4 checkpoints; coremltools' docs",
+        rule=keep(("nf4", "palette")),
+    ),
+    claims.Claim(
+        says="weights in 3 bits and fewer keep quality",
+        where="coremltools' docs on mixed palettes",
+        rule=keep(("palette:bits=3", "palette:bits=3,rows=16", "palette:bits=2")),
+    ),
+    claims.Claim(
+        says="distillation to fewer blocks keeps quality",
+        where="Hinton et al. 2015 (arXiv:1503.02531); posts on distilled diffusion models",
+        rule=distilled,
+    ),
+)
