@@ -127,7 +127,7 @@ def kept_whole(trained: Trained) -> str:
     coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
 
     def step() -> None:
-        trained.accelerator.backward(forward.loss_once(trained))
+        trained.model.backward(forward.loss_once(trained))  # and no step of the optimizer
         trained.micro_steps += 1
 
     reach = "_PartitionedParameterCoordinator__max_reuse_dist_in_numel"
