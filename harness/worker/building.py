@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.data.caches.named import is_cache
 from harness.resolve import Resolved
 from harness.worker import weights
 from strategies import initial
@@ -71,6 +72,9 @@ class Building:
             self.drawn, self.whole = Hashed(draw), {}
             self.module = initial.skeleton(subject.shell, self.drawn)
             weights.check(spec, draw, self.module)
+        if is_cache(spec.data):
+            size, count = subject.size_in_words, subject.data.size
+            self.notes.append(f"samples: {count} of the cache, those of {size}")
         self._freeze_idle(subject.idle)
 
     def _freeze_idle(self, names: Sequence[str]) -> None:

@@ -57,6 +57,7 @@ def test_a_model_trains_two_steps_from_a_cache(model, tmp_path, train_here):
     run, log = train_here(spec, 2)
     assert len(log.losses) == 2 and all(np.isfinite(log.losses))
     assert type(run.feed.dataset) is Cached
+    assert f"samples: 3 of the cache, those of {subject.size_in_words}" in run.notes
     x, given = run.feed.dataset.fetch(np.array([0, 2]))
     assert x.shape == (2, *subject.data.sample_shape) and x.dtype == torch.float32
     wanted = subject.family.conditions(subject.config, subject.space)
