@@ -174,10 +174,9 @@ def evidence(trained: Trained) -> dict[str, Any]:
     seen = trained.observed
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
+    facts |= zero_gathered.evidence(trained, seen.engine.gathered)
     facts |= _wire(trained)
-    facts = _gradients(trained, seen.engine, facts) | zero_gathered.evidence(
-        trained, seen.engine.gathered
-    )
+    facts = _gradients(trained, seen.engine, facts)
     return _offload(trained, seen.engine, facts)
 
 
