@@ -47,7 +47,7 @@ def moved(values: list[float], by: float, at: int = 0) -> list[float]:
 
 AWAY = {
     by: {"a": [1.0 + by * 2.3627, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.4]}
-    for by in (0.05, 0.08)
+    for by in (0.02, 0.04)
 }
 """Sums that are so far from those of ``did``, of all parameters together."""
 REFERENCE = result()
@@ -81,6 +81,14 @@ def test_a_row_within_all_limits_is_equal():
             "a",
         ),
         ({"projections": did(moment={"a": [1.0, -2.0, 0.5, 0.1]})}, "moment of b 1.0e+00 away"),
+        (
+            {"projections": did(moment={**did().moment, "a": [1.00014, -2.0, 0.5, 0.1]})},
+            "moment of a 6.1e-05 away",
+        ),
+        (
+            {"projections": did(update={**did().update, "a": [1.0014, -2.0, 0.5, 0.1]})},
+            "update of a 6.1e-04 away",
+        ),
         (
             {"projections": did(average={"a": [1.0, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.3]})},
             "b",
