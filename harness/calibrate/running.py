@@ -70,7 +70,9 @@ def _one(station: Station, session: Session, place: str) -> Outcome:
     else:
         if station.kind in LONG:
             log = _log(station, session)
-            session.tell(f"{place} {station.name}: begins, about {station.minutes:.0f} min; see {log}")
+            session.tell(
+                f"{place} {station.name}: begins, about {station.minutes:.0f} min; see {log}"
+            )
         outcome = _measured(station, session)
         seconds = time.monotonic() - began
         outcome = dataclasses.replace(outcome, seconds=seconds)

@@ -13,7 +13,8 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_sca
 
 class Ran(NamedTuple):
     """One operator of the step: torch's name (aten::mm), shapes of its operands, the type of its
-    first result, and the phase of the step (``strategies.engine.STEP_PHASES``)."""
+    first result, and the phase of the step (``strategies.engine.STEP_PHASES``, or "data" for what
+    its samples are computed with)."""
 
     name: str
     shapes: list[list[int]]

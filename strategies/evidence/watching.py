@@ -8,7 +8,7 @@ A strategy or an engine that needs more than the operators declares ``observe`` 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from strategies.evidence.observed import Observed, Ran, Sent
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["observe_step"]
 
 
-def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[], None]) -> None:
-    """Take ``step`` once with every part watching; leaves ``trained.observed``."""
+def observe_step(
+    trained: Trained, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
+) -> None:
+    """Take ``step`` once with every part watching; leaves ``trained.observed``. ``data`` is what
+    the step's samples are fetched from, and may compute them: that is no part's doing."""
     seen = Observed()
     before = trained.micro_steps
     with contextlib.ExitStack() as stack:
@@ -33,9 +36,37 @@ def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[],
             watch = _watch(seen)
             stack.enter_context(trained.engine.marks(trained, watch.enter))
             stack.enter_context(watch)
+            stack.enter_context(_apart(data, watch))
         step()
     seen.micro_steps = trained.micro_steps - before
     trained.observed = seen
+
+
+DATA = "data"
+"""The phase of what fetching samples computes: none of a training step's."""
+
+
+@contextlib.contextmanager
+def _apart(data: Any, watch: Any) -> Iterator[None]:
+    """While it lasts what ``data`` fetches is in a phase of its own: a VAE has attention too."""
+    if data is None:
+        yield
+        return
+    fetch = data.fetch
+
+    def fetched(*given: Any) -> Any:
+        phase = watch.phase
+        watch.enter(DATA)
+        try:
+            return fetch(*given)
+        finally:
+            watch.enter(phase)
+
+    data.fetch = fetched
+    try:
+        yield
+    finally:
+        del data.fetch
 
 
 def _watch(seen: Observed) -> Any:

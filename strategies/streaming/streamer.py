@@ -56,7 +56,9 @@ class Streamer(Watcher):
         self.leaving = Leaving(out)
         self.streamed = {
             # One after the other, so that no two copies of all of them are ever there.
-            index: Streamed(taken.pop(index), device, lane, self.leaving, self._averaged, self.moved)
+            index: Streamed(
+                taken.pop(index), device, lane, self.leaving, self._averaged, self.moved
+            )
             for index in sorted(taken)
         }
         self.start = self.sample()

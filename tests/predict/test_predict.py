@@ -298,9 +298,7 @@ def test_zero3_may_hold_all_weights_until_the_gpu_has_used_them(recipe, gathered
     instant = dataclasses.replace(found.peak, categories={"gathered": gathered})
     found = dataclasses.replace(found, peak=instant)
     most = held * row.subject.parameters - gathered * bool(held)
-    roomy, close = (
-        verdict.judge(row, found, cards.of_size(int(size * GIB))) for size in (5, 3.9)
-    )
+    roomy, close = (verdict.judge(row, found, cards.of_size(int(size * GIB))) for size in (5, 3.9))
     assert held_back(roomy) == held_back(close) == max(0, most) and is_close(close)
     assert held_notes([roomy]) == []
     said = [f"{recipe}: up to {most / GIB:.1f} GiB more"] if most > close.margin_bytes else []
