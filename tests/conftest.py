@@ -165,7 +165,7 @@ def observe_here(run, log, text: str) -> None:
     def step() -> None:
         optimizer_step(run, run.trained.optimizer_steps, log)
 
-    observe_step(run.trained, parse(text).strategies, step)
+    observe_step(run.trained, parse(text).strategies, step, run.feed.dataset)
 
 
 def living() -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from harness.calibrate.station import Station
@@ -49,7 +50,7 @@ MINUTES = {"cuda": 1.5, "cpu": 0.5}
 CHECK_MINUTES = {"cuda": 0.6, "cpu": 0.4}
 SUITES = {
     "cuda": {"default": 30.0, "fast_dit_table": 12.0, "ladder": 15.0},
-    "cpu": {"default": 9.0, "fast_dit_table": 1.5, "ladder": 6.0},
+    "cpu": {"default": 9.0, "fast_dit_table": 5.0, "ladder": 6.0},
 }
 SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 1.0, "meter": 1.0}
 """Of the minutes, in a rehearsal: most of them are the starts of processes."""
@@ -171,9 +172,12 @@ def _batch(setting: Setting) -> int:
 
 def _check(setting: Setting) -> list[Station]:
     suite = load_suite("check", setting.device)
-    given: dict[str, object] = {"model": setting.model or (SMALL_MODEL if setting.small else None)}
+    model = setting.model or (SMALL_MODEL if setting.small else suite.settings["model"])
+    # In the suite's place: a row that needs another kind of model keeps its own.
+    suite = dataclasses.replace(suite, settings={**suite.settings, "model": model})
+    given: dict[str, object] = {}
     if setting.small or setting.steps:
-        given |= {"steps": setting.steps or 1, "warmup": 1}
+        given = {"steps": setting.steps or 1, "warmup": 1}
     suite, _ = matrix.on_processes(suite, given, gpus=setting.gpus)
     specs = matrix.specs(suite, given, gpus=setting.gpus, gpu_bytes=setting.gpu_bytes)
     minutes = CHECK_MINUTES[setting.device]

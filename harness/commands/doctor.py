@@ -44,7 +44,7 @@ def doctor(options: argparse.Namespace) -> int:
     console, there = make_console(), next(p for p in (out, *out.absolute().parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise SpecError(f"{out}: {there} is no folder to write to; choose another --out")
-    ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device))])
+    ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
     with several.meeting(here, options, out, console) as place:
         if place:
@@ -152,7 +152,9 @@ COMPANY = (
 )  # fmt: skip
 """What a strategy may be run with: the first that it does not refuse shows whether it can run."""
 TOKENS = {"model": "DiT-S/4:tokens=1024", "objective": "masked", "data": "synthetic"}
-TRAINED: tuple[dict[str, str], ...] = ({}, TOKENS)
+LATENTS = {"data": "synthetic"}
+"""Data that every machine has: the digits are scikit-learn's, which need not be there."""
+TRAINED: tuple[dict[str, str], ...] = (LATENTS, TOKENS)
 """What it may train: latents, or tokens, whose loss some strategies are about."""
 PROCESSES = (2, 4)
 """Without GPUs any machine can start as many processes as sharding needs."""
@@ -174,7 +176,7 @@ def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
     recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
     counts = (len(machine.gpus) or 1,) if machine.device == "cuda" else PROCESSES
-    subjects = TRAINED if workload == TRAIN else ({},)
+    subjects = TRAINED if workload == TRAIN else (LATENTS,)
     for trained, processes, recipe in itertools.product(subjects, counts, recipes):
         if _parses(recipe):
             count = 1 if parse(recipe).alone(machine.device) else processes

@@ -57,7 +57,8 @@ def measure(
     if portrait:
         _portray(bench)
     if traced:
-        observe_step(bench.run.trained, resolved.recipe.strategies, bench.step)
+        parts, data = resolved.recipe.strategies, bench.run.feed.dataset
+        observe_step(bench.run.trained, parts, bench.step, data)
     losses, evidence, checks = _prove(bench, did)
     reporter.enter("save")
     if training is not None:

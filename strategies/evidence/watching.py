@@ -23,8 +23,11 @@ __all__ = ["beside", "observe_step"]
 _BESIDE: list[str] = []
 
 
-def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[], None]) -> None:
-    """Take ``step`` once with every part watching; leaves ``trained.observed``."""
+def observe_step(
+    trained: Trained, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
+) -> None:
+    """Take ``step`` once with every part watching; leaves ``trained.observed``. ``data`` is what
+    the step's samples are fetched from, and may compute them: that is no part's doing."""
     seen = Observed()
     before = trained.micro_steps
     with contextlib.ExitStack() as stack:
@@ -35,6 +38,7 @@ def observe_step(trained: Trained, parts: Iterable[Strategy], step: Callable[[],
             watch = _watch(seen)
             stack.enter_context(trained.engine.marks(trained, watch.enter))
             stack.enter_context(watch)
+            stack.enter_context(_apart(data))
         step()
     seen.micro_steps = trained.micro_steps - before
     trained.observed = seen
@@ -49,6 +53,29 @@ def beside(phase: str) -> Iterator[None]:
         yield
     finally:
         _BESIDE.pop()
+
+
+DATA = "data"
+"""The phase of what fetching samples computes: none of a training step's."""
+
+
+@contextlib.contextmanager
+def _apart(data: Any) -> Iterator[None]:
+    """While it lasts what ``data`` fetches is in a phase of its own: a VAE has attention too."""
+    if data is None:
+        yield
+        return
+    fetch = data.fetch
+
+    def fetched(*given: Any) -> Any:
+        with beside(DATA):
+            return fetch(*given)
+
+    data.fetch = fetched
+    try:
+        yield
+    finally:
+        del data.fetch
 
 
 def _watch(seen: Observed) -> Any:

@@ -51,6 +51,18 @@ def test_every_station_can_be_and_has_a_name_of_its_own(device, gpus, small):
     assert bool(low) == (device == "cuda")
 
 
+@pytest.mark.parametrize(
+    ("given", "usual"), [({"small": True}, "DiT-T/8"), ({"model": "DiT-S/2"}, "DiT-S/2")]
+)
+def test_a_check_of_another_model_leaves_rows_theirs_that_need_one(given, usual):
+    """All of them can be asked for; a vocabulary's loss has no DiT."""
+    own = {row.recipe for row in load_suite("check", "cpu").rows if "model" in row.settings}
+    checks = stations_of("check", Setting(device="cpu", **given))
+    others = {station.name for station in checks if station.spec.model != usual}
+    assert own and others == own
+    assert [s.name for s in checks if s.name in own and resolve(s.spec).refusal] == []
+
+
 def test_one_gpu_has_nobody_to_communicate_with():
     one, four = (
         {s.name for s in stations_of("memory", Setting(device="cuda", gpus=n, gpu_bytes=2**36))}

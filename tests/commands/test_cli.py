@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -586,6 +587,17 @@ def test_a_dry_run_of_calibrate_names_stations_in_order_and_starts_nothing(
     assert order == sorted(order), "parts come in their own order"
     assert "story default" in text and "of 12 are left" in text and "skipped" in text
     assert nothing_starts == [] and not (tmp_path / "s").exists()
+
+
+def test_the_doctor_needs_no_library_s_data(tmp_path: Path, capsys, monkeypatch) -> None:
+    """Carried packages have no scikit-learn, and doctor is what one starts with there."""
+    find = importlib.util.find_spec
+    hidden = lambda name, *more: None if name == "sklearn" else find(name, *more)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    assert call(["run", "--recipes", "single", "--dry-run"]) == 2
+    assert "digits needs scikit-learn" in capsys.readouterr().err
+    assert call(["doctor", "--out", str(tmp_path)]) == 0
+    assert "zero3_nvme" in capsys.readouterr().out
 
 
 def test_a_gpu_that_torch_alone_sees_names_the_session_s_folder(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, observe_here, part_named
 
 from harness.data.feed import check_data, open_data
 from harness.data.vae import Images
@@ -43,3 +43,15 @@ def test_it_trains(train_here):
     run, log = train_here(spec, 2)
     assert len(log.losses) == 2 and all(torch.isfinite(loss) for loss in log.losses)
     assert not any(p.requires_grad for p in run.feed.dataset.vae.parameters())
+
+
+def test_the_encoder_s_attention_is_not_taken_for_the_model_s(train_here):
+    """All of the suite fast_dit_table's rows were void by it: their model's is written out."""
+    recipe = "single+bf16+attend"
+    run, log = train_here(dataclasses.replace(TINY, data="vae_small:64", recipe=recipe), 1)
+    observe_here(run, log, recipe)
+    facts = part_named(recipe, "attend").evidence(run.trained)
+    assert facts["calls_in_forward"] > 0
+    fused = [r for r in run.trained.observed.ran if "scaled_dot_product" in r.name]
+    assert fused and {r.phase for r in fused} == {"data"}
+    assert "fetch" not in vars(run.feed.dataset), "as it was"

@@ -354,7 +354,8 @@ def test_torch_is_asked_before_a_gpu_is_denied(
 def test_a_driver_s_version_makes_another_answer(tmp_path, monkeypatch) -> None:
     here, paths = machine(tmp_path), set()
     for version in ("535.1", "580.2"):
-        monkeypatch.setattr(machines, "_text", lambda path, version=version: version)
+        told = {"/proc/driver/nvidia/version": version}
+        monkeypatch.setattr(machines, "_text", lambda path, told=told: told.get(path, ""))
         paths.add(machines._cache_path(here))
     assert len(paths) == 2
 
