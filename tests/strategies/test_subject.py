@@ -18,7 +18,7 @@ from strategies.activations import checkpoint, runners
 from strategies.activations.parts import Recompute
 from strategies.base import BadInput, NotInForce, Slot
 from strategies.subject import PARTS, Subject
-from tests.made.recipes import TRAINED_HERE
+from tests.made.recipes import OTHERS, TRAINED_HERE
 
 MODEL = STRIP.model
 NEEDS = {
@@ -36,6 +36,7 @@ NEEDS = {
     "attend:kernel=naive": ["attend"],
     "attend:kernel=flex": ["attend"],
     "sp": ["stripes"],
+    **{text.removeprefix("single+"): ["sized"] for text in OTHERS["distill"]},
 }
 """Part of a recipe -> the part of a subject without which it refuses."""
 MORE = [
