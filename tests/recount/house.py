@@ -27,7 +27,7 @@ SOURCES = {
 """Page and how the title of a table of numbers begins -> the result set that it is about."""
 WORDS = {
     ("module", "what it is"),
-    ("parameter of `distill`", "what it is"),
+    ("parameter of distill", "what it is"),
     ("command", "what it does", "read on"),
     ("strategy", "place", "what it does", "losses"),
     ("suite", "what it tells"),
