@@ -146,7 +146,7 @@ def observe(resolved: Any, trained: Trained) -> Any:
         pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
     found = crossed(trained)
     pretending |= other_bytes(trained)
-    if "split_parameters" in trained.launch.traits:
+    if trained.launch.sharding.startswith("zero3"):
         pretending["kept whole"] = kept_whole(dataclasses.replace(trained))
     rank = trained.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
