@@ -225,6 +225,12 @@ class Subject:
         predicted from shallow ones of its kind. Empty where it is not, the default."""
         return {}
 
+    @property
+    def depth(self) -> int:
+        """How many blocks there are, by the configuration where that says so: the model need not be
+        built to know it."""
+        return sum(self.depths.values()) or self.dimensions.depth
+
     def deep(self, depths: Mapping[str, int]) -> Subject:
         """The same model with so many blocks, which stands for this one in a prediction. Called
         only where there are ``depths``."""

@@ -17,7 +17,6 @@ from harness.predict.search import Largest
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved
 from strategies.base import Slot
-from strategies.streaming.block_swap import depth_of
 
 __all__ = ["SCALES", "TRIES", "Advice", "Move", "moves"]
 
@@ -141,7 +140,7 @@ def _swap(row: Resolved) -> Iterator[Step]:
     """Half of the blocks' weights in host memory, and all of them."""
     if row.recipe.in_slot(Slot.SWAP):
         yield "all stay", {Slot.SWAP: ""}, {}
-    depth = depth_of(row.subject)
+    depth = row.subject.depth
     for count in (depth // 2, depth):
         yield f"block_swap:blocks={count}", {Slot.SWAP: f"block_swap:blocks={count}"}, {}
 

@@ -28,7 +28,7 @@ from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
-from strategies.streaming.block_swap import AT_ONCE, depth_of
+from strategies.streaming.block_swap import AT_ONCE
 
 __all__ = ["SOUGHT", "Sought", "adapter", "ranked", "refuse", "unable"]
 
@@ -79,7 +79,7 @@ def most_resident(
     asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
 ) -> list[Largest]:
     """Of each recipe as many blocks as fit beside the swapped ones: the fewest to swap."""
-    depth = depth_of(asked[0].subject)
+    depth = asked[0].subject.depth
     swapped = [*range(depth, AT_ONCE, -1), 0]
     # Two of those that are swapped are on the device at a time.
     weights = [float(depth - count + AT_ONCE if count else depth) for count in swapped]
@@ -96,7 +96,7 @@ def swapping(resolved: Resolved, count: int) -> Resolved:
 
 def resident_name(resolved: Resolved) -> str:
     """The size of a row of ``most_resident``: ``12 blocks swapped, 45 of 57 stay``."""
-    part, depth = resolved.recipe.in_slot(Slot.SWAP), depth_of(resolved.subject)
+    part, depth = resolved.recipe.in_slot(Slot.SWAP), resolved.subject.depth
     count = getattr(part, "blocks", 0)
     return f"{count} blocks swapped, {depth - count} of {depth} stay"
 

@@ -17,7 +17,7 @@ from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.advice import lighter
 from strategies.base import Slot
-from strategies.streaming.block_swap import AT_ONCE, depth_of
+from strategies.streaming.block_swap import AT_ONCE
 
 __all__ = ["Ask", "Ways", "seek"]
 
@@ -137,7 +137,7 @@ def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
 def _swapping(close: Fit) -> Edit:
     """As few blocks in host memory as bring what is missing, if all weights were the blocks'."""
     row, instant = close.resolved, close.prediction.peak
-    depth = depth_of(row.subject)
+    depth = row.subject.depth
     if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
         return {}
     each = instant.categories["parameters"] / max(1, depth)

@@ -12,7 +12,7 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
-__all__ = ["AT_ONCE", "BlockSwap", "depth_of", "spread"]
+__all__ = ["AT_ONCE", "BlockSwap", "spread"]
 
 AT_ONCE = 2
 """Blocks of them that are on the device at a time: the one at work, and the next one."""
@@ -30,11 +30,6 @@ for."""
 def spread(count: int, depth: int) -> list[int]:
     """``count`` of ``depth`` blocks, evenly: between two of them there is time for a copy."""
     return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
-
-
-def depth_of(subject: Subject) -> int:
-    """The blocks of a model, by its configuration where that says so: without building it."""
-    return sum(subject.depths.values()) or subject.dimensions.depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +61,7 @@ class BlockSwap(Strategy):
         return frozenset({"streams_weights"})
 
     def refuses(self, launch: Launch) -> str | None:
-        traits, depth = launch.traits, depth_of(launch.subject)
+        traits, depth = launch.traits, launch.subject.depth
         if "shards" in traits:
             return (
                 "the engine holds shards of the weights, and gathers them itself; take single or "

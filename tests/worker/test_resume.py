@@ -48,7 +48,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
 
     for recipe in RECIPES:
         name, spec = f"straight-{recipe}", dataclasses.replace(SPEC, recipe=recipe)
-        more = ("--averaged", str(state / AVERAGED)) if recipe == "zero3" else ()
+        more = ("--averaged", str(state / AVERAGED)) if recipe == "fsdp2" else ()
         cases[name] = Case(spec, words(state / name, *more))
         resuming(f"again-{recipe}", recipe, name)
     resuming(OTHER, OTHER, "straight-ddp")
@@ -84,10 +84,11 @@ def test_a_resumed_training_goes_on_as_if_never_stopped(recipe, runs):
 def test_the_averaged_weights_are_those_that_samples_are_drawn_with(runs, draw_here):
     """From a training whose average lies in shards, over the file that it leaves, to a sampler."""
     rows, state = runs
-    assert rows["straight-zero3"].status is Status.OK
-    spec = dataclasses.replace(DRAWN, model=SPEC.model, weights=str(state / AVERAGED))
+    assert rows["straight-fsdp2"].status is Status.OK
+    own = {name: getattr(SPEC, name) for name in ("model", "data", "objective")}
+    spec = dataclasses.replace(DRAWN, **own, weights=str(state / AVERAGED))
     held = dict(draw_here(spec).trained.module.named_parameters())
-    wanted = whole_average(state / "straight-zero3" / WHOLE, SPEC.processes)
+    wanted = whole_average(state / "straight-fsdp2" / WHOLE, SPEC.processes)
     assert len(wanted) > 20 and wanted.keys() <= held.keys()
     for name, value in wanted.items():
         torch.testing.assert_close(held[name].flatten(), value.flatten(), rtol=0, atol=0)
