@@ -12,6 +12,7 @@ from harness.spec import Spec
 from harness.suite import matrix
 from harness.suite.file import load_suite
 from strategies import parse
+from strategies.workloads import TRAIN
 
 __all__ = ["GOAL_BATCH", "PARTS", "Setting", "stations_of"]
 
@@ -170,6 +171,11 @@ def _batch(setting: Setting) -> int:
 # ---- check: the whole catalog on a small model ----
 
 
+def _named(spec: Spec) -> str:
+    """A row's name: one recipe may train and draw samples."""
+    return spec.recipe if spec.workload == TRAIN else f"{spec.workload} {spec.recipe}"
+
+
 def _check(setting: Setting) -> list[Station]:
     suite = load_suite("check", setting.device)
     model = setting.model or (SMALL_MODEL if setting.small else suite.settings["model"])
@@ -182,7 +188,7 @@ def _check(setting: Setting) -> list[Station]:
     specs = matrix.specs(suite, given, gpus=setting.gpus, gpu_bytes=setting.gpu_bytes)
     minutes = CHECK_MINUTES[setting.device]
     rows = [
-        Station(name=spec.recipe, part="check", kind="check", minutes=minutes, spec=spec)
+        Station(name=_named(spec), part="check", kind="check", minutes=minutes, spec=spec)
         for spec in specs
     ]
     if setting.device != "cuda":
