@@ -47,7 +47,8 @@ def test_operators_are_told_apart_by_phase_and_type(train_here):
     run, log = train_here(dataclasses.replace(TINY, recipe="single+bf16"), 1)
     observe_here(run, log, "single+bf16")
     seen = run.trained.observed
-    assert {ran.phase for ran in seen.ran} == {"forward", "backward", "optimizer"}
+    # Fetching samples is none of the step's phases.
+    assert {ran.phase for ran in seen.ran} == {"data", "forward", "backward", "optimizer"}
     assert seen.products("forward").keys() == {"bfloat16"} and not seen.products("optimizer")
     assert seen.products("backward")["bfloat16"] > seen.products("forward")["bfloat16"]
     assert any("_fused_adamw_" in ran.name for ran in seen.ran if ran.phase == "optimizer")
@@ -68,7 +69,7 @@ def test_it_is_taken_when_everything_has_been_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "_watch", lambda bench: SimpleNamespace(end=lambda gathered: None))
     rest = {"_begin": None, "_record": [], "measured_rank": None, "result_of": None}
     bench = SimpleNamespace(
-        run=SimpleNamespace(trained=None),
+        run=SimpleNamespace(trained=None, feed=SimpleNamespace(dataset=None)),
         step=None,
         accelerator=SimpleNamespace(is_main_process=True),
     )
