@@ -48,6 +48,9 @@ class Strategy:
     idle: ClassVar[str] = ""
     """Why it has none in the other workload, and the way out, where its slot does not say it."""
 
+    plainest: ClassVar[str] = ""
+    """Its text with the least of parameters, where its name alone is refused."""
+
     def out_of_place(self, launch: Launch) -> str | None:
         """Why it makes no sense in this workload, with the way out; None where it does."""
         if launch.workload in self.workloads:

@@ -174,7 +174,8 @@ def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
     kind = CATALOG[name]
     sharding = kind.slot is Slot.SHARD
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
-    recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
+    plainest = kind.plainest or name
+    recipes = [name] if sharding else [f"{company}+{plainest}" for company in COMPANY]
     counts = (len(machine.gpus) or 1,) if machine.device == "cuda" else PROCESSES
     subjects = TRAINED if workload == TRAIN else (LATENTS,)
     for trained, processes, recipe in itertools.product(subjects, counts, recipes):

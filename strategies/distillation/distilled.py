@@ -35,6 +35,7 @@ class Distilled(Strategy):
     source: ClassVar[str] = "Kim et al. 2023, BK-SDM (arXiv:2305.15798), section 4"
     workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
     idle: ClassVar[str] = "a student draws; train one with distill, or take --workload sample"
+    plainest: ClassVar[str] = "distilled:depth=1"
 
     student: str = ""
     depth: int = 0
