@@ -18,33 +18,40 @@ FLOAT8_VALUES = 2**8 - 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8(Stored):
+class EightBits(Stored):
+    """What two kinds of 8 bits share: torchao's codes, and ``each_row`` bytes of numbers a row."""
+
+    needs: ClassVar[tuple[str, ...]] = ("torchao",)
+    bits_each: ClassVar[int] = 8
+    each_row: ClassVar[int]
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        from strategies.sampling.eight_bits import quantize
+
+        quantize(module, names, self.name)
+
+    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
+        return sum(out * (width + self.each_row) for out, width in shapes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(EightBits):
     """Weights of the blocks' linear layers in 8 bits with a scale a row, turned back for each
     product.
     """
 
     name: ClassVar[str] = "int8"
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); torchao.Int8WeightOnlyConfig"
-    needs: ClassVar[tuple[str, ...]] = ("torchao",)
-
-    bits_each: ClassVar[int] = 8
     codes: ClassVar[str] = "int8"
-
-    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
-        from strategies.sampling.eight_bits import quantize
-
-        quantize(module, names, "int8")
-
-    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
-        # A scale a row, and a place of zero that is kept though it is zero.
-        return sum(out * width + out * (4 + 1) for out, width in shapes)
+    # A scale, and a place of zero that is kept though it is zero.
+    each_row: ClassVar[int] = 4 + 1
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return 2**8, shape[1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float8(Stored):
+class Float8(EightBits):
     """Weights of the blocks' linear layers in float8 (four bits of exponent, three of mantissa)
     with a scale a row, turned back for each product.
     """
@@ -53,18 +60,8 @@ class Float8(Stored):
     source: ClassVar[str] = (
         "Micikevicius et al. 2022 (arXiv:2209.05433); torchao.Float8WeightOnlyConfig"
     )
-    needs: ClassVar[tuple[str, ...]] = ("torchao",)
-
-    bits_each: ClassVar[int] = 8
     codes: ClassVar[str] = "float8_e4m3fn"
-
-    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
-        from strategies.sampling.eight_bits import quantize
-
-        quantize(module, names, "float8")
-
-    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
-        return sum(out * width + out * 4 for out, width in shapes)
+    each_row: ClassVar[int] = 4
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return FLOAT8_VALUES, shape[1]

@@ -9,7 +9,7 @@ from strategies.activations.compile import Compile
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.half import Fp16Pure
 from strategies.precision.mixed import Bf16, Fp32
-from strategies.sampling import layers, palettes
+from strategies.sampling import eight_bits, layers, palettes
 from strategies.sampling.palette import Palette
 from strategies.sampling.quantised import Float8, Int8, Nf4
 from strategies.streaming.block_swap import BlockSwap
@@ -17,7 +17,7 @@ from tests.made.stubs import streaming
 from tests.made.stubs.parts import Table, nothing
 
 AS_BF16 = {"mixed_precision": "bf16"}
-INT8, FLOAT8, NF4, PALETTE = Int8.store, Float8.store, Nf4.store, Palette.store
+NF4, PALETTE = Nf4.store, Palette.store
 
 
 def first_block(self, module, subject):
@@ -25,6 +25,15 @@ def first_block(self, module, subject):
     first = {id(part) for part in subject.blocks(module)[0].modules()}
     names = layers.linears(module, subject)
     self.store(module, subject, [n for n in names if id(module.get_submodule(n)) in first])
+
+
+def stored_as(to):
+    """Torchao's codes of a kind, whatever the strategy is called."""
+
+    def store(self, module, subject, names):
+        eight_bits.quantize(module, names, to)
+
+    return store
 
 
 def beside_floats(self, module, subject, names):
@@ -55,6 +64,7 @@ def computing_in(dtype):
 
 
 IN_HALF = computing_in(torch.float16)
+INT8, FLOAT8 = stored_as("int8"), stored_as("float8")
 LOST: Table = {
     "fp32 drawn as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16 drawn as fp32": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
