@@ -32,6 +32,7 @@ from strategies.precision.fp16 import Fp16
 from strategies.precision.half import Fp16Pure
 from strategies.precision.mixed import Bf16, Fp32, Tf32
 from strategies.recipe import Recipe
+from strategies.sampling.adapter import Adapter
 from strategies.sampling.guidance import Guidance
 from strategies.sampling.palette import Palette
 from strategies.sampling.quantised import Float8, Int8, Nf4
@@ -71,6 +72,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "prune_structured": PruneStructured,
     "sparse24": Sparse24,
     "distilled": Distilled,
+    "adapter": Adapter,
     "int8": Int8,
     "float8": Float8,
     "nf4": Nf4,

@@ -56,6 +56,7 @@ TRAITS = {
     "frozen_matrices": "no matrix of the blocks takes a gradient",
     "other_products": "a step's products are not those of the whole model, trained whole",
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
+    "masked_weights": "some weights stay zero, by masks that the first weights decided",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
     "packed_weights": "weights that share a byte are tensors of a class of their own",
     "weight_norms": "norms of the frozen weights are part of what is computed",

@@ -34,6 +34,7 @@ __all__ = [
     "pending",
     "replace",
     "skeleton",
+    "storageless",
     "valueless",
     "waits",
 ]
@@ -77,6 +78,12 @@ def valueless() -> Iterator[None]:
 def is_valueless() -> bool:
     """Whether ``valueless`` holds now."""
     return bool(_VALUELESS)
+
+
+def storageless() -> bool:
+    """Whether tensors that are made now have a size and no storage: in a prediction, where nobody
+    wants their values."""
+    return type(torch.empty(0)) is not Tensor
 
 
 def skeleton(make: Callable[[], nn.Module], draw: Draw) -> nn.Module:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from strategies.absent import absent
 from strategies.base import BadInput, Conflict, Parity, Slot
 from strategies.engine import Launch
 from strategies.strategy import Strategy
@@ -162,6 +163,8 @@ def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[S
 
 def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
     name, _, arguments = word.partition(":")
+    if name not in catalog and absent(name):
+        raise RecipeError(f"there is no {name}: {absent(name)}")
     if name not in catalog:
         raise RecipeError(f"unknown strategy {name!r}; {nearest(name, catalog)}")
     kind = catalog[name]

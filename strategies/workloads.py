@@ -22,11 +22,11 @@ NOT_SAMPLING = {
     "to shard or to average; take single",
     Slot.PRECISION: "it is of training; take bf16_pure, fp16_pure or bf16",
     Slot.CAST: "it stores frozen weights for a backward pass; take int8 or float8",
-    Slot.SEQUENCE: "samples are drawn by one process, which has nobody to share one with; leave it "
-    "out",
+    Slot.SEQUENCE: "the sampler, its measuring and its audit are of one process, which has nobody "
+    "to share a sample's tokens with; leave it out",
     Slot.LOSS: "no loss is computed when samples are drawn; leave it out",
-    Slot.ADAPT: "it says which weights are trained, and sampling trains none; leave it out, or "
-    "give merged weights by --weights",
+    Slot.ADAPT: "it says which weights are trained, and sampling trains none; draw with what lora "
+    "left by adapter:file=FILE, or give merged weights by --weights",
     Slot.SPARSIFY: "it is trained with; leave it out, or give what was trained by --weights",
     Slot.RECOMPUTE: "without a backward pass nothing is kept that could be recomputed; leave it "
     "out",

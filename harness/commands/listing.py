@@ -11,6 +11,7 @@ from rich.text import Text
 from harness.commands.console import make_console, print_listed
 from harness.suite import file as suite_file
 from strategies import CATALOG
+from strategies.absent import ABSENT
 from strategies.strategy import spelled
 
 __all__ = ["markdown", "print_list"]
@@ -23,12 +24,15 @@ DEFAULTS = (
 
 
 def print_list(console: Console | None = None) -> None:
-    """Print both tables."""
+    """Print what there is, what there is not, and the suites."""
     console = console or make_console()
     told = "strategies: at most one for each place, joined by + into a recipe"
     console.print(Text(told, style="bold"))
     console.print(Text(DEFAULTS, style="dim"))
     print_listed(console, ("strategy", "place", "what it does"), _strategies())
+    console.print(Text("not here, and why", style="bold"))
+    told = [(name, ABSENT[name].replace("; ", "\n", 1)) for name in ABSENT]
+    print_listed(console, ("technique", "reason, and what there is instead"), told)
     console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
     console.print(Text("Without a name it is default. Read on: docs/suites.md", style="dim"))
     print_listed(console, ("suite", "rows", "title"), _suites())

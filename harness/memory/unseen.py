@@ -7,15 +7,27 @@ from typing import Any
 __all__ = ["scratch"]
 
 FUSED_LOSS = "linear_cross_entropy_batch_chunked"
+FOUR_BITS = "bitsandbytes.gemm_4bit"
 
 
 def scratch(func: Any, args: Any) -> int:
     """Bytes that ``func`` holds while it runs and that no operation of it tells: of torch's fused
-    linear cross entropy the logits of one piece of the tokens.
+    linear cross entropy the logits of one piece of the tokens; of bitsandbytes' product the weight
+    turned back, its scales and the output. (A GPU multiplies up to 1536 rows without, perhaps.)
 
-    Source: torch 2.13, torch/nn/modules/linear_cross_entropy.py (``logits_buf``).
+    Source: torch 2.13, torch/nn/modules/linear_cross_entropy.py (``logits_buf``); bitsandbytes
+    0.50, backends/default/ops.py (``_gemm_4bit_default_impl``).
     """
-    if FUSED_LOSS not in str(func) or len(args) < 11:
+    name = str(func)
+    if FOUR_BITS in name:
+        return _turned_back(*args[:5])
+    if FUSED_LOSS not in name or len(args) < 11:
         return 0
     weight, rows, kind = args[1], args[8], args[10]
     return rows * weight.shape[0] * kind.itemsize
+
+
+def _turned_back(given: Any, codes: Any, shape: Any, absmax: Any, block: int) -> int:
+    out, width = shape
+    rows, scales = given.numel() // width, -(-out * width // block)
+    return (out * width + rows * out) * given.dtype.itemsize + 4 * scales

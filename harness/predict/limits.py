@@ -23,8 +23,6 @@ LIMITS = {
     "topk": HOOK,
     "offload_adamw": "torchao takes {name} from a CUDA device alone, and a prediction has none",
     "paged_adam8bit": "{name} takes pages from the CUDA driver, and a prediction has none",
-    "nf4": "bitsandbytes packs the weights of {name} into a tensor class that wants storage",
-    "qlora": "bitsandbytes packs the weights of {name} into a tensor class that wants storage",
 }
 """A part, by its name or its text -> why a training with ``{name}`` is not traced."""
 

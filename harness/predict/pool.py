@@ -24,6 +24,7 @@ from harness.resolve import Resolved
 from harness.subjects import from_file
 from harness.system import kernel
 from harness.system.probe import version
+from strategies.distillation import files
 
 __all__ = ["TIMEOUT", "cached", "code", "default_folder", "path_of", "predict_all"]
 
@@ -40,10 +41,20 @@ def default_folder() -> Path:
 
 def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
     """The file of a prediction: named by the spec, the kind of card (``attention``), the code and
-    the versions that made it."""
+    the versions that made it, and by what is in files that a part of the recipe reads."""
     place = kind if resolved.spec.device == "cuda" else "cpu"
     own = from_file.identity(resolved.spec.model) + resolved.subject.identity
+    own += _of_files(resolved)
     return folder / f"{resolved.spec.key}-{place}-{code()}{own}.json"
+
+
+def _of_files(resolved: Resolved) -> str:
+    """A short hash of the shapes and types in the files that the recipe reads (a teacher): all that
+    a prediction takes of them, so that a teacher trained anew in its size keeps it. Empty where the
+    recipe reads none. A spec's own weights have the shapes of its model, or are refused."""
+    names = [name for part in resolved.recipe.strategies for name in part.reads()]
+    headers = [files.header(name) for name in names]
+    return hashlib.sha256(b"".join(headers)).hexdigest()[:8] if headers else ""
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:

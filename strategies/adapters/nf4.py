@@ -5,8 +5,10 @@ Imports torch and bitsandbytes: import it only where both are there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
+from unittest import mock
 
 import bitsandbytes
 import torch
@@ -16,6 +18,8 @@ from strategies import initial
 from strategies.base import demand
 
 __all__ = ["Packed", "packed_facts", "quantize"]
+
+NF4 = {"requires_grad": False, "quant_type": "nf4"}
 
 
 class Packed(bitsandbytes.nn.Linear4bit):
@@ -37,22 +41,39 @@ class Packed(bitsandbytes.nn.Linear4bit):
         nn.Linear._save_to_state_dict(self, destination, prefix, keep_vars)
 
 
-def packed(values: Tensor) -> bitsandbytes.nn.Params4bit:
+def parameter(data: Tensor, **settings: Any) -> nn.Parameter:
+    """bitsandbytes' parameter of ``data`` in nf4, not packed yet. Its class wants a storage: where
+    there is none (a prediction) another parameter has what its readers ask for."""
+    if not initial.storageless():
+        return bitsandbytes.nn.Params4bit(data, **settings | NF4)
+    p = nn.Parameter(data, requires_grad=False)
+    p.quant_state, p.quant_type, p.compress_statistics = None, NF4["quant_type"], True
+    return p
+
+
+def packed(values: Tensor) -> nn.Parameter:
     """``values`` in 4 bits, where they are."""
-    whole = bitsandbytes.nn.Params4bit(values, requires_grad=False, quant_type="nf4")
-    return whole.to(values.device)  # the move is what packs
+    whole = parameter(values)
+    if not initial.storageless():
+        return whole.to(values.device)  # the move is what packs
+    codes, state = bitsandbytes.functional.quantize_4bit(
+        values, compress_statistics=True, quant_type=whole.quant_type
+    )
+    p = parameter(codes)
+    p.quant_state = state
+    return p
 
 
 def pack(linear: nn.Linear) -> Packed:
     """``linear`` with its weight in 4 bits, packed as it is drawn where it has no value yet; its
     bias stays."""
-    with initial.valueless():
+    ours = mock.patch.object(bitsandbytes.nn.modules, "Params4bit", parameter)
+    with initial.valueless(), ours if initial.storageless() else contextlib.nullcontext():
         layer = Packed(linear.in_features, linear.out_features, quant_type="nf4")
     if initial.pending(linear.weight) is None:
         layer.weight = packed(linear.weight.data)
     else:
-        shape = linear.weight.data
-        layer.weight = bitsandbytes.nn.Params4bit(shape, requires_grad=False, quant_type="nf4")
+        layer.weight = parameter(linear.weight.data)
         initial.hand_on(linear.weight, layer.weight, keep=packed)
     layer.bias = linear.bias.requires_grad_(False)
     return layer

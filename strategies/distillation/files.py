@@ -4,6 +4,7 @@ its tensors in the place of drawn ones. No torch above.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,11 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
     from strategies.subject import Subject
 
-__all__ = ["located", "shapes", "sized", "weights"]
+__all__ = ["header", "located", "shapes", "sized", "weights"]
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 100_000_000
+"""Bytes of a header, more than which safetensors refuses: another kind of file names any number."""
 SEED = 1
 """Of weights that no file has: not a spec's usual one, whose first weights are the student's."""
 
@@ -23,6 +26,14 @@ SEED = 1
 def located(name: str) -> Path:
     """Where the file ``name`` of a recipe is: a worker starts in the repository's root."""
     return ROOT / name
+
+
+def header(name: str) -> bytes:
+    """The header of a file of safetensors, without reading its weights: names, shapes and types.
+    Empty where there is no such file."""
+    with contextlib.suppress(OSError), open(located(name), "rb") as file:
+        return file.read(min(int.from_bytes(file.read(8), "little"), LONGEST))
+    return b""
 
 
 def shapes(name: str) -> dict[str, tuple[int, ...]]:
@@ -70,9 +81,10 @@ def weights(subject: Subject, name: str) -> Draw:
     Raises:
         BadInput: when called, the file's tensor has another shape.
     """
+    from strategies import initial
+
     drawn = _drawn(subject)
-    # Where tensors have no storage (a prediction) nobody wants a value of the file's.
-    state = _read(subject, name) if name and not _storageless() else {}
+    state = _read(subject, name) if name and not initial.storageless() else {}
     names = frozenset(state)
 
     def draw(key: str, like: Any) -> Any:
@@ -116,9 +128,3 @@ def _drawn(subject: Subject) -> Draw:
         return draw
     whole = dict(subject.build(SEED, "awake").named_parameters())
     return lambda key, like: whole[key].detach()
-
-
-def _storageless() -> bool:
-    import torch
-
-    return type(torch.empty(0)) is not torch.Tensor

@@ -62,7 +62,18 @@ def refusal(part: Any, launch: Launch) -> str | None:
         teacher = part.teacher_of(student)
     except BadInput as error:
         return str(error)
-    return _no_beginning(student, teacher) if part.init == "blocks" else None
+    if part.init == "blocks":
+        return _no_beginning(student, teacher) or _masked(launch)
+    return None
+
+
+def _masked(launch: Launch) -> str | None:
+    if "masked_weights" not in launch.traits:
+        return None
+    return (
+        "its blocks would take the place of weights that were pruned, whose masks were chosen from "
+        "drawn ones; leave init=blocks out, or the pruning"
+    )
 
 
 def _no_beginning(student: Subject, teacher: Subject) -> str | None:

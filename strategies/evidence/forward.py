@@ -25,9 +25,18 @@ def forward_once(trained: Trained, *, gradients: bool = False) -> Any:
 
 
 def loss_once(trained: Trained) -> Any:
-    """A loss to call backward on, of one sample of zeros; compiled graphs run uncompiled."""
+    """A loss to call backward on, of one sample of zeros, with what is added to the true loss
+    (``Trained.supervise``), so that weights which only that reaches get a gradient: a teacher is
+    asked once more by it. Compiled graphs run uncompiled."""
     with eager(trained):
-        return forward_once(trained, gradients=True).float().square().mean()
+        if trained.supervise is None:
+            return forward_once(trained, gradients=True).float().square().mean()
+        x, t_B, conditions = trained.subject.example(trained.accelerator.device)
+
+        def predict(x: Any, t_B: Any) -> Any:
+            return trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
+
+        return trained.supervise(lambda ask: ask(x, t_B).float().square(), predict, conditions)
 
 
 def compute_dtype(trained: Trained) -> str:

@@ -90,6 +90,9 @@ class Prune(Strategy):
         if not 0 < self.fraction < 1:
             raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
 
+    def traits(self) -> frozenset[str]:
+        return frozenset({"masked_weights"})
+
     def refuses(self, launch: Launch) -> str | None:
         if "frozen_weights" in launch.traits:
             return "prunes what is trained, and most is frozen here; leave prune out"

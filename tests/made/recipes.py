@@ -52,6 +52,7 @@ OTHERS: dict[str, list[str]] = {
         "single+distill:store=nf4",
     ],
     "distilled": ["single+distilled:depth=2"],
+    "adapter": ["single+adapter", "single+adapter:how=merged,rank=4"],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
     "paged_adam8bit": ["ddp+paged_adam8bit"],
@@ -93,6 +94,8 @@ DRAWN_HERE = [
     *(text for text in on_single(SAMPLE) if text != "single+compile" and "budget" not in text),
     "single+bf16_pure+int8",
     "single+bf16+nf4+guidance:how=sequential",
+    "single+bf16_pure+adapter",
+    "single+adapter:how=merged+palette:bits=3",
 ]
 """test_drawn draws samples with each, and asks the same. Code that is generated for a graph takes
 its time, and is the suite ``sampling``'s."""

@@ -8,12 +8,15 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.memory import tracer as tracer_module
+from harness.memory import unseen
 from harness.memory.awaited import awaited
 from harness.memory.tracer import Tracer
 from strategies.holdings import Maker
+from tests.children.counted import COUNTED, profiled_peak
 
 
 class Library:
@@ -71,3 +74,25 @@ def test_a_work_that_gloo_was_waited_for_is_noticed(tmp_path):
     finally:
         dist.destroy_process_group()
     assert noticed == ["sync"] and dist.Work.wait is wait
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype):
+    """By torch's profiler, which sees what is allocated within the one operation."""
+    pytest.importorskip("bitsandbytes")
+    from strategies.adapters.nf4 import pack
+
+    layer, x = pack(torch.nn.Linear(512, 1024, dtype=dtype)), torch.randn(64, 512, dtype=dtype)
+    state = layer.weight.quant_state
+    with torch.no_grad():
+        layer(x)  # tables are made once
+        with (
+            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof,
+            record_function(COUNTED),
+        ):
+            out = layer(x)
+    told = (x, layer.weight, state.shape, state.absmax, state.blocksize)
+    assert unseen.scratch("bitsandbytes.gemm_4bit.default", told) == pytest.approx(
+        profiled_peak(prof), rel=0.03
+    )
+    assert out.shape == (64, 1024)

@@ -8,20 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DRAWN, SUBJECT, TINY
+from conftest import DRAWN, SUBJECT, TINY, observe_here
 from safetensors.torch import load_file, save_file
 
+from harness.predict import pool
 from harness.report.figures import drawn
 from harness.resolve import resolve
 from harness.result import Drawn, Result, Status
 from harness.suite.identity import identity
 from harness.worker.training import Training
 from strategies import parse
-from strategies.base import BadInput
+from strategies.base import BadInput, NotInForce
 from strategies.distillation import begun, files, matching
 from strategies.distillation.distill import Distill
 from strategies.distillation.hidden import NAME
 from strategies.recipe import RecipeError
+from strategies.step.backward import Backward, Caller
 from tests.made.machines import machine
 
 FLOW = dataclasses.replace(TINY, objective="flow", model="DiT-T/8:depth=2")
@@ -80,6 +82,8 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
         ("ddp+distill+lora", {}, ["a student trains whole"]),
         ("ddp+distill+controlnet", {}, ["a student trains whole"]),
         ("ddp+distill+prune_structured", {}, ["layers of its own"]),
+        ("ddp+distill:init=blocks+prune_structured", {}, ["layers of its own"]),
+        ("ddp+distill:init=blocks+prune", {}, ["masks", "leave init=blocks out"]),
         ("ddp+distill+compile", {}, ["leave compile out"]),
         ("ddp+distill+sp", {}, ["leave sp out"]),
         ("ddp+distill:teacher=none.safetensors", {}, ["no file none.safetensors", "run.sh train"]),
@@ -129,6 +133,25 @@ def test_another_file_of_the_name_is_another_measurement(file, tmp_path):
     assert before != identity(resolved, machine(tmp_path))
 
 
+def test_a_kept_prediction_is_of_the_teacher_s_shapes(file, tmp_path):
+    """Its values are nobody's business there: one trained anew in its size keeps the prediction."""
+    mine, student = tmp_path / "mine.safetensors", train("single")
+    mine.write_bytes(file.read_bytes())
+    resolved = resolve(train(f"single+distill:teacher={mine}"))
+    before = pool.path_of(resolved, tmp_path)
+    assert before == pool.path_of(resolved, tmp_path) != pool.path_of(resolve(student), tmp_path)
+    state = load_file(file)
+    save_file({name: value + 1 for name, value in state.items()}, str(mine))
+    assert before == pool.path_of(resolved, tmp_path)
+    shallow = {n: v for n, v in state.items() if not n.startswith("blocks.3.")}
+    save_file(shallow, str(mine))
+    assert before != pool.path_of(resolved, tmp_path)
+    save_file({name: value.bfloat16() for name, value in state.items()}, str(mine))
+    assert before != pool.path_of(resolved, tmp_path)
+    mine.write_text("no header of any length")
+    assert before != pool.path_of(resolved, tmp_path)
+
+
 # ---- teacher, loss and student ----
 
 
@@ -175,6 +198,45 @@ def test_the_cut_of_a_batch_and_recomputing_change_nothing(more, train_here):
     _, other = train_here(train(f"{recipe}+{more}"), 3)
     assert [float(x) for x in other.losses] == pytest.approx([float(x) for x in log.losses], 1e-5)
     assert [float(x) for x in other.norms] == pytest.approx([float(x) for x in log.norms], 1e-4)
+
+
+def test_pruning_goes_with_a_student_that_is_drawn():
+    resolved = resolve(train("single+distill+prune", processes=1))
+    assert resolved.refusal is None
+
+
+WIDER = "single+distill:width=64,depth=2,feature=1.0"
+
+
+def proved(run, log, text: str) -> dict:
+    observe_here(run, log, text)
+    parts = {part.name: part for part in parse(text).strategies}
+    assert parts["distill"].evidence(run.trained)["teacher_forwards"]
+    return parts["backward"].evidence(run.trained)
+
+
+@pytest.mark.parametrize("call", ["retain_graph", "autograd_grad"])
+def test_projections_get_their_gradients_by_other_calls_of_backward(call, train_here):
+    text = f"{WIDER}+backward:call={call}"
+    plain, usual = train_here(train(WIDER), 3)
+    weights = {n: p.detach().clone() for n, p in plain.trained.module.named_parameters()}
+    run, log = train_here(train(text), 3)
+    assert [float(x) for x in log.losses] == [float(x) for x in usual.losses]
+    assert all(p.equal(weights[n]) for n, p in run.trained.module.named_parameters())
+    assert proved(run, log, text)["gradients"] == len(weights) - 1, "all but the frozen positions"
+
+
+def test_gradients_that_leave_the_projections_out_are_noticed(train_here, monkeypatch):
+    def blind(self, accelerator, module, launch):
+        named = module.named_parameters()
+        mine = [p for n, p in named if p.requires_grad and not n.startswith(NAME)]
+        accelerator.backward = Caller(accelerator, mine, self.call)
+
+    monkeypatch.setattr(Backward, "configure", blind)
+    text = f"{WIDER}+backward:call=autograd_grad"
+    run, log = train_here(train(text), 1)
+    with pytest.raises(NotInForce, match="31 gradients of 33 weights"):
+        proved(run, log, text)
 
 
 def test_a_student_begins_with_the_teacher_s_blocks(file, train_here):

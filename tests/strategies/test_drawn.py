@@ -8,13 +8,16 @@ import dataclasses
 import pytest
 import torch
 from conftest import DRAWN, SUBJECT, TINY, part_named
+from rich.console import Console
 
+from harness.commands import listing
 from harness.commands.doctor import why_not
 from harness.resolve import resolve
 from strategies import CATALOG, parse
+from strategies.absent import ABSENT
 from strategies.base import Conflict, NotInForce
 from strategies.evidence.settings import effects
-from strategies.recipe import Recipe
+from strategies.recipe import Recipe, RecipeError
 from strategies.sampling import layers
 from strategies.sampling.kmeans import palettes
 from strategies.sampling.palettes import indices_of, pack, unpack
@@ -158,7 +161,11 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
         ("single+checkpoint", SAMPLE, ["checkpoint", "nothing is kept"]),
         ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
         ("single+compile:budget=0.5", SAMPLE, ["compile", "leave budget=0.5 out"]),
-        ("single+lora", SAMPLE, ["lora", "merged weights"]),
+        ("single+lora", SAMPLE, ["lora", "adapter:file=FILE", "merged weights"]),
+        ("single+sp", SAMPLE, ["sp: the sampler", "one process", "leave it out"]),
+        ("single+adapter", TRAIN, ["adapter", "train one with lora"]),
+        ("single+adapter+int8", SAMPLE, ["weights in codes", "how=merged"]),
+        ("single+adapter+block_swap", SAMPLE, ["streamed weights", "leave block_swap out"]),
         ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
         ("single+palette", TRAIN, ["palette", "no gradient"]),
         ("single+guidance:how=sequential", TRAIN, ["guidance", "predicts each sample once"]),
@@ -168,6 +175,20 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
 def test_what_is_out_of_place_is_refused_by_name(text, workload, words):
     found = refusal(text, workload)
     assert [word for word in words if word not in found] == []
+
+
+@pytest.mark.parametrize("name", [*ABSENT, "Flash-Decoding"])
+def test_what_is_no_strategy_is_refused_with_the_reason(name):
+    with pytest.raises(RecipeError, match=f"there is no {name}: .*; take "):
+        parse(f"single+{name}", workload=SAMPLE)
+    assert name.lower().replace("-", "_") not in CATALOG
+
+
+def test_the_list_says_what_is_not_here(capsys):
+    listing.print_list(Console(width=200))
+    told = " ".join(capsys.readouterr().out.split())
+    missing = [name for name, why in ABSENT.items() if name not in told or why[:60] not in told]
+    assert "not here, and why" in told and not missing
 
 
 @pytest.mark.parametrize(

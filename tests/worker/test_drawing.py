@@ -30,8 +30,11 @@ from harness.spec import Spec, SpecError
 from harness.worker import weights
 from strategies.base import Conflict
 
-PREDICTED = ("single", "single+palette:bits=3")
-RECIPES = (*PREDICTED, "single+int8", "single+guidance:how=sequential")
+PREDICTED = (
+    *("single", "single+palette:bits=3", "single+int8", "single+float8", "single+nf4"),
+    *("single+block_swap:blocks=3", "single+adapter"),
+)
+RECIPES = (*PREDICTED, "single+guidance:how=sequential")
 BASE = dataclasses.replace(DRAWN, model="DiT-T/4", warmup=1, steps=2)
 
 
@@ -63,7 +66,9 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     (rank,), told = found.ranks, found.drawn
     assert len(rank.step_seconds) == 2 and len(told.latency_seconds) == 3
     assert {"load", "prepare", "first_step", "steady"} == set(rank.phases)
+    host = rank.categories.host.parameters if rank.categories.host else 0
     assert rank.categories.total > rank.categories.parameters > 0
+    assert (host > 0) == ("block_swap" in recipe)
     assert rank.categories.gradients == rank.categories.optimizer_state == 0
     assert drawn.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
     assert told.evaluations == 4 and told.echo > 0

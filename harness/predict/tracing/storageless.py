@@ -53,6 +53,8 @@ def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) ->
             moved = fn(p)
             if moved is not p:
                 _become(p, torch.nn.Parameter(moved, p.requires_grad))
+            if getattr(p, "quant_state", None) is not None:
+                p.quant_state.to(p.device)  # as bitsandbytes' own parameter moves its scales
     for name, b in self._buffers.items():
         if b is not None:
             self._buffers[name] = fn(b)

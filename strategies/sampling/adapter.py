@@ -1,0 +1,122 @@
+"""Samples drawn with adapters: beside the weights, or merged into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import BadInput, Parity, Slot, demand
+from strategies.distillation import files
+from strategies.engine import Launch, Trained
+from strategies.sampling.trained_beside import rank_of
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+from strategies.workloads import SAMPLE
+
+__all__ = ["Adapter"]
+
+HOW = ("beside", "merged")
+CLOSE, CLOSE_CODES = 0.05, 0.3
+"""How far from 1 the share of an adapter may be that is in a product; in weights that codes round
+to few values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter(Strategy):
+    """Draws with the adapters of ``file`` (LoRA's, as ``train`` leaves them; without one, drawn
+    ones of ``rank``), beside the model's own weights or merged into them before anything else.
+
+    ``how=beside`` costs their memory and two small products a layer, and can be taken off again;
+    ``how=merged`` costs nothing when samples are drawn.
+    """
+
+    name: ClassVar[str] = "adapter"
+    slot: ClassVar[Slot] = Slot.ADAPT
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward",)
+    source: ClassVar[str] = "Hu et al. 2021, LoRA (arXiv:2106.09685), 4.1; peft"
+    workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+    idle: ClassVar[str] = "it draws with an adapter; train one with lora, or take --workload sample"
+
+    file: str = ""
+    how: str = "beside"
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.how not in HOW:
+            raise ValueError(f"how is {self.how!r}; one of {', '.join(HOW)}")
+        if not isinstance(self.rank, int) or self.rank < 0:
+            raise ValueError(f"rank is {self.rank!r}; a whole number, 0: the file's, or 8")
+
+    @property
+    def beside(self) -> bool:
+        """Whether its matrices stay by themselves."""
+        return self.how == "beside"
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.file,) if self.file else ()
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"other_products", "replaced_layers"} if self.beside else ())
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        return ("peft",) if self.beside else ()
+
+    def known_rank(self) -> int:
+        """The rank of its adapters.
+
+        Raises:
+            BadInput: there is no such file, or it holds others, or something else.
+        """
+        if not self.file:
+            return self.rank or 8
+        found = rank_of(self.file, files.shapes(self.file))
+        if self.rank and self.rank != found:
+            raise BadInput(f"rank is {self.rank}, and {self.file} has {found}; leave rank out")
+        return found
+
+    def refuses(self, launch: Launch) -> str | None:
+        if self.beside and "quantized_weights" in launch.traits:
+            return (
+                "weights in codes have no adapters beside them here; take how=merged, which adds "
+                "them before weights are stored"
+            )
+        if "streams_weights" in launch.traits:
+            return (
+                "it is proved by the layers' own products, and streamed weights are not there; "
+                "leave block_swap out"
+            )
+        try:
+            self.known_rank()
+        except BadInput as error:
+            return str(error)
+        return None
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.sampling import adapting
+
+        found = adapting.pairs(subject, self.file, self.known_rank())
+        if self.beside:
+            adapting.put_beside(module, subject, found)
+        else:
+            adapting.merge(module, found)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.adapters.injected import adapted
+        from strategies.sampling import adapting
+
+        found = adapting.pairs(trained.subject, self.file, self.known_rank())
+        beside, onto = adapted(trained.module), getattr(trained.module, "merged_onto", None)
+        wanted = len(found) if self.beside else 0
+        demand(len(beside) == wanted, f"{len(beside)} layers have an adapter, not {wanted}")
+        demand(self.beside == (onto is None), f"{len(onto or ())} adapters are merged")
+        codes = "quantized_weights" in trained.launch.traits
+        adding = {name: pair for name, pair in found.items() if pair.product.any()}
+        demand(bool(adding), "the adapters add nothing, as before their training")
+        shares = {n: adapting.share(trained, n, pair, onto) for n, pair in adding.items()}
+        worst = max(shares, key=lambda name: abs(shares[name] - 1))
+        off = f"{shares[worst]:.2g} of the adapter is in the product of {worst}"
+        demand(abs(shares[worst] - 1) <= (CLOSE_CODES if codes else CLOSE), off)
+        own = sum(m.numel() for pair in found.values() for m in pair) if self.beside else 0
+        facts = {"adapters": len(found), "rank": self.known_rank(), "beside_elements": own}
+        return facts | {"least_in_products": round(min(shares.values()), 3)}

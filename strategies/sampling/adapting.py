@@ -1,0 +1,128 @@
+"""Adapters that were trained beside a model's linear layers: read, merged into them, or put beside
+them again.
+
+Imports torch: import it where torch is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from strategies import initial
+from strategies.adapters.injected import inject
+from strategies.base import BadInput
+from strategies.distillation import files
+from strategies.engine import Trained
+from strategies.sampling.layers import shown
+from strategies.sampling.trained_beside import ENDS, named
+from strategies.subject import Subject
+
+__all__ = ["Pair", "merge", "pairs", "put_beside", "share"]
+
+SIZE = 0.02
+"""Standard deviation of an adapter's elements where no file has them."""
+
+
+class Pair(NamedTuple):
+    """The two matrices of one layer's adapter, float32: ``down`` [rank, in] and ``up`` [out, rank],
+    whose product is what it adds to the layer's weight."""
+
+    down: Tensor
+    up: Tensor
+
+    @property
+    def product(self) -> Tensor:
+        """[out, in]."""
+        return self.up @ self.down
+
+
+def pairs(subject: Subject, file: str, rank: int) -> dict[str, Pair]:
+    """Name of a layer -> its adapter: out of ``file``, or without one drawn, of that ``rank``.
+
+    Raises:
+        BadInput: the file's are of another model.
+    """
+    with initial.valueless():
+        plain = subject.make()
+    if not file:
+        return {name: _drawn(plain.get_submodule(name), name, rank) for name in subject.linears}
+    shapes = files.shapes(file)
+    found = named(shapes)
+    for name, ends in found.items():
+        layer = dict(plain.named_modules()).get(name)
+        mine = layer and (layer.in_features, layer.out_features)
+        theirs = shapes[ends[0]][1], shapes[ends[1]][0]
+        if mine != theirs:
+            raise BadInput(
+                f"{file} has an adapter for {name} of {theirs[0]} by {theirs[1]}, and "
+                f"{subject.name} has {mine or 'no such layer'}; give its own --model"
+            )
+    state = _values(subject, file, shapes)
+    return {name: Pair(*(state[end].float() for end in ends)) for name, ends in found.items()}
+
+
+def _values(subject: Subject, file: str, shapes: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    if initial.storageless():
+        return {name: torch.empty(shape, device="cpu") for name, shape in shapes.items()}
+    return subject.load(files.located(file))
+
+
+def _drawn(layer: nn.Linear, name: str, rank: int) -> Pair:
+    chance = initial.keyed(0, f"{name}{ENDS[0]}")
+    sizes = (rank, layer.in_features), (layer.out_features, rank)
+    return Pair(*(SIZE * torch.randn(size, generator=chance, device="cpu") for size in sizes))
+
+
+# ---- in force ----
+
+
+def merge(module: nn.Module, found: Mapping[str, Pair]) -> None:
+    """Add each product to its layer's weight, once that has a value; what the weight without it
+    has of the product is kept as a number (``merged_onto``), for the proof."""
+    module.merged_onto = {}
+    for name, pair in found.items():
+        p = module.get_submodule(name).weight
+        add = functools.partial(_merged, pair=pair, name=name, onto=module.merged_onto)
+        if initial.pending(p) is not None:
+            initial.instead(p, add)
+        else:
+            with torch.no_grad():
+                p.copy_(add(p.float()))
+
+
+def _merged(weight: Tensor, pair: Pair, name: str, onto: dict[str, float]) -> Tensor:
+    product = pair.product
+    onto[name] = float((weight * product).sum(dtype=torch.float64))
+    return weight + product
+
+
+def put_beside(module: nn.Module, subject: Subject, found: Mapping[str, Pair]) -> None:
+    """peft's adapters beside these layers, with their values."""
+    (rank,) = {len(pair.down) for pair in found.values()}
+    inject(module, subject, rank, list(found))
+    with torch.no_grad():
+        for name, pair in found.items():
+            layer = module.get_submodule(name)
+            layer.lora_A["default"].weight.copy_(pair.down)
+            layer.lora_B["default"].weight.copy_(pair.up)
+
+
+def share(trained: Trained, name: str, pair: Pair, onto: Mapping[str, float] | None) -> float:
+    """How much of the adapter is in what layer ``name`` really multiplies by: 1 is all of it.
+
+    ``onto``: of merged ones, what the weights without them had; None: they stand beside.
+    """
+    layer, product = trained.module.get_submodule(name), pair.product.double()
+    dtype, width = trained.subject.dtype(trained.module), pair.down.shape[1]
+    whole = _along(shown(layer, width, dtype), product)
+    base = _along(shown(layer.base_layer, width, dtype), product) if onto is None else onto[name]
+    return (whole - base) / float(product.square().sum())
+
+
+def _along(weight: Tensor, product: Tensor) -> float:
+    return float((weight.double().cpu() * product).sum())

@@ -1,0 +1,40 @@
+"""What a file of adapters is known by: names of matrices, as training leaves them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from strategies.base import BadInput
+
+__all__ = ["ENDS", "named", "rank_of"]
+
+ENDS = (".lora_A.default.weight", ".lora_B.default.weight")
+"""How the names of an adapter's matrices end, behind that of its layer: peft's."""
+
+
+def named(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Layer -> the names of its two matrices, of all that have both among ``names``."""
+    known = set(names)
+    layers = sorted(n.removesuffix(ENDS[0]) for n in known if n.endswith(ENDS[0]))
+    found = {layer: (layer + ENDS[0], layer + ENDS[1]) for layer in layers}
+    return {layer: ends for layer, ends in found.items() if known.issuperset(ends)}
+
+
+def rank_of(file: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The rank of all adapters in ``file``.
+
+    Raises:
+        BadInput: it holds something else, or several ranks.
+    """
+    layers = named(shapes)
+    odd = sorted(shapes.keys() - {end for ends in layers.values() for end in ends})
+    if odd or not layers:
+        what = f"{odd[0]}, which is no matrix of LoRA's" if odd else "nothing"
+        raise BadInput(
+            f"{file} holds {what}; give what ./run.sh train left of lora or qlora, or merge it "
+            "yourself and give all weights by --weights"
+        )
+    ranks = {rank for a, b in layers.values() for rank in (shapes[a][0], shapes[b][1])}
+    if len(ranks) > 1:
+        raise BadInput(f"{file} has adapters of ranks {sorted(ranks)}; merge them yourself")
+    return ranks.pop()
