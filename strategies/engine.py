@@ -1,11 +1,11 @@
 """The contract of an engine, who moves gradients and holds the shards of a run; and the run.
 
 A launch file names its engine by accelerate's distributed type; ``strategies.engines`` has one file
-each. An engine holds the facts of its launch file and nothing of a run: a method that works on a
-run's objects gets them as an argument (``Trained``). The defaults are those of plain torch, where
-every rank holds whole parameters and accelerate does the rest; an engine overrides what it does
-otherwise, and must override ``evidence``. Strategies ask its traits (``strategies.base.TRAITS``),
-never its name.
+or folder each. An engine holds the facts of its launch file and nothing of a run: a method that
+works on a run's objects gets them as an argument (``Trained``). The defaults are those of plain
+torch, where every rank holds whole parameters and accelerate does the rest; an engine overrides
+what it does otherwise, and must override ``evidence``. Strategies ask its traits
+(``strategies.base.TRAITS``), never its name.
 
 In the order of a run: ``of`` and the facts of the launch file (the launching process, without
 torch); ``accelerator_kwargs``, ``configure``, ``fill``, ``sixteen_bits``, ``prepare``, ``ready``

@@ -15,7 +15,7 @@ from harness.commands.console import FAILED, OK, make_console
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
-from strategies.engines.zero_waste import DEFAULTS, Finding, Job, prices, waste
+from strategies.engines.zero.waste import DEFAULTS, Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
 from strategies.subject import Shaping
 

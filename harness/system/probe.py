@@ -222,7 +222,7 @@ def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
             raise RuntimeError(log)
         if build:
             if builder.name == "async_io":
-                from strategies.engines.zero_ops import plain_file_access
+                from strategies.engines.zero.ops import plain_file_access
 
                 plain_file_access()
             file = getattr(builder.load(verbose=False), "__file__", None)

@@ -1,6 +1,7 @@
-"""Who moves gradients and holds the shards: one file an engine.
+"""Who moves gradients and holds the shards: one file or folder an engine.
 
-``ENGINES`` is the table of contents: to add one is a file here and a line below.
+``ENGINES`` is the table of contents: to add one is a file here (or a folder, where one would be
+long) and a line below.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from pathlib import Path
 from strategies.engine import Engine
 from strategies.engines.alone import Alone
 from strategies.engines.broken import Broken
-from strategies.engines.fsdp import Fsdp
+from strategies.engines.fsdp.engine import Fsdp
 from strategies.engines.replicas import Replicas
-from strategies.engines.zero import Zero
+from strategies.engines.zero.engine import Zero
 from strategies.launch_file import LaunchFile, LaunchFileError, read
 
 __all__ = ["ENGINES", "of_file"]

@@ -27,10 +27,10 @@ from harness.predict.tracing.world import GPU
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies.engine import Trained
-from strategies.engines import zero_facts
+from strategies.engines.zero import facts
 from strategies.evidence.stored import stored
 
-hosted = zero_facts.hosted
+hosted = facts.hosted
 
 
 def weights_too(trained: Trained) -> Iterator[Any]:
@@ -70,7 +70,7 @@ def checked(case: dict[str, Any]) -> dict[str, Any]:
     def look(tracer: Tracer, trained: Trained) -> None:
         know(tracer, trained)
         for name, words in WORDS.items():
-            with mock.patch.object(zero_facts, "hosted", words):
+            with mock.patch.object(facts, "hosted", words):
                 found[name] = misplaced(trained)
 
     # Bytes of tensors are compared, not the blocks in which a GPU's host memory is pinned.

@@ -24,8 +24,8 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies import CATALOG
 from strategies.base import Slot
-from strategies.engines.zero_settled import NVME_BLANK
-from strategies.engines.zero_sizes import buffer_sizes
+from strategies.engines.zero.settled import NVME_BLANK
+from strategies.engines.zero.sizes import buffer_sizes
 from tests.made.recipes import SETTINGS
 
 FOLDER = Path("/home/me/take_home")

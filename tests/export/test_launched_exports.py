@@ -20,7 +20,7 @@ from harness import ROOT, cli
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec
-from strategies.engines.zero_sizes import buffer_sizes
+from strategies.engines.zero.sizes import buffer_sizes
 
 MODEL = "DiT-S/4:depth=2"
 NUMBERS = ["--learning-rate", "3e-4", "--beta2", "0.95", "--weight-decay", "0.01"]

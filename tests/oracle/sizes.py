@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.resolve import Resolved
 from strategies.base import Slot
-from strategies.engines.zero_sizes import buffer_sizes
+from strategies.engines.zero.sizes import buffer_sizes
 from strategies.sizes import Sizes as Sizes_
 from tests.oracle.layers import Layer, elements, layers
 

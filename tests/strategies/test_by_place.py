@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.engines import zero_inputs
+from strategies.engines.zero import inputs
 
 
 def forward(self, hidden, text=None, scale=1.0, *rest, mask=None, **more):
@@ -28,7 +28,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("given", "named", "places", "left"), CALLS)
 def test_the_same_call_with_as_much_by_place_as_can_be(given, named, places, left):
-    assert zero_inputs.placed(PARAMETERS, given, named) == (places, left)
+    assert inputs.placed(PARAMETERS, given, named) == (places, left)
 
 
 class Block(nn.Module):
@@ -46,7 +46,7 @@ class Block(nn.Module):
 def test_a_hook_behind_sees_what_came_by_keyword_and_the_result_is_the_same():
     block, seen = Block(), []
     wanted = block(hidden=torch.ones(1, 2), scale=2.0, shift=1.0)
-    zero_inputs.give_by_place(block)
+    inputs.give_by_place(block)
     for part in block.modules():
         part.register_forward_pre_hook(lambda module, given: seen.append(len(given)))
     assert torch.equal(block(hidden=torch.ones(1, 2), scale=2.0, shift=1.0), wanted)

@@ -10,7 +10,7 @@ import torch
 from conftest import TINY, part_named
 from torch.utils import checkpoint, cpp_extension
 
-from strategies.engines.zero_ops import plain_file_access
+from strategies.engines.zero.ops import plain_file_access
 
 
 @pytest.fixture

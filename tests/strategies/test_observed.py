@@ -13,7 +13,7 @@ from harness.worker import measure
 from strategies import parse
 from strategies.base import NotInForce
 from strategies.engine import Trained
-from strategies.engines import zero_effects
+from strategies.engines.zero import effects as zero_effects
 from strategies.evidence.observed import Observed, Ran, Sent
 from strategies.evidence.settings import SETTINGS, effects, label, settings, worded
 

@@ -17,8 +17,8 @@ from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
 from strategies.engine import Engine, Trained
-from strategies.engines import fsdp_effects, fsdp_shard
-from strategies.engines.fsdp import Fsdp
+from strategies.engines.fsdp import effects, shard
+from strategies.engines.fsdp.engine import Fsdp
 from strategies.evidence.settings import settings
 from strategies.launch_file import LaunchFileError, read
 from strategies.recipe import RecipeError
@@ -98,9 +98,9 @@ def test_shares_add_up_and_each_element_is_of_one_rank(rank_0):
 # ---- lost ----
 
 
-def without_blocks(shard):
+def without_blocks(make):
     def whole(accelerator, module, blocks, draw=None):
-        return shard(accelerator, module, [], draw)
+        return make(accelerator, module, [], draw)
 
     return whole
 
@@ -109,7 +109,7 @@ def prepared_before(self, accelerator, module, make_optimizer, blocks):
     """The optimizer steps what the parameters were before they were sharded."""
     old = [torch.nn.Parameter(torch.zeros(p.shape)) for p in module.parameters()]
     optimizer = make_optimizer(old)
-    fsdp_shard.enlist(accelerator, module)
+    shard.enlist(accelerator, module)
     return module, accelerator.prepare_optimizer(optimizer)
 
 
@@ -142,36 +142,36 @@ def one_group_of_all(accelerator, layout):
     STAND_IN(accelerator, dataclasses.replace(layout, replicate=1, shard=layout.ranks))
 
 
-SHARD, SETTLE, STAND_IN = fsdp_shard.shard, fsdp_shard.settle, fsdp_shard.stand_in
+SHARD, SETTLE, STAND_IN = shard.shard, shard.settle, shard.stand_in
 LOST = {
     "nothing is sharded": ("fsdp2", Fsdp, "prepare", Engine.prepare, "is a DiT"),
     "blocks are not wrapped": (
-        "fsdp2", fsdp_shard, "shard", without_blocks(SHARD), "4 of 4 blocks are not gathered by",
+        "fsdp2", shard, "shard", without_blocks(SHARD), "4 of 4 blocks are not gathered by",
     ),
     "the optimizer was made before": (
         "fsdp2", Fsdp, "prepare", prepared_before, "are the optimizer's or the model's",
     ),
     "blocks are kept by setting": (
-        "fsdp2", fsdp_shard, "settle", kept_by_setting, "resharded {False}, not True",
+        "fsdp2", shard, "settle", kept_by_setting, "resharded {False}, not True",
     ),
     "blocks are kept, and no setting says so": (
         "fsdp2", FSDPParamGroup, "reshard", kept_in_forward, "5 of 5 groups were gathered at once",
     ),
     "blocks are freed that were to be kept": (
-        "fsdp2:reshard=off", fsdp_shard, "settle", lambda a, r: SETTLE(a, True), "not False",
+        "fsdp2:reshard=off", shard, "settle", lambda a, r: SETTLE(a, True), "not False",
     ),
     "timesteps are rounded": (
-        ACCUMULATING, fsdp_shard, "settle", settled_without, "cast to ['bfloat16'",
+        ACCUMULATING, shard, "settle", settled_without, "cast to ['bfloat16'",
     ),
     "every micro batch is reduced": (
         ACCUMULATING, FSDPModule, "set_requires_gradient_sync", lambda *given, **more: None,
         "10 reductions of gradients in a step of 5 groups",
     ),
     "nothing is offloaded": (
-        "fsdp2_offload", fsdp_shard, "settle", never_offloaded, "torch offloads: [False]",
+        "fsdp2_offload", shard, "settle", never_offloaded, "torch offloads: [False]",
     ),
     "one group of all ranks": (
-        "hsdp", fsdp_shard, "stand_in", one_group_of_all, "not (2, 2)",
+        "hsdp", shard, "stand_in", one_group_of_all, "not (2, 2)",
     ),
 }  # fmt: skip
 """What happened instead -> (recipe, owner, what is stubbed, the stub, what gives it away)."""
@@ -309,4 +309,4 @@ def test_observing_leaves_torch_s_classes_alone(rank_0):
     before = FSDPParamGroup._to_unsharded
     trained = rank_0("fsdp2", 2)
     assert FSDPParamGroup._to_unsharded is before
-    assert isinstance(trained.observed.engine, fsdp_effects.Effects)
+    assert isinstance(trained.observed.engine, effects.Effects)

@@ -16,8 +16,8 @@ from harness.spec import Spec
 from harness.subjects.dit.presets import PRESETS
 from harness.system.machine import recall
 from harness.system.requirements import notes
-from strategies.engines import zero_waste as lint
-from strategies.engines.zero_sizes import buffer_sizes, overlaps, reduce_buckets
+from strategies.engines.zero import waste as lint
+from strategies.engines.zero.sizes import buffer_sizes, overlaps, reduce_buckets
 from strategies.launch_file import FOLDER
 
 SPEC = Spec(

@@ -31,7 +31,7 @@ from harness.subjects import objectives as diffusion
 from harness.subjects.dit import model, presets
 from harness.system import probe
 from strategies import CATALOG, parse
-from strategies.engines.zero_sizes import buffer_sizes
+from strategies.engines.zero.sizes import buffer_sizes
 from strategies.evidence.settings import settings
 from strategies.sharding import sharding_kinds
 from strategies.sizes import Sizes

@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines import zero_facts
+from strategies.engines.zero import facts
 
 __all__ = ["evidence", "watched"]
 
@@ -40,7 +40,7 @@ def evidence(trained: Trained, counts: list[int]) -> dict[str, Any]:
     if trained.engine.stage < 3:
         return {}
     sizes = {p: p.ds_numel for p in trained.module.parameters()}
-    settings = zero_facts.buckets(trained.model)
+    settings = facts.buckets(trained.model)
     stay = sum(size for p, size in sizes.items() if p.ds_persist)
     ahead = settings["stage3_max_live_parameters"] + settings["stage3_prefetch_bucket_size"]
     modules = trained.module.modules()

@@ -1,4 +1,4 @@
-"""What FSDP2 shows of itself: what its objects do (``fsdp_objects``), and, in one watched step, how
+"""What FSDP2 shows of itself: what its objects do (``objects``), and, in one watched step, how
 much was gathered at once and what travelled.
 
 Where no step was watched, or the blocks are compiled, what is left of the step are torch's own
@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines import fsdp_objects as objects
-from strategies.engines.fsdp_facts import groups
+from strategies.engines.fsdp import objects
+from strategies.engines.fsdp.facts import groups
 from strategies.evidence.settings import label
 
 __all__ = ["Effects", "evidence", "observe"]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines import zero_facts, zero_gathered
+from strategies.engines.zero import facts as read_back
+from strategies.engines.zero import gathered
 from strategies.evidence.settings import label
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def observe(trained: Trained) -> Iterator[Effects]:
     handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
     handles.append(trained.module.register_forward_pre_hook(began))
     try:
-        with _kernel_watched(trained, found.writes), zero_gathered.watched(trained, found.gathered):
+        with _kernel_watched(trained, found.writes), gathered.watched(trained, found.gathered):
             yield found
     finally:
         for handle in handles:
@@ -165,16 +166,16 @@ def _file_digest(path: Path, size: int) -> str:
 
 
 def evidence(trained: Trained) -> dict[str, Any]:
-    """DeepSpeed's own account (``zero_facts``), and beside it what the watched step showed.
+    """DeepSpeed's own account (``facts``), and beside it what the watched step showed.
 
     Raises:
         NotInForce: the two are not one training.
     """
-    facts = label(zero_facts.evidence(trained), "stage", "overlap_comm", "buckets")
+    facts = label(read_back.evidence(trained), "stage", "overlap_comm", "buckets")
     seen = trained.observed
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
-    facts |= zero_gathered.evidence(trained, seen.engine.gathered)
+    facts |= gathered.evidence(trained, seen.engine.gathered)
     facts |= _wire(trained)
     facts = _gradients(trained, seen.engine, facts)
     return _offload(trained, seen.engine, facts)
@@ -227,7 +228,7 @@ def _offload(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str
         demand(not seen.writes, "DeepSpeed's optimizer for host memory took the step")
         return facts
     elements = sum(write.numel for write in seen.writes)
-    held = sum(master.numel() for _, master in zero_facts.masters(trained))
+    held = sum(master.numel() for _, master in read_back.masters(trained))
     demand(elements == held, f"DeepSpeed's CPU Adam wrote {elements} elements of {held}")
     demand(all(write.moved for write in seen.writes), "it wrote and the weights stayed")
     devices = frozenset().union(*(write.devices for write in seen.writes))

@@ -16,7 +16,7 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from strategies.books import Books
 from strategies.engine import Engine, Imitation
 from strategies.engines.launcher import arguments
-from strategies.engines.zero_sizes import overlaps
+from strategies.engines.zero.sizes import overlaps
 from strategies.sizes import pinned_block
 
 if TYPE_CHECKING:

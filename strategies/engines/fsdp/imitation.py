@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from strategies.books import Books
 from strategies.engine import Engine, Imitation
-from strategies.engines import fsdp_shard
+from strategies.engines.fsdp import shard
 from strategies.engines.launcher import arguments
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Unstored(Imitation):
         """Without a GPU accelerate knows no FSDP."""
         if not self.gpu:
             return  # as in a run on a CPU: the engine's ``configure`` does so
-        fsdp_shard.stand_in(accelerator, launch.layout)
+        shard.stand_in(accelerator, launch.layout)
 
     def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
         return [mock.patch.object(*patch, create=True) for patch in _patches(self.gpu)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines.zero_sizes import overlaps
+from strategies.engines.zero.sizes import overlaps
 from strategies.evidence.stored import stored, tensors, within
 from strategies.holdings import Fragment, Maker
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from strategies.engines.zero_sizes import buffer_sizes, overlaps, reduce_buckets, swap_block_bytes
+from strategies.engines.zero.sizes import buffer_sizes, overlaps, reduce_buckets, swap_block_bytes
 from strategies.settled import Settled
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 (``waste``), and those that buy speed (``prices``). No torch.
 
 Each rule names the setting, the bytes it costs on each device, and the value that removes it.
-``"auto"`` passes: ``zero_sizes`` settles it from the model. A setting that is absent counts as
+``"auto"`` passes: ``sizes`` settles it from the model. A setting that is absent counts as
 DeepSpeed's default (0.19.8, runtime/zero/config.py), since that is what runs.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.engines.zero_sizes import buffer_sizes, reduce_buckets
+from strategies.engines.zero.sizes import buffer_sizes, reduce_buckets
 from strategies.sizes import Sizes
 
 __all__ = ["DEFAULTS", "RULES", "Finding", "Job", "prices", "waste"]

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines import fsdp_facts as facts
+from strategies.engines.fsdp import facts
 from strategies.evidence.settings import label
 from strategies.evidence.stored import bytes_of
 

@@ -1,11 +1,11 @@
 """FSDP2 by accelerate: parameters, gradients and optimizer state sharded, gathered block by block.
 
 Its launch file says whether they wait in host memory, and whether groups of ranks share (HSDP).
-What a rank holds is read in ``fsdp_facts``, how the model is sharded stands in ``fsdp_shard``, and
-what a step shows of it in ``fsdp_effects``.
+What a rank holds is read in ``facts``, how the model is sharded stands in ``shard``, and
+what a step shows of it in ``effects``.
 
 accelerate looks for FSDP on GPUs alone. On a machine without one, its own code runs all the same
-once its state is told so (``fsdp_shard.stand_in``); a row says so.
+once its state is told so (``shard.stand_in``); a row says so.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class Fsdp(Engine):
             return {"cpu": True}
         asked = self.group("fake") if launch.simulated else {}
         if self.hybrid and not launch.simulated:
-            from strategies.engines import fsdp_shard
+            from strategies.engines.fsdp import shard
 
-            asked["parallelism_config"] = fsdp_shard.parallelism(self.layout(launch.processes))
+            asked["parallelism_config"] = shard.parallelism(self.layout(launch.processes))
         return asked
 
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
@@ -148,16 +148,16 @@ class Fsdp(Engine):
     # ---- set-up ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
-        from strategies.engines import fsdp_shard
+        from strategies.engines.fsdp import shard
 
         if accelerator.device.type == "cpu":
-            fsdp_shard.stand_in(accelerator, self.layout(accelerator.num_processes))
-        fsdp_shard.settle(accelerator, self.reshard)
+            shard.stand_in(accelerator, self.layout(accelerator.num_processes))
+        shard.settle(accelerator, self.reshard)
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
-        from strategies.engines import fsdp_shard
+        from strategies.engines.fsdp import shard
 
-        fsdp_shard.shard(accelerator, module, blocks, draw)
+        shard.shard(accelerator, module, blocks, draw)
 
     def prepare(
         self,
@@ -168,10 +168,10 @@ class Fsdp(Engine):
     ) -> tuple[Any, Any]:
         """The optimizer is made for the sharded parameters: those that it was shown before would
         never move, without an error."""
-        from strategies.engines import fsdp_shard
+        from strategies.engines.fsdp import shard
 
-        fsdp_shard.shard(accelerator, module, blocks)
-        fsdp_shard.enlist(accelerator, module)
+        shard.shard(accelerator, module, blocks)
+        shard.enlist(accelerator, module)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return module, accelerator.prepare_optimizer(optimizer)
 
@@ -186,40 +186,40 @@ class Fsdp(Engine):
     # ---- what is held ----
 
     def optimized(self, trained: Trained) -> list[torch.Tensor]:
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
-        return [fsdp_facts.local(p) for p in super().optimized(trained)]
+        return [facts.local(p) for p in super().optimized(trained)]
 
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
         for index, parameter in super().shards(trained):
-            yield index, fsdp_facts.local(parameter)
+            yield index, facts.local(parameter)
 
     def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
-        return fsdp_facts.state_of(trained, shard)
+        return facts.state_of(trained, shard)
 
     def receivers(self, trained: Trained) -> Sequence[torch.Tensor]:
         """The gathered parameters, which there are from the first forward on."""
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
-        return fsdp_facts.gathered(trained.module)
+        return facts.gathered(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
-        return fsdp_facts.fragments(trained, copies=copies)
+        return facts.fragments(trained, copies=copies)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
         for parameter in parameters:
             yield _whole(parameter.detach())
 
     def part(self, parameter: Any) -> torch.Tensor:
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
-        return fsdp_facts.local(parameter)
+        return facts.local(parameter)
 
     def held(self, trained: Trained) -> Holdings:
         from strategies.evidence.stored import stored
@@ -232,24 +232,24 @@ class Fsdp(Engine):
         return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
 
     def makers(self) -> tuple[Maker, ...]:
-        from strategies.engines import fsdp_facts
+        from strategies.engines.fsdp import facts
 
-        return tuple(fsdp_facts.makers())
+        return tuple(facts.makers())
 
     # ---- proof and prediction ----
 
     def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
-        from strategies.engines import fsdp_effects
+        from strategies.engines.fsdp import effects
 
-        return fsdp_effects.observe(trained)
+        return effects.observe(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.engines import fsdp_effects
+        from strategies.engines.fsdp import effects
 
-        return fsdp_effects.evidence(trained)
+        return effects.evidence(trained)
 
     def imitation(self) -> Imitation:
-        from strategies.engines.fsdp_imitation import Unstored
+        from strategies.engines.fsdp.imitation import Unstored
 
         return Unstored(self)
 

@@ -2,7 +2,7 @@
 
 Its launch file names a DeepSpeed JSON, which owns stage, offload and buckets; ``"auto"`` there is
 settled from the model and the training. What is read back from DeepSpeed's objects, by its own
-attribute names (0.19), is in ``zero_facts``.
+attribute names (0.19), is in ``facts``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.engine import Engine, Enter, Imitation, Workload
-from strategies.engines import zero_effects, zero_facts, zero_settled
-from strategies.engines.zero_inputs import give_by_place
-from strategies.engines.zero_ops import plain_file_access
-from strategies.engines.zero_waste import Job, prices, waste
+from strategies.engines.zero import effects, facts, settled
+from strategies.engines.zero.inputs import give_by_place
+from strategies.engines.zero.ops import plain_file_access
+from strategies.engines.zero.waste import Job, prices, waste
 from strategies.holdings import Fragment, Holdings, Maker, Told
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
 from strategies.layout import Layout
@@ -128,10 +128,10 @@ class Zero(Engine):
 
     def configure(self, accelerator: Any, work: Workload) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        if zero_settled.nvme_blocks(config):
+        if settled.nvme_blocks(config):
             plain_file_access()
             work.scratch.mkdir(parents=True, exist_ok=True)
-        zero_settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
+        settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
 
     def settled(
         self,
@@ -141,11 +141,11 @@ class Zero(Engine):
         configure: Callable[[Any], None],
         folder: Path,
     ) -> Settled:
-        found = work(Path(zero_settled.NVME_BLANK))
-        return zero_settled.settled(self.file, launch, found, mixed_precision, configure, folder)
+        found = work(Path(settled.NVME_BLANK))
+        return settled.settled(self.file, launch, found, mixed_precision, configure, folder)
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
-        from strategies.engines.zero_fill import fill
+        from strategies.engines.zero.fill import fill
 
         fill(accelerator, module, draw, split=self.stage == 3)
 
@@ -162,7 +162,7 @@ class Zero(Engine):
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        zero_settled.sixteen_bits(config, master=master, scale=scale)
+        settled.sixteen_bits(config, master=master, scale=scale)
 
     def host_adamw(self, params: list[Any], settings: Settings) -> Any:
         """DeepSpeed's, with all settings (accelerate's own swap would drop betas, eps and the
@@ -202,10 +202,10 @@ class Zero(Engine):
         return list(trained.model.optimizer.fp32_partitioned_groups_flat)
 
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
-        return zero_facts.masters(trained)
+        return facts.masters(trained)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        return zero_facts.fragments(trained)
+        return facts.fragments(trained)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
         if self.stage < 3:
@@ -227,10 +227,10 @@ class Zero(Engine):
         return getattr(parameter, "ds_shape", parameter.shape)
 
     def held(self, trained: Trained) -> Holdings:
-        return Holdings(zero_facts.held(trained), host=tuple(zero_facts.hosted(trained)))
+        return Holdings(facts.held(trained), host=tuple(facts.hosted(trained)))
 
     def makers(self) -> tuple[Maker, ...]:
-        return tuple(zero_facts.makers())
+        return tuple(facts.makers())
 
     # ---- proof and prediction ----
 
@@ -243,16 +243,16 @@ class Zero(Engine):
             micro_batch=ds.train_micro_batch_size_per_gpu(),
             loss_scale=None if scale is None else float(scale),
             config=ds.config,
-            swapped_bytes=sum(size for _, size in zero_facts.swap_files(ds)),
+            swapped_bytes=sum(size for _, size in facts.swap_files(ds)),
         )
 
     def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
-        return zero_effects.observe(trained)
+        return effects.observe(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        return zero_effects.evidence(trained)
+        return effects.evidence(trained)
 
     def imitation(self) -> Imitation:
-        from strategies.engines.zero_imitation import Storageless
+        from strategies.engines.zero.imitation import Storageless
 
         return Storageless(self)
