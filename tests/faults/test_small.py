@@ -17,6 +17,7 @@ from harness import cli
 from harness.commands import anatomy, max_batch
 from harness.commands.max_batch import candidates, most_probes
 from harness.commands.progress import Progress
+from harness.json_files import deeper_than
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
 from harness.memory.portrait import load as load_portrait
@@ -25,7 +26,7 @@ from harness.report.anatomy import page
 from harness.report.figures import parity
 from harness.report.rendering import charts, markdown
 from harness.resolve import resolve
-from harness.result import BadResult, LaunchRecord, Result, Status, deeper_than, load
+from harness.result import BadResult, LaunchRecord, Result, Status, load
 from harness.spec import Spec
 from harness.system.process import Interrupted
 from tests.children.faked import faked

@@ -26,13 +26,13 @@ from harness.commands.planning.plan_json import fit_as_json
 from harness.commands.planning.plan_largest import plan_largest
 from harness.commands.planning.plan_progress import PlanProgress
 from harness.commands.planning.plan_table import print_plan
+from harness.json_files import write_json
 from harness.predict import pool, verdict
 from harness.predict.inverses import SOUGHT
 from harness.predict.speed import calibrated
 from harness.predict.speed.calibrated import NONE
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
-from harness.result import write_json
 from strategies.workloads import TRAIN, WORKLOADS
 
 __all__ = ["add_arguments", "plan"]
