@@ -3,9 +3,13 @@ from the same step of a process that is not measured at all?
 
     PYTHONPATH=. .venv/bin/python tests/bench/meter_cost.py [--steps 12] [--pairs 4]
 
-Processes of three kinds take turns, so that the machine's noise hits them alike:
+Processes of five kinds take turns, each pair in another order, so that the machine's noise and
+what a neighbour leaves behind hit them alike:
 
 - plain: no variable, no meter, glibc's own rule; bare optimizer steps after as many others.
+- again: plain once more. By how much it is off is what this bench cannot tell from nothing.
+- placed: plain, but weights are drawn under the meter's heap, which is left before the first step:
+  what the places of tensors alone do.
 - measured: as a run of the harness, its passes and its clock.
 - bent: as measured, but the heap that meters want stays in force: what the clock would show.
 
@@ -38,7 +42,9 @@ from harness.worker.measuring.meter import make_meter
 from harness.worker.measuring.passes import SETTLING, measured_steps
 from harness.worker.status import Reporter
 
-KINDS = ("plain", "measured", "bent")
+KINDS = ("plain", "again", "placed", "measured", "bent")
+BARE = ("plain", "again", "placed")
+"""Kinds that no meter watches."""
 WARMUP = 2
 BEFORE = WARMUP + 2 + SETTLING
 """Steps that a measured run takes before its first timed one."""
@@ -58,8 +64,9 @@ def main() -> None:
         print(json.dumps(steps_of(given)))
         return
     seen: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    for _ in range(given.pairs):
-        for kind in KINDS:
+    for pair in range(given.pairs):
+        turn = pair % len(KINDS)
+        for kind in KINDS[turn:] + KINDS[:turn]:
             seen[kind].append(asked(kind))
     for kind in KINDS:
         tell(kind, seen[kind], seen["plain"])
@@ -69,7 +76,7 @@ def asked(kind: str) -> dict[str, float]:
     """Medians of one process of this kind."""
     clean = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
     words = [sys.executable, *sys.argv, "--as", kind]
-    added = {} if kind == "plain" else ALLOCATOR
+    added = {} if kind in ("plain", "again") else ALLOCATOR
     where = {"cwd": ROOT, "env": {**clean, **added}}
     done = subprocess.run(words, **where, capture_output=True, text=True)
     if done.returncode:
@@ -98,9 +105,10 @@ def steps_of(given: argparse.Namespace) -> dict[str, float]:
     meter, log = make_meter(accelerator.device), Log()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        begun = (lambda phase: None) if given.kind == "plain" else meter.enter
+        begun = (lambda phase: None) if given.kind in BARE else meter.enter
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", begun)
-        if given.kind == "plain":
+        if given.kind in BARE:
+            heap.keep_freed()
             bare_steps(run, log, meter.synchronize, given.steps)
         else:
             if given.kind == "bent":
