@@ -13,7 +13,7 @@ from rich.markup import escape
 from harness.calibrate.against import as_json, held, table
 from harness.calibrate.table import lines
 from harness.calibration import store
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.progress import PlanProgress
 from harness.json_files import write_json
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
