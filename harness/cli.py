@@ -138,7 +138,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    from harness.commands.planning.plan import add_arguments
+    from harness.commands.planning.plan.command import add_arguments
 
     example = (
         "./run.sh plan --model flux-dev --gpu RTX-4090\n"
@@ -275,7 +275,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from harness.commands.planning.plan import plan
+    from harness.commands.planning.plan.command import plan
 
     return plan(options)
 

@@ -11,9 +11,10 @@ In the order of a run: ``of`` and the facts of the launch file (the launching pr
 torch); ``accelerator_kwargs``, ``configure``, ``fill``, ``sixteen_bits``, ``prepare``, ``ready``
 (each rank, ``harness.worker.setup``); ``micro_steps``, ``norm``, ``clip``, ``mean``
 (``harness.worker.loop``); ``marks``, ``held``, ``makers`` (a traced step,
-``harness.memory.tracer``); ``observe`` (one more step, ``strategies.evidence.watching``); ``told``
-and ``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the same set-up
-and step with ``imitation`` in place of what needs real ranks or devices (``harness.predict``).
+``harness.memory.traced_step``); ``observe`` (one more step, ``strategies.evidence.watching``);
+``told`` and ``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the
+same set-up and step with ``imitation`` in place of what needs real ranks or devices
+(``harness.predict``).
 
 ``Launch`` and ``Trained`` stand here because an engine is part of both and is given both.
 """

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from harness import result
+from harness import json_files
 from harness.result import BadResult, Check, Peak, Rank, Result, Status, load, load_all
 from harness.spec import Spec
 
@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     example().write(path)
-    monkeypatch.setattr(result.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(json_files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
     changed = example()
     changed.losses = [9.0]
     with pytest.raises(OSError, match="full"):

@@ -30,6 +30,7 @@ ORDER = (
     "harness.memory",
     "harness.resolve",
     "harness.result",
+    "harness.json_files",
     "harness.subjects",
     "harness.data",
     "harness.spec",

@@ -9,8 +9,9 @@ from typing import Any
 from harness.calibrate.outcome import Outcome
 from harness.calibrate.rows import measured_row
 from harness.calibration.record import Calibration, Ceilings, Device, StandingBytes
+from harness.json_files import build
 from harness.predict.prediction import Prediction
-from harness.result import Result, build
+from harness.result import Result
 
 __all__ = ["calibration_of", "ceilings_of", "standing_of"]
 

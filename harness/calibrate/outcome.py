@@ -12,8 +12,8 @@ from typing import Any
 
 from harness.calibrate.station import Station
 from harness.calibration.record import Device
+from harness.json_files import build, write_json
 from harness.launch.sources import digest
-from harness.result import build, write_json
 
 __all__ = ["DONE", "Outcome", "kept", "mark_of", "outcome_file"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.result import build, write_json
+from harness.json_files import build, write_json
 from strategies.base import BadInput
 
 __all__ = [

@@ -21,11 +21,12 @@ from harness.commands import one_row
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
 from harness.commands.options import ALL_GPUS, add_settings, folder_name, seconds
 from harness.commands.progress import Progress
+from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.figures import derive
 from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
-from harness.result import BadResult, Result, Status, load, write_json
+from harness.result import BadResult, Result, Status, load
 from harness.spec import Spec, SpecError
 from harness.suite.identity import identity
 from harness.system.machine import Machine

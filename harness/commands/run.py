@@ -23,7 +23,7 @@ from harness.commands.console import (
     slug,
 )
 from harness.commands.options import add_settings, folder_name, seconds
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.progress import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.json_files import build, write_json
 from harness.memory.categories import INFERENCE, MEASURED
-from harness.result import BadResult, build, write_json
+from harness.result import BadResult
 
 __all__ = ["Kept", "Lump", "OpCost", "Point", "Portrait", "Timeline", "load"]
 

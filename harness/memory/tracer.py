@@ -1,14 +1,14 @@
 """Every tensor storage that is made and freed while a training runs: the one tracer.
 
-A measured run follows one of its steps with it, on real tensors (``trace_step``); a prediction
-follows a training from its first line on, on tensors without storage (``predict.trace``).
+A measured run follows one of its steps with it, on real tensors (``harness.memory.traced_step``); a
+prediction follows a training from its first line on, on tensors without storage
+(``harness.predict.tracing.trace``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,14 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from harness.memory import resizing, unseen
 from harness.memory.awaited import awaited, pause
-from harness.memory.places import BY_DEVICE, DEVICE, HOST, Places, storage_of
-from harness.memory.record import Record, Storage, by_place, step_categories
-from harness.result import Categories
+from harness.memory.places import DEVICE, HOST, Places, storage_of
+from harness.memory.record import Record, Storage
 from strategies.engine import Trained
 from strategies.evidence.stored import stored, within, wrapped
 from strategies.holdings import Maker
 
-__all__ = ["BEFORE", "Tracer", "following", "register_living", "trace_step"]
+__all__ = ["BEFORE", "Tracer"]
 
 aten = torch.ops.aten
 BEFORE = "before"
@@ -306,72 +305,3 @@ def _storages_of(values: Any) -> set[int]:
     """What identifies the storages of the tensors in a structure of arguments."""
     plain = (p for t in within(values) for p in stored(t))
     return {storage._cdata for p in plain if (storage := storage_of(p)) is not None}
-
-
-@contextlib.contextmanager
-def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
-    """A step under ``tracer``: its phases, its gradients as they arrive, and what the engine's
-    library and the strategies allocate by themselves."""
-
-    def enter(phase: str) -> None:
-        tracer.enter(phase)
-        if phase == "optimizer":
-            tracer.tag_gradients(trained)
-
-    def arrived(gradient: torch.Tensor) -> None:
-        tracer.see(gradient, "gradient")
-        tracer.tag("gradients", [gradient])
-
-    handles = [leaf.register_hook(arrived) for leaf in trained.engine.receivers(trained)]
-    makers = [*trained.engine.makers(), *(m for a in trained.attached.values() for m in a.makers())]
-    try:
-        with trained.engine.marks(trained, enter), tracer.watching(makers):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def register_living(tracer: Tracer, trained: Trained) -> None:
-    """Note what lives before a measured step: parameters, optimizer state, averages; the rest of
-    the process's tensors unnamed."""
-    tracer.enter(BEFORE)
-    holdings = trained.engine.held(trained)
-    # Where Python did see DDP's buckets (a communication hook gets them), they are known.
-    if holdings.hidden and trained.accelerator.device.type in tracer.pools:
-        tracer.hold("device", holdings.hidden, "communication buckets", "buckets")
-        tracer.hidden = True
-    tracer.left_out |= holdings.seen
-    kept = [t for a in trained.attached.values() for t in a.tensors()]
-    for tensor in (*(t for some in holdings.tensors.values() for t in some), *kept):
-        tracer.see(tensor, BEFORE)
-    gc.collect()  # what only cycles keep alive is not part of the step
-    for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_sparse:
-            tracer.see(thing, BEFORE)
-    tracer.know(trained)
-
-
-def trace_step(
-    trained: Trained, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
-) -> Categories:
-    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``; where
-    that is the CPU, what is kept on the device and in host memory (``harness.memory.places``).
-
-    ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
-    """
-    tracer = Tracer({device_type: DEVICE})
-    if trained.accelerator.device.type != "cpu":
-        tracer.places = None  # tensors' devices tell
-    tracer.leave_out(left_out)
-    register_living(tracer, trained)
-    with following(tracer, trained), tracer:
-        step()
-    trained.ops |= tracer.ops
-    if tracer.places is None:
-        found = step_categories(tracer.record, DEVICE, trained.engine.buckets)
-        found.placed_by = BY_DEVICE
-        return found
-    tracer.keep_held(trained)
-    tracer.disbelieve()
-    return by_place(tracer.record, trained.engine.buckets, tracer.places.known_by)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.result import build, write_json
+from harness.json_files import build, write_json
 
 __all__ = ["Beat", "End", "Go", "Order", "Ready", "log_of", "name_of", "read", "write"]
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.json_files import write_json
 from harness.launch import launch
 from harness.nodes import slurm
 from harness.nodes.files import Order, read
@@ -19,7 +20,7 @@ from harness.nodes.launch import abandoned
 from harness.nodes.outcome import StepState
 from harness.nodes.place import Place
 from harness.resolve import resolve
-from harness.result import Result, write_json
+from harness.result import Result
 from harness.spec import Spec, add_arguments, from_arguments
 from strategies.base import BadInput
 

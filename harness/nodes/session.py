@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.json_files import write_json
 from harness.nodes import supervisor
-from harness.result import write_json
 from strategies.base import BadInput
 
 __all__ = ["LeaderLost", "MeetingError", "Session", "follow"]

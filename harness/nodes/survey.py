@@ -11,12 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.json_files import build
 from harness.launch import launch
 from harness.launch.command import HEAD, INTERFACE, PORT, RANK
 from harness.nodes.files import End, Ready
 from harness.nodes.launched import make_order, start
 from harness.nodes.place import Place
-from harness.result import Wire, build
+from harness.result import Wire
 from strategies.base import BadInput
 
 __all__ = ["SurveyError", "slow", "survey"]

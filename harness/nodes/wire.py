@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.result import Wire, write_json
+from harness.json_files import write_json
+from harness.result import Wire
 from harness.system import process
 
 __all__ = ["main"]

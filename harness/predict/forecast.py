@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.json_files import write_json
 from harness.predict.speed.roofline import Work
 from harness.predict.verdict import Fit
-from harness.result import write_json
 from harness.spec import Spec
 
 __all__ = ["FILE", "Forecast", "Foretold", "block_forwards", "foretold", "read"]

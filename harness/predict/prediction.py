@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.json_files import write_json
 from harness.memory.record import Held, Instant
 from harness.predict.speed.roofline import Work
 from harness.resolve import Resolved
-from harness.result import write_json
 
 __all__ = ["SCHEMA", "Prediction", "load", "none", "read"]
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.data.rows import label
 from harness.resolve import Resolved, run_name
-from harness.result import BadResult, Result, Status, load, write_json
+from harness.result import BadResult, Result, Status, load
 from harness.spec import Spec
 from harness.suite.beside import able, run_beside
 from harness.suite.file import Suite

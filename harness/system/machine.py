@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from harness.result import write_json
+from harness.json_files import write_json
 from harness.system import gpus, kernel, tree
 from harness.system.gpus import Gpu
 from harness.system.probe import PACKAGES, version

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from harness.json_files import write_json
 from harness.launch.checkpoints import (
     DONE,
     check_same,
@@ -24,7 +25,6 @@ from harness.launch.checkpoints import (
     newest_whole,
     sizes,
 )
-from harness.result import write_json
 from strategies.engine import Trained
 from strategies.holdings import Fragment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.memory import dissect
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved
 from harness.result import Check, Projections, Rank, Result, Status
 from harness.worker import environment, record, setup

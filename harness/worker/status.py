@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.result import write_json
+from harness.json_files import write_json
 from strategies.base import BadInput
 
 __all__ = ["Reporter"]

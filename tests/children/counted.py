@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.spec import Spec
 from harness.worker import setup
 from harness.worker.loop import Log, optimizer_step

@@ -17,9 +17,9 @@ from typing import Any
 from unittest import mock
 
 from harness import train
+from harness.json_files import write_json
 from harness.memory.record import phase_peaks
 from harness.memory.tracer import Tracer
-from harness.result import write_json
 from harness.spec import Spec, from_arguments
 from harness.subjects.dit.subject import Dit
 from harness.worker import setup

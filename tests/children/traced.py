@@ -21,9 +21,9 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from harness import train
 from harness.data.feed import Feed
-from harness.memory.tracer import trace_step
+from harness.json_files import write_json
+from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved, resolve
-from harness.result import write_json
 from harness.spec import Spec, from_arguments
 from harness.worker import setup, world
 from harness.worker.loop import Log, optimizer_step

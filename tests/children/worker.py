@@ -14,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness.result import Result, Status, write_json
+from harness.json_files import write_json
+from harness.result import Result, Status
 from harness.spec import Spec
 
 MODE, FOLDER = sys.argv[1], Path(sys.argv[2])

@@ -17,15 +17,17 @@ from harness import cli
 from harness.commands import anatomy, max_batch
 from harness.commands.max_batch import candidates, most_probes
 from harness.commands.progress import Progress
+from harness.json_files import deeper_than
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
 from harness.memory.portrait import load as load_portrait
 from harness.report import build, write_report
 from harness.report.anatomy import page
 from harness.report.figures import parity
-from harness.report.rendering import charts, markdown
+from harness.report.rendering import markdown
+from harness.report.rendering.charts import of_group
 from harness.resolve import resolve
-from harness.result import BadResult, LaunchRecord, Result, Status, deeper_than, load
+from harness.result import BadResult, LaunchRecord, Result, Status, load
 from harness.spec import Spec
 from harness.system.process import Interrupted
 from tests.children.faked import faked
@@ -293,7 +295,7 @@ def test_the_way_out_is_the_one_that_the_reason_has():
 def test_no_tick_lies_over_the_limit_of_exact_rows():
     group = build(list(cpu_set().values()), []).groups[0]
     tick = re.compile(r'<text x="42" y="([\d.]+)" class="tick end( alarm)?">')
-    marks = tick.findall(charts.distances(group))
+    marks = tick.findall(of_group.distances(group))
     (limit,) = [float(y) for y, alarm in marks if alarm]
     others = [float(y) for y, alarm in marks if not alarm]
     assert len(others) > 2 and min(abs(y - limit) for y in others) >= 10

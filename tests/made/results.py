@@ -13,6 +13,7 @@ import random
 import shutil
 from pathlib import Path
 
+from harness.json_files import write_json
 from harness.report import build, read_suite
 from harness.report.rendering import markdown
 from harness.report.rendering.export import csv_text
@@ -27,7 +28,6 @@ from harness.result import (
     Status,
     StepUsage,
     load_all,
-    write_json,
 )
 from harness.spec import Spec
 from strategies import parse

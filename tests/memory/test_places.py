@@ -17,7 +17,8 @@ from conftest import TINY, living
 from harness import ROOT
 from harness.memory.places import BY_ENGINE
 from harness.memory.record import by_place
-from harness.memory.tracer import Tracer, trace_step
+from harness.memory.traced_step import trace_step
+from harness.memory.tracer import Tracer
 from harness.worker.loop import optimizer_step
 from strategies.holdings import Holdings, Maker
 

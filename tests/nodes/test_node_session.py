@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from harness.commands.several import check_leader
+from harness.json_files import write_json
 from harness.nodes import session, supervisor
 from harness.nodes.files import Beat, End, Go, Order, Ready, read, write
 from harness.nodes.preflight import disagreement, head_address, mixed, skews
 from harness.nodes.session import LeaderLost, MeetingError, Session, follow
 from harness.nodes.survey import SurveyError
-from harness.result import write_json
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.json_files import write_json
 from harness.nodes import network, sentry
 from harness.nodes.files import Beat, End, Go, Order, read, write
 from harness.nodes.sentry import Sentry
 from harness.nodes.watch import GRACE_SECONDS
-from harness.result import write_json
 
 ORDER = Order(
     token="t", nodes=2, processes=1, head="n1", words=["true"], environment={}, out="/out",

@@ -11,10 +11,10 @@ import pytest
 
 from harness import ROOT
 from harness.commands.atlas.cells import HEADS, TRAININGS, cell_of
-from harness.commands.planning import plan
-from harness.commands.planning.asking import Asking
-from harness.commands.planning.plan_asked import asked_for
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.asked import asked_for
+from harness.commands.planning.plan.asking import Asking
+from harness.commands.planning.plan.command import add_arguments as plan_arguments
+from harness.commands.planning.plan.progress import PlanProgress
 from harness.predict import pool
 from harness.subjects.library import presets
 
@@ -47,7 +47,7 @@ def test_published_cells_are_what_the_predictor_says_now(tmp_path, monkeypatch):
     """Of each training one, by its own command; both at once, so that libraries load once."""
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
     cells, parser = [sample(training) for training in TRAININGS], argparse.ArgumentParser()
-    plan.add_arguments(parser)
+    plan_arguments(parser)
     _, _, *words = shlex.split(cells[0]["Command"])  # ./run.sh plan ...
     asked = asked_for(parser.parse_args([*words, *(cell["Recipe"] for cell in cells[1:])]))
     fits = Asking(asked, 2, Silent()).fits(asked.resolved)

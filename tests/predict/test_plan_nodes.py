@@ -7,8 +7,8 @@ import dataclasses
 
 import pytest
 
-from harness.commands.planning import plan
-from harness.commands.planning.plan_asked import PlanError, asked_for, on_nodes
+from harness.commands.planning.plan.asked import PlanError, asked_for, on_nodes
+from harness.commands.planning.plan.command import add_arguments as plan_arguments
 from harness.predict.speed import network
 from harness.predict.speed.cards import find
 from harness.predict.speed.roofline import Work, seconds, sent
@@ -60,6 +60,6 @@ def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
 @pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "results"]])
 def test_a_plan_for_this_cpu_is_of_one_machine(words):
     parser = argparse.ArgumentParser()
-    plan.add_arguments(parser)
+    plan_arguments(parser)
     with pytest.raises(PlanError, match="--cpu is one machine; leave out both"):
         asked_for(parser.parse_args(["--cpu", "--recipes", "ddp", *words]))

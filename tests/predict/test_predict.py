@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan_answer import answer, is_close
-from harness.commands.planning.plan_held import held_back, held_notes
+from harness.commands.planning.plan.answer import answer, is_close
+from harness.commands.planning.plan.held import held_back, held_notes
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
 from harness.predict import limits, pool, verdict, workspace

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands.planning.largest_table import print_largest
-from harness.commands.planning.plan import Asked
+from harness.commands.planning.plan.command import Asked
+from harness.commands.planning.plan.largest_table import print_largest
 from harness.predict import pool, search, workspace
 from harness.predict.prediction import Prediction
 from harness.predict.speed import cards

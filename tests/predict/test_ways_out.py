@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.commands.planning.plan_answer import answer
-from harness.commands.planning.plan_explained import explained
+from harness.commands.planning.plan.answer import answer
+from harness.commands.planning.plan.explained import explained
 from harness.memory.record import Held
 from harness.predict import verdict, ways_out
 from harness.predict.speed import cards

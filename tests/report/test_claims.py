@@ -9,7 +9,8 @@ import pytest
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
-from harness.report.rendering import markdown, story_charts
+from harness.report.rendering import markdown
+from harness.report.rendering.charts import of_story
 from harness.report.stories import claims
 from harness.report.stories.claim_rules import DEEP, DEPTHS, TOKENS
 from harness.report.stories.claim_sweeps import BATCHES, LARGE
@@ -283,12 +284,12 @@ def test_the_tables_show_every_point_and_the_spread():
     rows = over_batches("single+checkpoint", lambda b: plain(b) / 6) + token_rows(2.0, 1.0)[1:]
     report = build(rows, [], SuiteHead(reference="single", story="claims"))
     judged, sweeps, growths = claims.tables(report)
-    assert story_charts.sweep_lines(report)["single+checkpoint"][0] == (
+    assert of_story.sweep_lines(report)["single+checkpoint"][0] == (
         1,
         pytest.approx(83.3, 0.01),
     )
-    ((_, _, picture),) = story_charts.pictures(report)
-    assert ">32</text>" in picture and story_charts.keys(report)[0][0] == "single+checkpoint"
+    ((_, _, picture),) = of_story.pictures(report)
+    assert ">32</text>" in picture and of_story.keys(report)[0][0] == "single+checkpoint"
     assert judged.title == "Claims, measured on DiT-S/4"
     lines = {tuple(line[:2]): line[2:] for line in sweeps.lines}
     assert lines["single", "activations in it"][0] == "20.0 %"

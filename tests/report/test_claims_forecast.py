@@ -11,7 +11,7 @@ import pytest
 
 from harness import ROOT, cli
 from harness.commands import suites
-from harness.commands.planning.plan_claims import rows_of
+from harness.commands.planning.plan.claims import rows_of
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant
 from harness.predict import attention, forecast, pool

@@ -18,7 +18,8 @@ from harness.report.data import speed
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.rows import Group, SuiteHead
 from harness.report.figures.floor import floor_of, margin, student
-from harness.report.rendering import charts, export, html, markdown
+from harness.report.rendering import export, html, markdown
+from harness.report.rendering.charts import of_group
 from harness.report.rendering.tables import ranking
 from harness.result import Result
 from tests.made.results import FULL, done
@@ -219,14 +220,14 @@ def test_every_format_says_none_seen():
 
 def test_the_band_of_the_noise_holds_the_rows_that_are_not_told_apart():
     group = group_of(suite(QUIET))
-    page = charts.steps(group)
+    page = of_group.steps(group)
     left, wide = (
         float(re.search(rf'{k}="([\d.]+)"[^>]*class="noise"', page)[1]) for k in ["x", "width"]
     )
     ticks = [float(x) for x in re.findall(r'x1="([\d.]+)"[^>]*class="median"', page)]
     assert [left <= tick <= left + wide for tick in ticks] == [True, True, False]
     once = [r for r in suite(QUIET) if not r.spec.repeat]
-    assert 'class="noise"' not in charts.steps(group_of(once))
+    assert 'class="noise"' not in of_group.steps(group_of(once))
 
 
 @pytest.mark.parametrize("width", [80, 100])

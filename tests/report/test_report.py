@@ -22,7 +22,8 @@ from rich.console import Console
 from harness.report import SuiteHead, build, print_report, write_report
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.rows import read_suite
-from harness.report.rendering import export, html, markdown, svg, terminal
+from harness.report.rendering import export, html, markdown, terminal
+from harness.report.rendering.charts import svg
 from harness.result import Status, load_all
 from tests.made.results import FULL, cpu_set, done, gpu_set
 

@@ -11,7 +11,7 @@ from conftest import SUBJECT
 from harness.report import build, stories
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
-from harness.report.rendering import story_charts
+from harness.report.rendering.charts import of_story
 from harness.report.stories.claim_rules import DEEP
 from harness.result import Status
 from harness.suite import file as suite_file
@@ -184,7 +184,7 @@ def test_depth_tells_memory_and_counted_work_of_each_regime():
     assert plain["Added by a block MiB"] == "10.00" and plain["Memory ~ L^"] == "1.00"
     assert plain["Forwards a block"] == "1.00" and none["Forwards a block"] == "3.50 to 9.50"
     assert none["Memory ~ L^"] == "0.00" and none["Forward work ~ L^"] == "1.72"
-    pictures, keys = story_charts.pictures(report), story_charts.keys(report)
+    pictures, keys = of_story.pictures(report), of_story.keys(report)
     assert len(pictures) == 3 and [name for name, *_ in keys] == ["single", nothing]
     assert all(f">{depth}</text>" in picture for *_, picture in pictures for depth in (4, 16))
 

@@ -19,7 +19,7 @@ import torch
 from conftest import SUBJECT, TINY, observe_here, part_named
 
 from harness import ROOT
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.worker.loop import optimizer_step
 from strategies import CATALOG, parse
 from strategies.activations.checkpoint import Checkpoint

@@ -9,7 +9,8 @@ import torch
 from conftest import SUBJECT
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.memory import tracer
+from harness.memory.traced_step import register_living
+from harness.memory.tracer import Tracer
 from harness.subjects.dit import model
 from strategies import CATALOG
 from strategies.base import NotInForce, Settings
@@ -96,8 +97,8 @@ def test_buckets_that_a_hook_was_given_are_counted_once(strategy, group):
     trained = trained_with(strategy)
     trained.accelerator.device = torch.device("cpu")
     held = trained.engine.held(trained)
-    found = tracer.Tracer({"cpu": "device"})
-    tracer.register_living(found, trained)
+    found = Tracer({"cpu": "device"})
+    register_living(found, trained)
     buckets = [s.size for s in found.record.storages if s.category == "buckets"]
     assert held.hidden > 0 and buckets == [held.hidden]
     assert held.seen and not held.seen & found._live.keys()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import SUBJECT, TINY
 
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.resolve import resolve
 from harness.worker import checkpoint, setup
 from harness.worker.audit import audit, collect_evidence

@@ -12,7 +12,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F
 from torch.nn.parameter import Buffer
 
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.worker.loop import optimizer_step
 from strategies.base import NotInForce
 from strategies.evidence import forward

@@ -16,7 +16,7 @@ from conftest import TINY
 
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.phases import PEAK_PHASES
 from harness.predict.tracing import trace
 from harness.result import Peak

@@ -12,7 +12,7 @@ import torch
 
 from harness.calibrate.stations import attention, collective, products, standing, streams
 from harness.calibrate.stations.asked import Asked
-from harness.result import write_json
+from harness.json_files import write_json
 from harness.system import kernel
 from harness.system.process import die_with_parent
 

@@ -19,10 +19,10 @@ from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
 from harness.commands.atlas.page import write
 from harness.commands.atlas.sizes import DOUBLINGS, too_large
 from harness.commands.console import OK, make_console, short
-from harness.commands.planning import plan
-from harness.commands.planning.asking import Asking
-from harness.commands.planning.plan_asked import PlanError, asked_for
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.asked import PlanError, asked_for
+from harness.commands.planning.plan.asking import Asking
+from harness.commands.planning.plan.command import add_arguments as plan_arguments
+from harness.commands.planning.plan.progress import PlanProgress
 from harness.predict import pool
 from harness.predict.speed import cards
 from harness.subjects.library import presets
@@ -87,7 +87,7 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
 def cells_of(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
     """The cells of one model. What was predicted for one card is known for the next of its kind."""
     parser = argparse.ArgumentParser()
-    plan.add_arguments(parser)
+    plan_arguments(parser)
     jobs = options.jobs or pool.default_jobs()
     for gpus in options.gpus:
         for card in options.cards:

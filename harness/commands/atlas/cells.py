@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.commands.planning.plan_answer import ADAPTED, gib, rate_in_words
-from harness.commands.planning.plan_table import SHOWN
+from harness.commands.planning.plan.answer import ADAPTED, gib, rate_in_words
+from harness.commands.planning.plan.table import SHOWN
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 

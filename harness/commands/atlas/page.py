@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.atlas.cells import HEADS, Cell
-from harness.commands.planning.plan_table import SHOWN
+from harness.commands.planning.plan.table import SHOWN
 
 __all__ = ["NOTE", "write"]
 

@@ -13,13 +13,14 @@ from rich.markup import escape
 from harness.calibrate.against import as_json, held, table
 from harness.calibrate.table import lines
 from harness.calibration import store
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.progress import PlanProgress
+from harness.json_files import write_json
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
 from harness.predict.speed import calibrated, cards
 from harness.predict.speed.cards import Card
 from harness.resolve import resolve
-from harness.result import Result, Status, load_all, write_json
+from harness.result import Result, Status, load_all
 from harness.spec import SpecError
 
 __all__ = ["against"]

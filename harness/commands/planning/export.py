@@ -10,9 +10,9 @@ from typing import Any
 
 from harness import ROOT
 from harness.commands.console import OK, make_console, slug
-from harness.commands.planning import plan
 from harness.commands.planning.export_table import print_export
-from harness.commands.planning.plan_asked import Asked, asked_for
+from harness.commands.planning.plan.asked import Asked, asked_for
+from harness.commands.planning.plan.command import add_arguments as plan_arguments
 from harness.export import trainers
 from harness.export.bundle import bundle, write
 from harness.predict import attention, pool, verdict
@@ -75,7 +75,7 @@ def export(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[Asked, Resolved]:
     """The recipe as a plan has it, with the numbers that were given; what a plan refuses is."""
     parser = argparse.ArgumentParser()
-    plan.add_arguments(parser)
+    plan_arguments(parser)
     words = ["--recipes", options.recipe, "--model", options.model, "--gpus", str(options.gpus)]
     words += ["--resolution", str(options.resolution)]
     words += ["--gpu", options.gpu] if options.gpu else []

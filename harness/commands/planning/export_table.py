@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.commands.console import short
-from harness.commands.planning.plan_answer import gib
+from harness.commands.planning.plan.answer import gib
 from harness.export.bundle import PAGE, SCRIPT, Bundle
 from harness.export.settling import YAML
 

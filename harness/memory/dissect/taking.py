@@ -12,7 +12,7 @@ from harness.memory.dissect.modules import Stack, saving
 from harness.memory.dissect.sweep import points
 from harness.memory.dissect.timeline import TimelineTracer
 from harness.memory.portrait import Kept, OpCost, Portrait, Timeline
-from harness.memory.tracer import following, register_living, trace_step
+from harness.memory.traced_step import following, register_living, trace_step
 from harness.resolve import Resolved
 from strategies.engine import Trained
 from strategies.evidence import forward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 
-from harness.memory.tracer import following
+from harness.memory.traced_step import following
 from harness.predict.tracing import world
 from harness.predict.tracing.trace import StoragelessTracer
 from harness.predict.tracing.work import Counter

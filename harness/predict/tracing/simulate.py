@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from harness.memory.record import Record, beyond_state, peak, phase_peaks, running
-from harness.memory.tracer import following
+from harness.memory.traced_step import following
 from harness.predict import workspace
 from harness.predict.attention import USUAL, of_operations
 from harness.predict.limits import NoTrace

@@ -9,8 +9,8 @@ from harness.memory.portrait import OpCost, Point, Portrait, Timeline
 from harness.report.anatomy import laws
 from harness.report.figures import units
 from harness.report.figures.categories import CATEGORIES, title
-from harness.report.rendering.charts import COLOUR_OF
-from harness.report.rendering.svg import (
+from harness.report.rendering.charts.of_group import COLOUR_OF
+from harness.report.rendering.charts.svg import (
     COLOURS,
     WIDTH,
     Scale,

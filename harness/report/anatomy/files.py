@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.memory.portrait import Portrait
 from harness.report.anatomy import charts, laws, page
+from harness.report.rendering.charts.svg import element, text
 from harness.report.rendering.html_parts import STYLE
-from harness.report.rendering.svg import element, text
 
 __all__ = ["charts_of", "standalone", "write"]
 

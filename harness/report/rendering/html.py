@@ -10,16 +10,8 @@ from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
-from harness.report.rendering import (
-    charts,
-    html_parts,
-    memory_only,
-    recorded,
-    scatter,
-    sentences,
-    story_charts,
-    tables,
-)
+from harness.report.rendering import html_parts, memory_only, recorded, sentences, tables
+from harness.report.rendering.charts import of_group, of_story, scatter
 from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
 
 __all__ = ["render"]
@@ -88,9 +80,9 @@ def _story(report: Report) -> str:
     grids = [
         section(f"story-{g.key}", g.title, html_parts.table(g)) for g in stories.tables(report)
     ]
-    figures = [_figure(*picture) for picture in story_charts.pictures(report)]
+    figures = [_figure(*picture) for picture in of_story.pictures(report)]
     # Of an odd number of pictures the last leaves room for the keys beside it.
-    keys = html_parts.line_keys(story_charts.keys(report))
+    keys = html_parts.line_keys(of_story.keys(report))
     cells = "".join([*figures, keys]) if figures else ""
     charted = f'<div class="charts">{cells}</div>' if cells else ""
     return "\n".join([*grids, charted])
@@ -178,8 +170,8 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 def _two_charts(group: Group) -> str:
     picture = "" if group.world else scatter.scatter(group)
     left = _figure("Memory against throughput", _scatter_note(group), picture)
-    keys = html_parts.colour_keys(charts.split_legend(group.meter))
-    bars = charts.split_bars(group)
+    keys = html_parts.colour_keys(of_group.split_legend(group.meter))
+    bars = of_group.split_bars(group)
     right = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
     return f'<div class="charts">{left}{right}</div>'
 
@@ -195,13 +187,13 @@ def _phases(grid: Grid) -> str:
 
 def _curves(group: Group) -> str:
     instead = f" ({_reference(group)})" if group.asked else ""
-    loss = _figure("Loss", f"the reference{instead} is the broad line", charts.curves(group))
+    loss = _figure("Loss", f"the reference{instead} is the broad line", of_group.curves(group))
     away = _figure(
         f"Distance of the loss to the reference{instead}",
         "dashed: limit of exact rows; at the foot: identical",
-        charts.distances(group),
+        of_group.distances(group),
     )
-    keys = html_parts.line_keys(charts.legend(group)) if loss else ""
+    keys = html_parts.line_keys(of_group.legend(group)) if loss else ""
     return f'<div class="charts">{loss}{away}</div>{keys}'
 
 
@@ -210,7 +202,7 @@ def _time(group: Group, grids: dict[str, Grid]) -> str:
         "Step times",
         "dots: every timed step; bar: p10 to p90; tick: median"
         + ("; band: noise floor about the reference" if group.floor else ""),
-        charts.steps(group),
+        of_group.steps(group),
     )
     effects = grids["effects"]
     right = ""

@@ -13,8 +13,8 @@ from harness.report.data import environment_facts
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.figures import parity, units
+from harness.report.rendering.charts.svg import element
 from harness.report.rendering.explanations import GLOSSARY
-from harness.report.rendering.svg import element
 from strategies.evidence.settings import worded
 
 __all__ = [

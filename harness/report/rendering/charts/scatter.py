@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from harness.report.data.rows import Group, Row
 from harness.report.figures import units
-from harness.report.rendering.svg import (
+from harness.report.rendering.charts.svg import (
     LINE,
     WIDTH,
     Box,

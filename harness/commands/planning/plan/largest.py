@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from harness.commands.console import OK
-from harness.commands.planning.asking import Asking
-from harness.commands.planning.largest_table import print_largest
-from harness.commands.planning.plan_asked import Asked
+from harness.commands.planning.plan.asked import Asked
+from harness.commands.planning.plan.asking import Asking
+from harness.commands.planning.plan.largest_table import print_largest
+from harness.json_files import write_json
 from harness.predict import inverses, verdict
 from harness.predict.search import Largest
 from harness.predict.verdict import Fit
-from harness.result import write_json
 
 __all__ = ["largest_as_json", "plan_largest", "side_as_json"]
 

@@ -1,4 +1,4 @@
-"""The charts of one group's rows, as SVG: no library, no network."""
+"""The charts of one group's rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html import escape
 from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, parity, units
 from harness.report.figures.categories import CATEGORIES, title
-from harness.report.rendering.svg import (
+from harness.report.rendering.charts.svg import (
     COLOURS,
     DASHES,
     LINE,

@@ -19,7 +19,7 @@ from harness.resolve import Resolved
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.commands.planning.plan_asked import Asked
+    from harness.commands.planning.plan.asked import Asked
 
 __all__ = ["print_largest"]
 

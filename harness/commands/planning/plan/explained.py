@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan_answer import where
-from harness.commands.planning.plan_held import held_back
-from harness.commands.planning.plan_table import order
+from harness.commands.planning.plan.answer import where
+from harness.commands.planning.plan.held import held_back
+from harness.commands.planning.plan.table import order
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import sent
 from harness.predict.verdict import Fit

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.planning.asking import Asking
-from harness.commands.planning.plan_answer import gib
-from harness.commands.planning.plan_json import fit_as_json
-from harness.commands.planning.plan_table import LOOK, WORD
+from harness.commands.planning.plan.answer import gib
+from harness.commands.planning.plan.asking import Asking
+from harness.commands.planning.plan.row_json import fit_as_json
+from harness.commands.planning.plan.table import LOOK, WORD
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.report.data.grid import text_grid

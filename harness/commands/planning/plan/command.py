@@ -15,24 +15,24 @@ from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
 from harness.commands.options import add_shaping, check_file
-from harness.commands.planning import plan_buckets
-from harness.commands.planning.asking import Asking
-from harness.commands.planning.plan_advice import plan_advice
-from harness.commands.planning.plan_asked import CUSTOM, Asked, asked_for
-from harness.commands.planning.plan_check import check_line
-from harness.commands.planning.plan_claims import plan_claims
-from harness.commands.planning.plan_explained import print_explained
-from harness.commands.planning.plan_json import fit_as_json
-from harness.commands.planning.plan_largest import plan_largest
-from harness.commands.planning.plan_progress import PlanProgress
-from harness.commands.planning.plan_table import print_plan
+from harness.commands.planning.plan import buckets
+from harness.commands.planning.plan.advice import plan_advice
+from harness.commands.planning.plan.asked import CUSTOM, Asked, asked_for
+from harness.commands.planning.plan.asking import Asking
+from harness.commands.planning.plan.check import check_line
+from harness.commands.planning.plan.claims import plan_claims
+from harness.commands.planning.plan.explained import print_explained
+from harness.commands.planning.plan.largest import plan_largest
+from harness.commands.planning.plan.progress import PlanProgress
+from harness.commands.planning.plan.row_json import fit_as_json
+from harness.commands.planning.plan.table import print_plan
+from harness.json_files import write_json
 from harness.predict import pool, verdict
 from harness.predict.inverses import SOUGHT
 from harness.predict.speed import calibrated
 from harness.predict.speed.calibrated import NONE
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
-from harness.result import write_json
 from strategies.workloads import TRAIN, WORKLOADS
 
 __all__ = ["add_arguments", "plan"]
@@ -119,13 +119,13 @@ def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
         sizes = []
     else:
         print_plan(fits, asked.refused, ways, console)
-        sizes = plan_buckets.fits_of(fits, asked.buckets, asking)
-        plan_buckets.print_buckets(sizes, asked.buckets, console)
+        sizes = buckets.fits_of(fits, asked.buckets, asking)
+        buckets.print_buckets(sizes, asked.buckets, console)
     if options.explain:
         print_explained(fits, console)
     if options.json:
         found = as_json(fits, ways, asked)
-        write_json(options.json, found | {"buckets": plan_buckets.as_json(sizes, asked.buckets)})
+        write_json(options.json, found | {"buckets": buckets.as_json(sizes, asked.buckets)})
     return FAILED if options.check and not fits[0].fits else OK
 
 

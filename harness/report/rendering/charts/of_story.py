@@ -6,8 +6,8 @@ from __future__ import annotations
 from harness.report.data.lookup import Rows
 from harness.report.data.rows import Report
 from harness.report.figures import units
-from harness.report.rendering.charts import line_style
-from harness.report.rendering.svg import WIDTH, Scale, axes, drawing, element, polyline
+from harness.report.rendering.charts.of_group import line_style
+from harness.report.rendering.charts.svg import WIDTH, Scale, axes, drawing, element, polyline
 from harness.report.stories import claim_tables, depth
 
 __all__ = ["keys", "pictures"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan_answer import answers, gib, kind_of_sample, rate
-from harness.commands.planning.plan_held import held_notes
+from harness.commands.planning.plan.answer import answers, gib, kind_of_sample, rate
+from harness.commands.planning.plan.held import held_notes
 from harness.predict import beside, verdict
 from harness.predict.speed import calibrated
 from harness.predict.speed.cards import Card

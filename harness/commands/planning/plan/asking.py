@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.commands.planning.plan_asked import Asked
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.asked import Asked
+from harness.commands.planning.plan.progress import PlanProgress
 from harness.predict import attention, pool, verdict, ways_out
 from harness.predict.inverses import SOUGHT
 from harness.predict.prediction import Prediction

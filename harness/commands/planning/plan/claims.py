@@ -14,8 +14,8 @@ from rich.console import Console
 
 from harness.commands import suites
 from harness.commands.console import OK
-from harness.commands.planning.plan_asked import PlanError, card_of
-from harness.commands.planning.plan_progress import PlanProgress
+from harness.commands.planning.plan.asked import PlanError, card_of
+from harness.commands.planning.plan.progress import PlanProgress
 from harness.commands.reports import report
 from harness.predict import attention, pool, verdict
 from harness.predict.forecast import Forecast, Foretold, foretold

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from harness.commands.planning.plan_answer import gib, is_close, largest, rate_in_words
+from harness.commands.planning.plan.answer import gib, is_close, largest, rate_in_words
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways

@@ -7,14 +7,14 @@ import argparse
 from rich.console import Console
 
 from harness.commands.console import OK
-from harness.commands.planning.advice_table import print_advice
-from harness.commands.planning.asking import Asking
-from harness.commands.planning.plan_json import fit_as_json
-from harness.commands.planning.plan_largest import side_as_json
+from harness.commands.planning.plan.advice_table import print_advice
+from harness.commands.planning.plan.asking import Asking
+from harness.commands.planning.plan.largest import side_as_json
+from harness.commands.planning.plan.row_json import fit_as_json
+from harness.json_files import write_json
 from harness.predict import advice, inverses
 from harness.predict.advice import Advice
 from harness.predict.ways_out import Ways
-from harness.result import write_json
 
 __all__ = ["plan_advice"]
 

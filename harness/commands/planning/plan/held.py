@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.planning.plan_answer import gib, is_close
+from harness.commands.planning.plan.answer import gib, is_close
 from harness.predict.verdict import Fit
 
 __all__ = ["held_back", "held_notes"]

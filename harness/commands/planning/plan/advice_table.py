@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan_answer import answer, gib
-from harness.commands.planning.plan_table import LOOK, WORD, notes, setting
+from harness.commands.planning.plan.answer import answer, gib
+from harness.commands.planning.plan.table import LOOK, WORD, notes, setting
 from harness.predict.advice import Advice, Move
 from harness.predict.inverses import SOUGHT
 from harness.predict.search import Largest

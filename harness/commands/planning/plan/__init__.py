@@ -1,0 +1,1 @@
+"""``./run.sh plan``: what it is asked, what it answers, and how each answer is shown."""

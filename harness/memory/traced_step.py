@@ -1,0 +1,87 @@
+"""One step of a training under the tracer: what lives before it, its phases, and its peak."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from harness.memory.places import BY_DEVICE, DEVICE
+from harness.memory.record import by_place, step_categories
+from harness.memory.tracer import BEFORE, Tracer
+from harness.result import Categories
+from strategies.engine import Trained
+
+__all__ = ["following", "register_living", "trace_step"]
+
+
+@contextlib.contextmanager
+def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
+    """A step under ``tracer``: its phases, its gradients as they arrive, and what the engine's
+    library and the strategies allocate by themselves."""
+
+    def enter(phase: str) -> None:
+        tracer.enter(phase)
+        if phase == "optimizer":
+            tracer.tag_gradients(trained)
+
+    def arrived(gradient: torch.Tensor) -> None:
+        tracer.see(gradient, "gradient")
+        tracer.tag("gradients", [gradient])
+
+    handles = [leaf.register_hook(arrived) for leaf in trained.engine.receivers(trained)]
+    makers = [*trained.engine.makers(), *(m for a in trained.attached.values() for m in a.makers())]
+    try:
+        with trained.engine.marks(trained, enter), tracer.watching(makers):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def register_living(tracer: Tracer, trained: Trained) -> None:
+    """Note what lives before a measured step: parameters, optimizer state, averages; the rest of
+    the process's tensors unnamed."""
+    tracer.enter(BEFORE)
+    holdings = trained.engine.held(trained)
+    # Where Python did see DDP's buckets (a communication hook gets them), they are known.
+    if holdings.hidden and trained.accelerator.device.type in tracer.pools:
+        tracer.hold("device", holdings.hidden, "communication buckets", "buckets")
+        tracer.hidden = True
+    tracer.left_out |= holdings.seen
+    kept = [t for a in trained.attached.values() for t in a.tensors()]
+    for tensor in (*(t for some in holdings.tensors.values() for t in some), *kept):
+        tracer.see(tensor, BEFORE)
+    gc.collect()  # what only cycles keep alive is not part of the step
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_sparse:
+            tracer.see(thing, BEFORE)
+    tracer.know(trained)
+
+
+def trace_step(
+    trained: Trained, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
+) -> Categories:
+    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``; where
+    that is the CPU, what is kept on the device and in host memory (``harness.memory.places``).
+
+    ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
+    """
+    tracer = Tracer({device_type: DEVICE})
+    if trained.accelerator.device.type != "cpu":
+        tracer.places = None  # tensors' devices tell
+    tracer.leave_out(left_out)
+    register_living(tracer, trained)
+    with following(tracer, trained), tracer:
+        step()
+    trained.ops |= tracer.ops
+    if tracer.places is None:
+        found = step_categories(tracer.record, DEVICE, trained.engine.buckets)
+        found.placed_by = BY_DEVICE
+        return found
+    tracer.keep_held(trained)
+    tracer.disbelieve()
+    return by_place(tracer.record, trained.engine.buckets, tracer.places.known_by)

@@ -1,0 +1,1 @@
+"""The charts of a report, drawn in SVG: no library, no network."""
