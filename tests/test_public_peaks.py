@@ -18,7 +18,7 @@ NEAR = {"reserved": 0.03, "between": 0.005}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     out = tmp_path_factory.mktemp("public") / "found.json"
-    words = [sys.executable, "-m", "tests.made.published", str(out)]
+    words = [sys.executable, "-m", "tests.made.published", "--test", str(out)]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return json.loads(out.read_text())
