@@ -1,7 +1,7 @@
 """Each family of public models on two processes under each kind of strategy, run for real.
 
-``python -m tests.made.families [MODEL ...]``, from the repository's root, runs every recipe of these
-models (of all), keeps what happened in ``docs/families.json`` and writes the table of
+``python -m tests.made.families [MODEL ...]``, from the repository's root, runs every recipe of
+these models (of all), keeps what happened in ``docs/families.json`` and writes the table of
 ``docs/models.md`` anew. The tests run a part of it (``tests/strategies/test_publics_launched.py``).
 """
 
@@ -17,9 +17,10 @@ from typing import Any
 
 from harness import ROOT
 from harness.result import Status, write_json
+from tests.made.pages import anew, line
 from tests.made.publics import MINIATURES, miniature
 
-__all__ = ["FILE", "NEAR", "PAGE", "RECIPES", "alone", "apart", "kept", "table", "written"]
+__all__ = ["FILE", "NEAR", "PAGE", "RECIPES", "alone", "apart", "kept", "table"]
 
 FILE = ROOT / "docs" / "families.json"
 PAGE = ROOT / "docs" / "models.md"
@@ -35,7 +36,8 @@ HEADS = ("family", *RECIPES)
 LIBRARIES = ("torch", "accelerate", "deepspeed", "diffusers", "peft")
 STEPS = 2
 NEAR = 1e-4
-"""How far losses may be from those of one process, relative."""
+"""How far losses and gradient norms may be from those of one process, relative. An adapter that
+never moved would show in the second norm: what is multiplied by its zeros has no gradient."""
 
 
 def alone(recipe: str) -> str:
@@ -49,13 +51,13 @@ def kept() -> dict[str, Any]:
 
 
 def apart(cell: Mapping[str, Any]) -> float:
-    """The most that a loss differs from that of one process, relative to it."""
-    pairs = zip(cell["losses"], cell["alone"], strict=True)
+    """The most that a loss or a gradient norm differs from that of one process, relative to it."""
+    pairs = zip(cell["two"], cell["one"], strict=True)
     return max(abs(two - one) / abs(one) for two, one in pairs)
 
 
 def told(cell: Mapping[str, Any]) -> str:
-    """A cell of the table: how far its losses are from one process's, or how it ended."""
+    """A cell of the table: how far it is from one process, or how it ended."""
     if cell["status"] != Status.OK.value:
         return str(cell["status"])
     if cell["failed_checks"]:
@@ -66,28 +68,19 @@ def told(cell: Mapping[str, Any]) -> str:
 def table(record: Mapping[str, Any]) -> list[str]:
     """The table of ``docs/models.md``."""
     cells = {(cell["model"], cell["recipe"]): told(cell) for cell in record["cells"]}
-    lines = [f"| {' | '.join(HEADS)} |", f"|---{'|--:' * len(RECIPES)}|"]
+    lines = [line(HEADS), f"|---{'|--:' * len(RECIPES)}|"]
     for name in MINIATURES:
         row = [cells.get((name, recipe), "not run") for recipe in RECIPES.values()]
-        lines.append(f"| {' | '.join([f'`{name}`', *row])} |")
+        lines.append(line([f"`{name}`", *row]))
     return lines
-
-
-def written(page: str, lines: Sequence[str]) -> str:
-    """The page with the table anew."""
-    before, head, rest = page.partition(f"| {' | '.join(HEADS)} |\n")
-    assert head, f"{PAGE.name} has no table of families"
-    after = rest.splitlines(keepends=True)
-    while after and after[0].startswith("|"):
-        del after[0]
-    return before + "\n".join(lines) + "\n" + "".join(after)
 
 
 # ---- running them ----
 
 
 def ran(models: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """A cell of each recipe of these models: both processes' losses beside one process's."""
+    """A cell of each recipe of these models: losses and gradient norms of two processes, and of
+    one."""
     from tests.conftest import Case, launched_together, trained_here
 
     specs = {
@@ -106,8 +99,8 @@ def ran(models: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
             "reason": found.reason,
             "failed_checks": [check.name for check in found.audit if not check.ok],
             "evidence": sorted(found.evidence),
-            "losses": found.losses[:STEPS],
-            "alone": log.all_losses(run),
+            "two": [*found.losses[:STEPS], *found.grad_norms[:STEPS]],
+            "one": [*log.all_losses(run), *log.all_norms()],
         }
 
 
@@ -123,7 +116,7 @@ def main(models: Sequence[str]) -> None:
     }
     write_json(FILE, record)
     lines = table(record)
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    PAGE.write_text(anew(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
     print(*lines, sep="\n")
 
 

@@ -11,42 +11,30 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import yaml
 
 from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kernels away
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from harness import ROOT
 from harness.predict import pool
 from harness.predict.prediction import Prediction
 from harness.predict.speed import cards
+from harness.predict.speed.roofline import issued
 from harness.predict.verdict import judge
 from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.result import write_json
 from harness.spec import Spec
 from harness.subjects.library import calls
+from tests.made.pages import anew
+from tests.made.public_rows import PAGE, RECORD, Found, kept, memory_table, rows, time_table
 
-FILE = ROOT / "docs" / "public-peaks.yaml"
-RECORD = ROOT / "docs" / "public-peaks.json"
-PAGE = ROOT / "docs" / "models.md"
 GIB = 2**30
-MEMORY = ("run", "source", "settings", "reserved", "predicted", "", "between steps", "predicted", "")
-TIME = ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within")
-Found = dict[str, Any]
-"""Of a row: GiB ``reserved`` and ``between`` two steps, and ``seconds``, [predicted, plus or minus]
-by card; or ``why`` nothing was predicted."""
-
-
-def rows() -> list[dict[str, Any]]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
 def spec_of(row: dict[str, Any]) -> Spec:
@@ -89,6 +77,7 @@ def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
     return {
         "reserved": found.reserved / GIB,
         "between": found.between / GIB,
+        "operations": issued(found.work),
         "seconds": {name: [one.total, one.spread] for name, one in timed.items()},
     }
 
@@ -114,74 +103,22 @@ def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     return [named[row["name"]] for row in some]
 
 
-# ---- the page ----
-
-
-def memory_table(record: Mapping[str, Found]) -> Iterator[str]:
-    yield _line(MEMORY)
-    yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
-    for row in (r for r in rows() if {"reserved", "between"} & set(r)):
-        first, got = (row["name"], row["source"], row["settings"]), record[row["name"]]
-        if "why" in got:
-            yield _line((*first, *_pair(row.get("reserved"), None), *_pair(row.get("between"), None)))
-            continue
-        pairs = (_pair(row.get(key), got[key]) for key in ("reserved", "between"))
-        yield _line((*first, *(cell for pair in pairs for cell in pair)))
-
-
-def _pair(known: float | None, got: float | None) -> tuple[str, str, str]:
-    """Measured, predicted, error."""
-    error = f"{100 * (got / known - 1):+.1f} %" if known and got else ""
-    return f"{known:.3f}" if known else "-", f"{got:.3f}" if got else "not predicted", error
-
-
-def time_table(record: Mapping[str, Found]) -> Iterator[str]:
-    yield _line(TIME)
-    yield "|---|---|--:|--:|--:|--:|---|"
-    for name, card, known, (got, spread) in timed(record):
-        numbers = [f"{known:.3f}", f"{got:.3f}", f"{spread:.3f}", f"{100 * (got / known - 1):+.0f} %"]
-        yield _line((name, card, *numbers, "yes" if covered(known, got, spread) else "no"))
-
-
-def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[float]]]:
-    """(row, card, measured seconds, [predicted, plus or minus]) of every row with a time."""
-    for row in rows():
-        for card, known in row.get("seconds", {}).items():
-            if "why" not in record[row["name"]]:
-                yield row["name"], card, known, record[row["name"]]["seconds"][card]
-
-
-def covered(known: float, got: float, spread: float) -> bool:
-    """Whether what was measured lies in the stated uncertainty."""
-    return abs(known - got) <= spread
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
-
-
-def written(page: str, record: Mapping[str, Found]) -> str:
-    """The page with both tables anew."""
-    for made in (list(memory_table(record)), list(time_table(record))):
-        before, head, rest = page.partition(made[0] + "\n")
-        assert head, f"{PAGE.name} has no table {made[0]}"
-        after = rest.splitlines(keepends=True)
-        while after and after[0].startswith("|"):
-            del after[0]
-        page = before + "\n".join(made) + "\n" + "".join(after)
-    return page
+# ---- record and page ----
 
 
 def main(numbers: Sequence[int]) -> None:
     """Predict the rows of these numbers, of all where there is none; write record and page."""
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    known = kept() if RECORD.exists() else {}
     some = [row for n, row in enumerate(rows(), 1) if not numbers or n in numbers]
     found = predicted(some, pool.default_folder())
-    record |= {row["name"]: got for row, got in zip(some, found, strict=True)}
-    ordered = {row["name"]: record[row["name"]] for row in rows() if row["name"] in record}
+    known |= {row["name"]: got for row, got in zip(some, found, strict=True)}
+    ordered = {row["name"]: known[row["name"]] for row in rows() if row["name"] in known}
     write_json(RECORD, ordered)
     if len(ordered) == len(rows()):
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), ordered), encoding="utf-8")
+        page = PAGE.read_text(encoding="utf-8")
+        for table in (memory_table, time_table):
+            page = anew(page, list(table(ordered)))
+        PAGE.write_text(page, encoding="utf-8")
 
 
 def tested(out: Path) -> None:
