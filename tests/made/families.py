@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from harness.result import Status, write_json
+from harness.result import Status
 from tests.made.pages import anew, line
 from tests.made.publics import MINIATURES, miniature
 
@@ -36,8 +36,7 @@ HEADS = ("family", *RECIPES)
 LIBRARIES = ("torch", "accelerate", "deepspeed", "diffusers", "peft")
 STEPS = 2
 NEAR = 1e-4
-"""How far losses and gradient norms may be from those of one process, relative. An adapter that
-never moved would show in the second norm: what is multiplied by its zeros has no gradient."""
+"""How far losses and gradient norms may be from those of one process, relative."""
 
 
 def alone(recipe: str) -> str:
@@ -104,17 +103,21 @@ def ran(models: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
         }
 
 
+def as_lines(record: Mapping[str, Any]) -> str:
+    """JSON with a line for each cell."""
+    cells = ",\n".join(json.dumps(cell) for cell in record["cells"])
+    return f'{{"made_with": {json.dumps(record["made_with"])},\n"cells": [\n{cells}\n]}}\n'
+
+
 def main(models: Sequence[str]) -> None:
     """Run these models, and write what is kept and the page."""
     before = kept()["cells"] if FILE.exists() else []
     with tempfile.TemporaryDirectory() as folder:
         cells = {(c["model"], c["recipe"]): c for c in [*before, *ran(models, Path(folder))]}
     order = [(name, recipe) for name in MINIATURES for recipe in RECIPES.values()]
-    record = {
-        "made_with": {name: version(name) for name in LIBRARIES},
-        "cells": [cells[key] for key in order if key in cells],
-    }
-    write_json(FILE, record)
+    made_with = {name: version(name) for name in LIBRARIES}
+    record = {"made_with": made_with, "cells": [cells[key] for key in order if key in cells]}
+    FILE.write_text(as_lines(record), encoding="utf-8")
     lines = table(record)
     PAGE.write_text(anew(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
     print(*lines, sep="\n")
