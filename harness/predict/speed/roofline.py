@@ -23,8 +23,10 @@ BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped")
 KERNELS = ("product", "attention", "memory")
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
-"""Relative uncertainty of each part, uncalibrated. With the slowest host's, nine of ten public rows
-lie within it (tests/test_public_peaks.py)."""
+"""Relative uncertainty of each part, uncalibrated."""
+LIBRARY_SPREAD = {**SPREAD, "compute": 0.35}
+"""The same of a library's models: with the slowest host's, nine of ten public rows lie within it
+(tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """The same of a CPU that is known by its cores alone: half or twice is common."""
 
@@ -84,7 +86,8 @@ def seconds(
     """Predicted seconds of one step on ``gpu``, one of ``processes``. ``by_library``: whether
     the model is Python of a library, whose host is counted as those of public trainers are, unless
     whole steps were measured."""
-    found, usual = rates(gpu, processes), CPU_SPREAD if gpu.shared else SPREAD
+    found, typical = rates(gpu, processes), LIBRARY_SPREAD if by_library else SPREAD
+    usual = CPU_SPREAD if gpu.shared else typical
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else None
     factors = fitted.factors if fitted else {}
