@@ -23,7 +23,7 @@ LAUNCH = 5e-6
 ISSUE, SLOWEST = 35e-6, 85e-6
 """Seconds in which the host of a public trainer issues one operation (Python of libraries, hooks,
 autograd), usually and at the slowest: steps that are nothing but that took 28 to 47 microseconds an
-operation where others measured them, two of eight models' with checkpoints 74 to 265
+operation where others measured them, two of seven models' with checkpoints 74 to 265
 (docs/models.md)."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
