@@ -105,14 +105,16 @@ class Subject:
 
     ``model`` is its name as a spec spells it. ``objectives`` are the ways in which it can be
     trained (``harness.subjects.objectives``), the usual one first. ``brings_samples``: whether
-    ``samples`` gives any, so that the spec's data is "synthetic". ``random_blocks``: blocks may
-    draw random numbers, so what is recomputed needs the generator's state again. ``parts`` are
-    keys of ``PARTS``.
+    ``samples`` gives any, so that the spec's data is "synthetic". ``of_library``: its steps are the
+    Python of a library, whose host plans count as public trainers' were measured.
+    ``random_blocks``: blocks may draw random numbers, so what is recomputed needs the generator's
+    state again. ``parts`` are keys of ``PARTS``.
     """
 
     parts: ClassVar[frozenset[str]] = frozenset()
     objectives: ClassVar[tuple[str, ...]] = ("flow",)
     brings_samples: ClassVar[bool] = False
+    of_library: ClassVar[bool] = False
     random_blocks: ClassVar[bool] = True
 
     model: str

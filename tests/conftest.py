@@ -225,25 +225,27 @@ def forget() -> None:
     GradientState._reset_state()
 
 
-@pytest.fixture
-def train_here() -> Iterator[Callable]:
-    """Prepare a spec in this process and take steps: ``train_here(spec, steps) -> (Run, Log)``."""
+def trained_here(spec: Spec, steps: int, scratch: Path = Path("unused")):
+    """Prepare a spec in this process and take steps: (run, log)."""
     import torch
 
     from harness.worker import setup
     from harness.worker.loop import Log, optimizer_step
 
-    def go(spec: Spec, steps: int, scratch: Path = Path("unused")):
-        settle()
-        forget()
-        torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
-        resolved, log = resolve(spec), Log()
-        accelerator = setup.make_accelerator(resolved)
-        feed = setup.build_feed(resolved, accelerator)
-        run = setup.prepare(resolved, feed, accelerator, scratch, lambda phase: None)
-        for step in range(steps):
-            optimizer_step(run, step, log)
-        return run, log
+    settle()
+    forget()
+    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+    resolved, log = resolve(spec), Log()
+    accelerator = setup.make_accelerator(resolved)
+    feed = setup.build_feed(resolved, accelerator)
+    run = setup.prepare(resolved, feed, accelerator, scratch, lambda phase: None)
+    for step in range(steps):
+        optimizer_step(run, step, log)
+    return run, log
 
-    yield go
+
+@pytest.fixture
+def train_here() -> Iterator[Callable]:
+    """``trained_here``, after which accelerate begins anew."""
+    yield trained_here
     forget()

@@ -135,7 +135,8 @@ def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds |
     if not prediction.work:
         return None
     tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)
-    return seconds(prediction.work, gpu, resolved.spec.processes, tf32)
+    library = resolved.subject.of_library
+    return seconds(prediction.work, gpu, resolved.spec.processes, tf32, by_library=library)
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

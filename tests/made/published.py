@@ -1,6 +1,8 @@
 """Rows that others measured on GPUs, as ``docs/public-peaks.yaml`` has them, predicted.
 
-``python -m tests.made.published`` predicts every row and prints the table of ``docs/models.md``.
+``python -m tests.made.published [NUMBER ...]`` predicts every row (or those, counted from 1), keeps
+what came of it in ``docs/public-peaks.json`` and writes the tables of ``docs/models.md`` anew;
+``--test OUT.json`` predicts those that have a "test".
 """
 
 from __future__ import annotations
@@ -8,30 +10,31 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import yaml
 
 from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kernels away
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from harness import ROOT
+from harness.predict import pool
+from harness.predict.prediction import Prediction
+from harness.predict.speed import cards
+from harness.predict.speed.roofline import issued
+from harness.predict.verdict import judge
 from harness.predict.worker import predict
-from harness.resolve import resolve
+from harness.resolve import Resolved, resolve
+from harness.result import write_json
 from harness.spec import Spec
 from harness.subjects.library import calls
+from tests.made.pages import anew
+from tests.made.public_rows import PAGE, RECORD, Found, kept, memory_table, rows, time_table
 
-FILE = ROOT / "docs" / "public-peaks.yaml"
 GIB = 2**30
-
-
-def rows() -> list[dict[str, Any]]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
 def spec_of(row: dict[str, Any]) -> Spec:
@@ -66,34 +69,64 @@ def as_it_was(row: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def predicted(row: dict[str, Any]) -> dict[str, Any]:
-    """GiB that a row is predicted to reserve, and to hold between two steps."""
-    with as_it_was(row):
-        found = predict(resolve(spec_of(row)))
+def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
+    """What is kept of a prediction, with seconds on these cards."""
     if found.method != "trace":
         return {"why": f"{found.reason} {found.fault}"}
-    return {"reserved": found.reserved / GIB, "between": found.between / GIB}
+    timed = {name: judge(resolved, found, cards.find(name)).seconds for name in names}
+    return {
+        "reserved": found.reserved / GIB,
+        "between": found.between / GIB,
+        "operations": issued(found.work),
+        "seconds": {name: [one.total, one.spread] for name, one in timed.items()},
+    }
 
 
-def table(found: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| run | source | settings | reserved | predicted | | between steps | predicted | |"
-    yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
-    for row, got in zip(rows(), found, strict=True):
-        if "why" in got:
-            yield f"| {row['name']} | {row['source']} | {row['settings']} | not predicted |"
-            continue
-        cells = [row["name"], row["source"], row["settings"]]
-        for key in ("reserved", "between"):
-            known = row.get(key)
-            more = (f"{known:.3f}", f"{got[key]:.3f}", f"{100 * (got[key] / known - 1):+.1f} %")
-            cells += more if known else ("-", f"{got[key]:.3f}", "")
-        yield "| " + " | ".join(cells) + " |"
+def masked(row: dict[str, Any]) -> Found:
+    """A row whose library made another mask, predicted in this process."""
+    with as_it_was(row):
+        resolved = resolve(spec_of(row))
+        return told(resolved, predict(resolved), row.get("seconds", ()))
+
+
+def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
+    """What each row comes to; predictions are kept in ``folder``."""
+    plain = [row for row in some if "mask" not in row]
+    resolved = [resolve(spec_of(row)) for row in plain]
+    made = pool.predict_all(resolved, folder)
+    named = {
+        row["name"]: told(asked, one, row.get("seconds", ()))
+        for row, asked, one in zip(plain, resolved, made, strict=True)
+    }
+    others = [row for row in some if "mask" in row]
+    named |= dict(zip([r["name"] for r in others], in_forks(masked, others), strict=True))
+    return [named[row["name"]] for row in some]
+
+
+# ---- record and page ----
+
+
+def main(numbers: Sequence[int]) -> None:
+    """Predict the rows of these numbers, of all where there is none; write record and page."""
+    known = kept() if RECORD.exists() else {}
+    some = [row for n, row in enumerate(rows(), 1) if not numbers or n in numbers]
+    found = predicted(some, pool.default_folder())
+    known |= {row["name"]: got for row, got in zip(some, found, strict=True)}
+    ordered = {row["name"]: known[row["name"]] for row in rows() if row["name"] in known}
+    write_json(RECORD, ordered)
+    if len(ordered) == len(rows()):
+        page = PAGE.read_text(encoding="utf-8")
+        for table in (memory_table, time_table):
+            page = anew(page, list(table(ordered)))
+        PAGE.write_text(page, encoding="utf-8")
+
+
+def tested(out: Path) -> None:
+    """Predict the rows with a test, from nothing that was kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        out.write_text(json.dumps(predicted([r for r in rows() if r.get("test")], Path(folder))))
 
 
 if __name__ == "__main__":
-    chosen = [r for r in rows() if len(sys.argv) < 2 or r.get("test")]
-    found = in_forks(predicted, chosen)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(found))
-    else:
-        print(*table(found), sep="\n")
+    words = sys.argv[1:]
+    tested(Path(words[1])) if words[:1] == ["--test"] else main([int(word) for word in words])

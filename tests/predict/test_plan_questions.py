@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 
 import pytest
 
 from harness import cli
+from harness.commands.planning.plan import add_arguments
+from harness.commands.planning.plan_asked import asked_for
 from harness.predict import advice, pool
 from harness.predict.inverses import adapter
 from harness.predict.prediction import Prediction
+from harness.predict.tracing import extend
 from harness.resolve import Resolved
 from harness.resolve import resolve as resolved
 from harness.spec import Spec
@@ -206,6 +210,36 @@ def test_much_host_memory_is_part_of_the_answer(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
     assert plan("24GiB", "zero3_offload+bf16") == 0
     assert "5.5 of 24.0 GiB, and 300.0 GiB of host memory" in capsys.readouterr().out
+
+
+def test_the_least_memory_of_a_card_is_told_with_what_it_takes_of_the_host(monkeypatch, capsys):
+    def predict_all(rows, folder, **more):
+        return [of(row.launch.engine.place("parameters") == "device") for row in rows]
+
+    def of(whole: bool) -> Prediction:
+        found = prediction(20 if whole else 4)
+        slow = [dataclasses.replace(found.work[0], flops=10**14)]
+        host = dataclasses.replace(found.host, bytes=(1 if whole else 50) * GIB)
+        return dataclasses.replace(found, host=host, work=found.work if whole else slow)
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert plan("24GiB", "zero3_offload+bf16+checkpoint", "zero1+bf16+checkpoint") == 0
+    text = capsys.readouterr().out
+    assert "Fastest predicted to fit: zero1+bf16+checkpoint, " in text
+    assert "Least memory: zero3_offload+bf16+checkpoint, 4.5 GiB, and 50.0 GiB of host" in text
+
+
+def test_what_is_planned_unasked_traces_few_blocks_and_offloads_adapters():
+    """Seconds follow from blocks: a recipe of Flux traces 16 of 57, some 20 s of a processor."""
+    for gpus, most in ((1, 8), (8, 8)):
+        words = ["--model", "flux-dev", "--gpu", "RTX-4090", "--gpus", str(gpus)]
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        rows = asked_for(parser.parse_args(words)).resolved
+        traced = [sum(sum(depths.values()) for depths, _ in extend.shallow(row)) for row in rows]
+        assert set(traced) == {16} and len(rows) <= most
+        assert "zero3_offload+bf16+lora:rank=16+checkpoint" in [str(row.recipe) for row in rows]
 
 
 def test_encoders_are_offered_and_counted(world, capsys):

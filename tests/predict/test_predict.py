@@ -18,10 +18,12 @@ from harness.predict.prediction import Prediction, load
 from harness.predict.speed import cards, rates, roofline
 from harness.predict.speed.roofline import Work
 from harness.predict.tracing.allocator import Allocator, replay
+from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.holdings import Maker
 from strategies.sizes import pinned_block
 from tests.made.predictions import GIB, MIB, asked, prediction
+from tests.made.publics import miniature
 
 # ---- the allocator ----
 
@@ -198,6 +200,24 @@ def test_time_is_the_slower_of_flops_and_bytes():
     both = roofline.seconds([busy, sent], card, 8)
     assert both.total == pytest.approx(both.compute + both.communication)
     assert 0.3 * both.total <= both.spread <= 0.6 * both.total
+
+
+def test_a_library_s_host_issues_each_operation_and_may_be_slow():
+    card, count = cards.find("H100-80GB"), 10_000
+    small = Work(phase="forward", kind="memory", dtype="", flops=0, bytes=8, count=count)
+    own, public = (roofline.seconds([small], card, 1, by_library=on) for on in (False, True))
+    assert own.total == pytest.approx(count * rates.LAUNCH) and own.overhead == 0
+    assert public.total == pytest.approx(count * rates.ISSUE) and public.compute == own.compute
+    assert public.total + public.spread == pytest.approx(count * rates.SLOWEST)
+    large = dataclasses.replace(small, kind="product", dtype="bfloat16", flops=10**12)
+    hidden = roofline.seconds([large], card, 1, by_library=True)
+    assert hidden.total == roofline.seconds([large], card, 1).total, "the device is the later"
+    assert hidden.spread == pytest.approx(0.35 * hidden.total)
+    judged = [
+        verdict.judge(row, prediction(1, work=[small]), card).seconds.total
+        for row in (asked("single"), resolve(miniature("flux-dev", "single")))
+    ]
+    assert judged == pytest.approx([own.total, public.total])
 
 
 def test_what_is_sent_beside_a_phase_hides_behind_that_phase_alone():

@@ -57,6 +57,12 @@ HELD = {
         *("run", "source", "settings", "reserved", "predicted", ""),
         *("between steps", "predicted", ""),
     ): "tests/test_public_peaks.py",
+    ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within"): (
+        "tests/test_public_peaks.py"
+    ),
+    ("family", "ddp", "zero2", "zero3", "lora", "checkpoint"): (
+        "tests/strategies/test_publics_launched.py"
+    ),
 }
 """Heads of the tables whose numbers come from no result set -> the test that holds them."""
 

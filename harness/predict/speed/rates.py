@@ -14,12 +14,17 @@ from harness.calibration.record import AttentionRate, Ceilings, Stream
 from harness.predict import attention
 from harness.predict.speed.cards import Card
 
-__all__ = ["LAUNCH", "Rates", "rates"]
+__all__ = ["ISSUE", "LAUNCH", "SLOWEST", "Rates", "rates"]
 
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 """Share of the peak FLOP/s, and of the memory bandwidth, that kernels reach."""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
+ISSUE, SLOWEST = 35e-6, 85e-6
+"""Seconds in which the host of a public trainer issues one operation (Python of libraries, hooks,
+autograd), usually and at the slowest: steps that are nothing but that took 28 to 47 microseconds an
+operation where others measured them, two of seven models' with checkpoints 74 to 265
+(docs/models.md)."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes a second of host memory for one rank, where eight share a node's."""

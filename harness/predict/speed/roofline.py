@@ -13,14 +13,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.predict.speed.cards import NODE, Card
-from harness.predict.speed.rates import Rates, rates
+from harness.predict.speed.rates import ISSUE, SLOWEST, Rates, rates
 
-__all__ = ["CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "parts_of", "seconds", "sent"]
+__all__ = [
+    *("CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "issued", "parts_of", "seconds", "sent"),
+]
 
 BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped")
+KERNELS = ("product", "attention", "memory")
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
+LIBRARY_SPREAD = {**SPREAD, "compute": 0.35}
+"""The same of a library's models: with the slowest host's, nine of ten public rows lie within it
+(tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """The same of a CPU that is known by its cores alone: half or twice is common."""
 
@@ -53,32 +59,50 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of one optimizer step. ``spread``: plus or minus, in seconds; ``shares``: of each part."""
+    """Of one optimizer step. ``overhead``: by how much a host that issues every operation is later
+    than the device; ``slowest``: what the slowest host takes. ``spread``: plus or minus, in
+    seconds; ``shares``: of each part."""
 
     compute: float
     communication: float
     offload: float
+    overhead: float = 0.0
+    slowest: float = 0.0
     shares: Mapping[str, float] = field(default_factory=lambda: SPREAD)
 
     @property
     def total(self) -> float:
-        return self.compute + self.communication + self.offload
+        return self.compute + self.communication + self.offload + self.overhead
 
     @property
     def spread(self) -> float:
-        return sum(share * getattr(self, part) for part, share in self.shares.items())
+        known = sum(share * getattr(self, part) for part, share in self.shares.items())
+        return max(known, self.slowest - self.total)
 
 
-def seconds(work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False) -> Seconds:
-    """Predicted seconds of one step on ``gpu``, one of ``processes``."""
-    found, usual = rates(gpu, processes), CPU_SPREAD if gpu.shared else SPREAD
+def seconds(
+    work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False, by_library: bool = False
+) -> Seconds:
+    """Predicted seconds of one step on ``gpu``, one of ``processes``. ``by_library``: whether
+    the model is Python of a library, whose host is counted as those of public trainers are, unless
+    whole steps were measured."""
+    found, typical = rates(gpu, processes), LIBRARY_SPREAD if by_library else SPREAD
+    usual = CPU_SPREAD if gpu.shared else typical
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else None
     factors = fitted.factors if fitted else {}
+    count = issued(work) if by_library and not fitted and not gpu.shared else 0
     return Seconds(
         **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
+        overhead=max(0.0, ISSUE * count - sum(parts.values())),
+        slowest=SLOWEST * count,
         shares={**usual, **(fitted.shares if fitted else {})},
     )
+
+
+def issued(work: Sequence[Work]) -> int:
+    """Operations that a step's host gives to the device."""
+    return sum(w.count for w in work if w.kind in KERNELS)
 
 
 def parts_of(
@@ -112,7 +136,7 @@ def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
 
 
 def _compute(w: Work, found: Rates, tf32: bool) -> float:
-    if w.kind not in ("product", "attention", "memory"):
+    if w.kind not in KERNELS:
         return 0.0
     of_kind = found.attention if w.kind == "attention" else found.product
     by_flops = w.flops / of_kind(w.dtype, tf32) if w.flops else 0.0

@@ -56,7 +56,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
         lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
     least = verdict.nearest(fits)
     if least is not None and least is not best:
-        lines.append(f"Least memory: {least.label}, {gib(least.need_bytes)} GiB")
+        lines.append(f"Least memory: {least.label}, {_need(least)}{_on_host(least)}")
     return lines
 
 

@@ -47,6 +47,7 @@ PUBLIC = [
     "zero2+bf16+checkpoint",
     "zero3+bf16",
     "zero3+bf16+checkpoint",
+    "zero3_offload+bf16+lora:rank=16+checkpoint",
     "zero3_offload+bf16+checkpoint",
 ]
 """What is planned of a public model where no recipes are named, on one GPU and on more: what its

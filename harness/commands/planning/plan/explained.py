@@ -64,7 +64,8 @@ def _step_explained(fit: Fit) -> list[str]:
     """What a step takes, and what a GPU sends in it."""
     if not fit.seconds:
         return []
-    parts = ((name, getattr(fit.seconds, name)) for name in ("compute", "communication", "offload"))
+    names = ("compute", "communication", "offload", "overhead")
+    parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
     found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
     ways = [("within its node", found.within), ("to other nodes", found.across)]
