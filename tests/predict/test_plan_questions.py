@@ -7,10 +7,10 @@ import dataclasses
 import json
 
 import pytest
-from harness.commands.planning.plan_asked import asked_for
 
 from harness import cli
-from harness.commands.planning.plan import add_arguments
+from harness.commands.planning.plan.asked import asked_for
+from harness.commands.planning.plan.command import add_arguments
 from harness.predict import advice, pool
 from harness.predict.inverses import adapter
 from harness.predict.prediction import Prediction
