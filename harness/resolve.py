@@ -76,7 +76,7 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0, workload=spec.workload)
     if not spec.sampling:
-        _check_average(spec, recipe)
+        _check_average(spec)
     subject = subject_of(
         spec.model,
         facts or check_data(spec.data),
@@ -144,7 +144,7 @@ def shaping(spec: Spec) -> Shaping:
     return Shaping(**given | {"data": kind})
 
 
-def _check_average(spec: Spec, recipe: Recipe) -> None:
+def _check_average(spec: Spec) -> None:
     named = [w for w in spec.recipe.split("+") if w.partition(":")[0] == "ema"]
     if spec.ema == 0 and named and named != ["ema:place=none"]:
         raise Conflict(

@@ -23,12 +23,16 @@ from harness.report.rendering.markdown_parts import table_lines
 from harness.report.stories.claim_sweeps import PLAIN, swept
 from harness.result import load_all
 from harness.subjects.dit import presets
+from harness.subjects.library import presets as library
 from harness.suite import file as suite_file
+from strategies import CATALOG
+from strategies.workloads import SAMPLE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 README, ARCHITECTURE, PLAN = ROOT / "README.md", DOCS / "architecture.md", DOCS / "plan.md"
 STRATEGIES, SUITES, CLAIMS = DOCS / "strategies.md", DOCS / "suites.md", DOCS / "claims.md"
+SAMPLING = DOCS / "sampling.md"
 RESULTS = DOCS / "results"
 FOLDERS = ("strategies", "harness")
 
@@ -202,6 +206,27 @@ def test_what_train_is_told_to_do_is_its_default():
     text = (DOCS / "your-machine.md").read_text()
     assert f"teaches {train.DEFAULTS['model']} the digits" in text
     assert f"({train.DEFAULTS['steps']} steps, " in text
+
+
+def test_the_pages_name_all_that_draws_samples_alone():
+    alone = {name for name, kind in CATALOG.items() if kind.workloads == (SAMPLE,)}
+    for page, ends in ((STRATEGIES, "are of [sampling]"), (SAMPLING, "are refused in training")):
+        (said,) = re.findall(rf"[^.;:]*{re.escape(ends)}", page.read_text())
+        assert set(re.findall(r"`(\w+)`", said)) == alone, page.name
+
+
+def test_as_many_public_models_as_there_are():
+    (said,) = re.findall(r"(\d+) public models", README.read_text())
+    assert int(said) == len(library.table())
+
+
+def test_a_student_s_weights_are_as_small_as_the_page_says():
+    text = (DOCS / "distil.md").read_text()
+    (said,) = re.findall(r"weights of ([\d.]+) MiB beside the teacher's ([\d.]+) ", text)
+    digits = {"classes": 10, "learn_sigma": False}
+    for word, model in zip(said, ("DiT-T/4:depth=2", "DiT-T/4"), strict=True):
+        shape = presets.shape_of(model)
+        assert f"{4 * presets.parameter_count(shape, **digits) / 2**20:.1f}" == word, model
 
 
 def test_6nd_overstates_a_dit_by_a_third_to_six_tenths():

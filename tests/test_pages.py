@@ -98,6 +98,30 @@ def test_a_missing_file_is_noticed():
     assert missing_files("`harness/clip.py` (new, yours)") == []
 
 
+def missing_tables(text: str) -> list[str]:
+    """Tables (in capitals) that a row of files tells to write in, and the file does not have."""
+    rows = re.findall(r"^\| `([\w/.]+)`[^|]*\| (.*) \|$", text, re.M)
+    named = [(ROOT / file, re.findall(r"`([A-Z][A-Z_]{2,})`", what)) for file, what in rows]
+    return [
+        f"{name} of {path.name}"
+        for path, names in named
+        if path.is_file()
+        for name in names
+        if not re.search(rf"^{name}\b", path.read_text(encoding="utf-8"), re.M)
+    ]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/adding").glob("*.md")), ids=lambda p: p.name)
+def test_tables_to_write_in_are_in_their_files(page):
+    assert missing_tables(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_missing_table_is_noticed():
+    row = "| `strategies/__init__.py` | A line in `{}`. |"
+    assert missing_tables(row.format("CATALOG")) == []
+    assert missing_tables(row.format("LOST")) == ["LOST of __init__.py"]
+
+
 def test_each_page_of_adding_says_how_many_files_it_touches():
     folder = ROOT / "docs" / "adding"
     told = re.findall(r"\]\(([\w-]+\.md)\) \| (\d) \|$", (folder / "README.md").read_text(), re.M)

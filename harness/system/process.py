@@ -50,16 +50,6 @@ class Ended:
     survivors: int
     others: tuple[int, ...] = ()
 
-    @property
-    def timed_out(self) -> bool:
-        """Whether the deadline ended it."""
-        return self.stopped == "timeout"
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal to this process ended it."""
-        return self.stopped == "interrupted"
-
 
 GRACE_SECONDS = 10.0
 """Between a request to end and the kill."""

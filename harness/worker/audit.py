@@ -16,7 +16,6 @@ import torch
 from harness.data.feed import sample_order
 from harness.resolve import Resolved
 from harness.result import Check, Projections
-from harness.worker.building import combined, tensor_digest
 from harness.worker.loop import Log
 from strategies.base import NotInForce
 from strategies.engine import Trained
@@ -24,17 +23,12 @@ from strategies.evidence import states
 from strategies.holdings import Told
 from strategies.layout import Layout
 
-__all__ = ["audit", "collect_evidence", "gather", "weights_digest"]
+__all__ = ["audit", "collect_evidence", "gather"]
 
 
 STEPS_TO_MOVE = 3
 """From adaLN-Zero the first gradient reaches the last layer alone, the second what opens the
 blocks, the third all."""
-
-
-def weights_digest(module: torch.nn.Module) -> str:
-    """A short hash of every parameter's bytes: equal weights, equal digest."""
-    return combined({name: tensor_digest(p) for name, p in module.named_parameters()})
 
 
 def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, Any], list[Check]]:

@@ -96,11 +96,18 @@ class Distilled(Strategy):
         from strategies.evidence.updates import relative_error
 
         draw, own = files.weights(trained.subject, self.student), dict(_named(trained.subject))
-        for name, p in trained.module.named_parameters():
-            known = name in own and own[name].shape == p.shape and type(p.data) is torch.Tensor
-            if known and p.is_floating_point():
-                off = relative_error(p.detach().cpu().double(), draw(name, own[name]).double())
-                demand(off < 1e-2, f"{name} is {off:.2g} away from that of {self.student}")
+        floats = {
+            name: p
+            for name, p in trained.module.named_parameters()
+            if name in own
+            and own[name].shape == p.shape
+            and type(p.data) is torch.Tensor
+            and p.is_floating_point()
+        }
+        demand(bool(floats), f"no weight in place can be held to those of {self.student}")
+        for name, p in floats.items():
+            off = relative_error(p.detach().cpu().double(), draw(name, own[name]).double())
+            demand(off < 1e-2, f"{name} is {off:.2g} away from that of {self.student}")
 
 
 def _named(subject: Subject) -> Any:

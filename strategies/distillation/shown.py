@@ -18,6 +18,7 @@ import torch
 from strategies.base import demand
 from strategies.distillation.lesson import Lesson, Moment, relative, squared
 from strategies.distillation.teacher import Teacher
+from strategies.evidence.settings import label
 from strategies.evidence.updates import relative_error
 
 __all__ = ["shown", "watched"]
@@ -46,9 +47,7 @@ def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float])
         NotInForce: a term is missing, has another weight, or is of another teacher.
     """
     demand(bool(moments), "no loss was taken against a teacher in the watched step")
-    for moment in moments:
-        _weighed(moment, weights)
-    first = moments[0]
+    first, weighed = moments[0], [_weighed(moment, weights) for moment in moments]
     with teacher.uncounted():
         target, wanted = teacher.ask(first.x, first.t_B, first.conditions)
     if weights["output"]:
@@ -59,16 +58,18 @@ def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float])
         _same("feature", first.values["feature"], float(found))
     off = _output_gradient(first, target, weights)
     away = relative_error(first.out.double(), target.double())
-    return {
-        "weights_in_backward": {name: round(weights[name], 6) for name in first.arrived},
+    facts = {
+        "weights_in_backward": weighed[0],
         "output_gradient_away": float(f"{off:.2g}"),
         "away_from_teacher": round(away, 4),
     }
+    # What one term alone weighs cannot be told from what all have in common.
+    return label(facts, "weights_in_backward") if len(weighed[0]) == 1 else facts
 
 
-def _weighed(moment: Moment, weights: Mapping[str, float]) -> None:
-    """Gradients that came to the terms are as their weights are, up to what all have in common:
-    shares of an accumulation, a loss scale."""
+def _weighed(moment: Moment, weights: Mapping[str, float]) -> dict[str, float]:
+    """The gradients that came to the terms, which are as their weights are, up to what all have in
+    common: shares of an accumulation, a loss scale."""
     wanted = {name: weight for name, weight in weights.items() if weight}
     came = {name: value for name, value in moment.arrived.items() if value}
     missing = sorted(wanted.keys() - came.keys())
@@ -76,6 +77,7 @@ def _weighed(moment: Moment, weights: Mapping[str, float]) -> None:
     scale = sum(came.values()) / sum(wanted.values())
     off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
     demand(off < 1e-3, f"terms were weighed as {came}, not as {wanted}")
+    return {name: round(came[name] / scale, 6) for name in wanted}
 
 
 def _same(name: str, took: float, found: float) -> None:

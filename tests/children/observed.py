@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -107,33 +107,32 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
         yield
 
 
-def in_other_types(trained: Trained) -> str:
-    """What DDP's evidence says when gradients travel in bfloat16, and no setting tells it."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-    # DDP refuses this hook by its name where it was not tried; gloo takes bfloat16.
-    trained.model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
+def watched_again(trained: Trained, backward: Callable[[Any], None]) -> str:
+    """The answer to its own launch after one more watched ``backward``, and no optimizer's step."""
 
     def step() -> None:
-        trained.accelerator.backward(forward.loss_once(trained))
+        backward(forward.loss_once(trained))
         trained.micro_steps += 1
 
     observe_step(trained, (), step)
     return answer(trained.launch.sharding, trained)
 
 
+def in_other_types(trained: Trained) -> str:
+    """What DDP's evidence says when gradients travel in bfloat16, and no setting tells it."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    # DDP refuses this hook by its name where it was not tried; gloo takes bfloat16.
+    trained.model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
+    return watched_again(trained, trained.accelerator.backward)
+
+
 def kept_whole(trained: Trained) -> str:
     """What ZeRO-3's evidence says where weights stay whole because they are used again later."""
     coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
-
-    def step() -> None:
-        trained.model.backward(forward.loss_once(trained))  # and no step of the optimizer
-        trained.micro_steps += 1
-
     reach = "_PartitionedParameterCoordinator__max_reuse_dist_in_numel"
     with mock.patch.object(coordinator, reach, 2**60):
-        observe_step(trained, (), step)
-    return answer(trained.launch.sharding, trained)
+        return watched_again(trained, trained.model.backward)  # accelerate's would step, too
 
 
 def observe(resolved: Any, trained: Trained) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DRAWN, SUBJECT, TINY, observe_here
+from conftest import DRAWN, SUBJECT, TINY, observe_here, part_named
 from safetensors.torch import load_file, save_file
 
 from harness.predict import pool
@@ -19,9 +19,11 @@ from harness.suite.identity import identity
 from harness.worker.training import Training
 from strategies import parse
 from strategies.base import BadInput, NotInForce
-from strategies.distillation import begun, files, matching
+from strategies.distillation import begun, files, matching, shown
 from strategies.distillation.distill import Distill
 from strategies.distillation.hidden import NAME
+from strategies.distillation.lesson import Moment
+from strategies.evidence.settings import settings
 from strategies.recipe import RecipeError
 from strategies.step.backward import Backward, Caller
 from tests.made.machines import machine
@@ -191,6 +193,25 @@ def test_the_loss_is_the_sum_of_its_terms(file, train_here):
     assert float(log.losses[0]) == pytest.approx(float(wanted), rel=1e-5)
 
 
+def test_the_weights_that_are_told_are_those_that_came_to_the_terms():
+    """Up to what all have in common, and not the recipe's own, from which they may be a little."""
+    moment = Moment(*[torch.zeros(())] * 2, {}, torch.zeros(()), lambda predict: torch.zeros(()))
+    moment.arrived = {"output": 0.10001, "true": 0.09999}
+    asked = {"true": 0.5, "output": 0.5, "feature": 0.0}
+    assert shown._weighed(moment, asked) == {"true": 0.49995, "output": 0.50005}
+    with pytest.raises(NotInForce, match="terms were weighed as"):
+        shown._weighed(moment, {"true": 0.4, "output": 0.6})
+
+
+def test_what_one_term_weighs_is_a_setting(train_here):
+    run, log = train_here(train("single+distill:weight=1"), 1)
+    observe_here(run, log, "single+distill:weight=1")
+    facts = part_named("single+distill:weight=1", "distill").evidence(run.trained)
+    assert settings(facts) == ["weights_in_backward"] and facts["weights_in_backward"] == {
+        "output": 1.0
+    }
+
+
 @pytest.mark.parametrize("more", ["accumulate", "accumulate+checkpoint"])
 def test_the_cut_of_a_batch_and_recomputing_change_nothing(more, train_here):
     recipe = "single+distill:width=64,feature=1.0"
@@ -293,9 +314,12 @@ def test_a_student_draws_as_it_does_by_itself(file, draw_here, tmp_path):
     own = dataclasses.replace(DRAWN, model=FLOW.model, weights=str(mine))
     taught, alone = draw_here(beside), draw_here(own)
     assert taught.drawn.equal(alone.drawn)
-    part = resolve(beside).recipe.strategies
-    facts = next(p for p in part if p.name == "distilled").evidence(taught.trained)
+    distilled = part_named(beside.recipe, "distilled")
+    facts = distilled.evidence(taught.trained)
     assert facts == {"parameters": subject.parameters, "blocks_a_call": 2}
+    inside = torch.nn.Sequential(taught.trained.module)  # whose weights have other names
+    with pytest.raises(NotInForce, match="no weight in place"):
+        distilled._has_the_files(dataclasses.replace(taught.trained, module=inside))
     teacher = draw_here(dataclasses.replace(beside, recipe="single"))
     assert not teacher.drawn.equal(taught.drawn) and len(teacher.trained.module.blocks) == 4
 

@@ -73,7 +73,7 @@ def test_exit_code_and_signal_are_kept_apart(tmp_path):
 
 def test_the_deadline_ends_a_child_that_ignores_sigterm(tmp_path):
     ended = launch("hang", tmp_path, timeout=0.8)
-    assert ended.timed_out and ended.survivors == 0 and not left(tmp_path)
+    assert ended.stopped == "timeout" and ended.survivors == 0 and not left(tmp_path)
 
 
 def test_a_daemon_that_forked_away_is_found_and_ended(tmp_path):

@@ -10,9 +10,10 @@ import torch
 from conftest import TINY
 
 from harness.resolve import resolve
-from harness.worker.audit import STEPS_TO_MOVE, audit, gather, weights_digest
+from harness.worker.audit import STEPS_TO_MOVE, audit, gather
 from harness.worker.loop import optimizer_step
 from harness.worker.projections import Watch
+from tests.made.weights import weights_digest
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from harness.memory.tracer import Tracer
 from harness.resolve import resolve
 from harness.subjects.dit.subject import Dit
 from harness.worker import setup
-from harness.worker.audit import weights_digest
 from harness.worker.building import Building
 from strategies import initial
 from strategies.evidence.frozen import checksum
 from strategies.sparsity.prune import Prune
 from strategies.strategy import Strategy
+from tests.made.weights import weights_digest
 
 SPEC = dataclasses.replace(TINY, model="DiT-T/4:depth=8")
 RESOLVED = resolve(SPEC)

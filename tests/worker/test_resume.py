@@ -12,7 +12,7 @@ from conftest import DRAWN, Case, launched_together
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker import checkpoint
-from harness.worker.audit import weights_digest
+from tests.made.weights import weights_digest
 
 SPEC = Spec(
     recipe="ddp", model="DiT-T/8", global_batch=4, warmup=1, steps=5, processes=2, ema=0.9,

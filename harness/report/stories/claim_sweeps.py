@@ -30,7 +30,6 @@ __all__ = [
     "Sweep",
     "accumulation",
     "activations_fill",
-    "activations_share",
     "batches",
     "by_batch",
     "compression",
@@ -229,11 +228,6 @@ def activations_fill(rows: Rows) -> Judgement:
     parts = ", ".join(f"{share(part, 0.5)} at {batch}" for batch, part in shares.items())
     numbers = f"activations and temporaries as a share of the peak, by batch: {parts}"
     return judged(Sweep(peaks=state, shares=shares), Band(least=0.5), numbers)
-
-
-def activations_share(rows: Rows, batch: int, base: str = PLAIN) -> float:
-    """Activations and temporaries as a share of ``base``'s peak, as measured."""
-    return 1 - state_share(rows.get(base, global_batch=batch))
 
 
 def pruning(rows: Rows, band: Band) -> Judgement:

@@ -90,9 +90,7 @@ def buckets_of(name: str, sized: Sized, model: str) -> list[Bucket]:
     found: dict[tuple[int, int, int], list[Sample]] = {}
     for sample in mine:
         found.setdefault(_size(sample, sized), []).append(sample)
-    made = [
-        Bucket(Space(*size, _longest(some, sized)), tuple(some)) for size, some in found.items()
-    ]
+    made = [Bucket(Space(*size, _longest(some)), tuple(some)) for size, some in found.items()]
     return sorted(made, key=lambda b: (-_elements(b.space), b.space))
 
 
@@ -185,7 +183,7 @@ def _of(sample: Sample, name: str) -> str:
     return f"{part.path}: {part.key}"
 
 
-def _longest(samples: list[Sample], sized: Sized) -> int:
+def _longest(samples: list[Sample]) -> int:
     return max(max(s.parts["text"].shape[0], s.least_text) for s in samples)
 
 
