@@ -19,6 +19,7 @@ from harness.report.stories import (
     ladder,
     long,
     sampled,
+    vocabulary,
 )
 
 __all__ = ["OF_A_STEP", "STORIES", "tables"]
@@ -32,8 +33,9 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "quality": drawn_claims.tables,
     "sampled": sampled.tables,
     "long": long.tables,
+    "vocabulary": vocabulary.tables,
 }
-OF_A_STEP = ("claims", "each", "ladder")
+OF_A_STEP = ("claims", "each", "ladder", "vocabulary")
 """Stories whose memory is the peak of one training step (``harness.report.data.lookup``)."""
 
 

@@ -10,7 +10,7 @@ from harness.report.data.lookup import Missing, Rows, beyond_state, state_bytes,
 from harness.report.data.rows import Report, Row
 from harness.report.figures import units
 
-__all__ = ["tables"]
+__all__ = ["KINDS", "against", "tables"]
 
 KINDS = {
     "Recipe": "text",
@@ -29,7 +29,7 @@ def tables(report: Report) -> list[Grid]:
     rows, lines = Rows(report), []
     for recipe in report.suite.order:
         try:
-            lines.append(_against(rows.get(recipe), rows.get(report.suite.reference)))
+            lines.append(against(rows.get(recipe), rows.get(report.suite.reference)))
         except Missing as missing:
             lines.append([recipe, *[units.NONE] * 6, str(missing)])
     note = (
@@ -41,7 +41,8 @@ def tables(report: Report) -> list[Grid]:
     return [text_grid("each", "Each against the reference", KINDS, lines, note)]
 
 
-def _against(row: Row, reference: Row) -> list[str]:
+def against(row: Row, reference: Row) -> list[str]:
+    """A cell for each of ``KINDS``: a row against a reference of its own work."""
     sizes = [_or_none(measure, row) for measure in (step_bytes, state_bytes, beyond_state)]
     peak, reference_peak = sizes[0], _or_none(step_bytes, reference)
     rate = row.numbers.samples_per_second
