@@ -24,6 +24,8 @@ NOT_SAMPLING = {
     Slot.CAST: "it stores frozen weights for a backward pass; take int8 or float8",
     Slot.SEQUENCE: "samples are drawn by one process, which has nobody to share one with; leave it "
     "out",
+    Slot.TENSOR: "samples are drawn by one process, which has nobody to share weights with; leave "
+    "it out",
     Slot.LOSS: "no loss is computed when samples are drawn; leave it out",
     Slot.ADAPT: "it says which weights are trained, and sampling trains none; leave it out, or "
     "give merged weights by --weights",
