@@ -12,7 +12,7 @@ from strategies.subject import Subject
 
 __all__ = ["TensorParallel"]
 
-UNTRIED = {
+BESIDE = {
     "cut_samples": "ranks share the tokens of samples or the weights, not both; leave sp out",
     "compiled": "a graph with its sums inside has not been tried; leave compile out",
     "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
@@ -56,7 +56,7 @@ class TensorParallel(Strategy):
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return self._ranks(launch) or self._beside(launch) or self._subject(launch.subject)
+        return self._beside(launch) or self._ranks(launch) or self._subject(launch.subject)
 
     def _ranks(self, launch: Launch) -> str | None:
         if "one_process" in launch.traits:
@@ -75,7 +75,7 @@ class TensorParallel(Strategy):
         return None
 
     def _beside(self, launch: Launch) -> str | None:
-        return next((why for trait, why in UNTRIED.items() if trait in launch.traits), None)
+        return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
 
     def _subject(self, subject: Subject) -> str | None:
         lack = subject.lacks("halves", "leave tp out, or take fsdp2")

@@ -82,16 +82,17 @@ def _attended(trained: Trained) -> dict[str, Any]:
 
 def _summed(trained: Trained) -> dict[str, Any]:
     """Sums among the ranks that share weights, a block and micro batch; blocks that are recomputed
-    in backward sum there once more at most."""
+    in backward sum there as often as they are."""
     group = gathering.group_of(trained.module).group_name
     sent = [s for s in trained.observed.sent if s.group == group]
     blocks = len(trained.blocks()) * trained.observed.micro_steps
     again = "recomputes" in trained.launch.traits
     counts = {}
-    for phase, most in (("forward", HALVES), ("backward", HALVES * (1 + again))):
+    for phase in ("forward", "backward"):
         found = sum(s.phase == phase and s.collective == "allreduce_" for s in sent)
-        told = f"{found} sums in {phase}, not {HALVES} to {most} in each of {blocks}"
-        demand(HALVES * blocks <= found <= most * blocks, told)
+        more = again and phase == "backward" and found > HALVES * blocks
+        told = f"{found} sums in {phase}, not {HALVES} in each of {blocks} blocks"
+        demand(found == HALVES * blocks or more, told)
         counts[phase] = found / blocks
     size = sum(s.bytes for s in sent if s.phase in counts)
     return {"sums_a_block": counts, "summed_bytes": size}
