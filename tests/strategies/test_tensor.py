@@ -36,6 +36,9 @@ TWO = dataclasses.replace(
 FOUR, QUARTERS = "ddp+tp+checkpoint", "ddp+tp:ranks=4"
 EQUAL = ["ddp+tp", FOUR, QUARTERS, "ddp+tp+attend:kernel=naive+accumulate"]
 OTHERS = ["ddp+tp+bf16+checkpoint:keep=nested", "ddp+tp+bf16_pure"]
+TOKENS = dataclasses.replace(
+    TWO, recipe="ddp+tp", model="DiT-T/8:tokens=500", objective="masked", data="synthetic"
+)
 HALF = "step-00000002"
 
 
@@ -51,6 +54,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     base = tmp_path_factory.mktemp("tensor")
     cases = {recipe: Case(spec_of(recipe)) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {name: Case(spec_of("ddp+tp"), ("--sabotage", name)) for name in CUT}
+    cases["tokens"] = Case(TOKENS)
     state = base / "state"
     words = ("--checkpoint", str(state / "saved"), "--save-every", "2")
     averaged = ("--averaged", str(base / "averaged"), "--trained", str(base / "trained"))
@@ -158,6 +162,16 @@ def test_memory_is_predicted_and_what_is_sent_is_priced(runs, tmp_path):
     assert {w.stride for w in within} == {1}
     averaged = [w for w in eight.work if w.kind == "overlapped"]
     assert [(w.group, w.stride) for w in averaged] == [(2, 4)]
+
+
+def test_a_model_over_tokens_is_cut_as_well(runs, train_here):
+    row = runs[0]["tokens"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    assert row.evidence["tp"]["away_from_whole_blocks"] < 1e-5
+    alone = dataclasses.replace(TOKENS, recipe="single", processes=1)
+    run, log = train_here(alone, 2)
+    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=2e-5)
 
 
 # ---- not in force ----
