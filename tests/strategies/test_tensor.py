@@ -95,7 +95,7 @@ def test_ranks_that_share_weights_show_it(row):
     assert facts["spread_of_whole_weights"] == 0.0
     limit = 1e-2 if "bf16" in row.spec.recipe else 1e-5
     assert 0 <= facts["away_from_whole_blocks"] < limit
-    recomputed = {FOUR: 4.0, OTHERS[0]: 10.0}.get(row.spec.recipe, 2.0)
+    recomputed = {FOUR: 4.0, OTHERS[0]: 5.0}.get(row.spec.recipe, 2.0)
     assert facts["sums_a_block"] == {"forward": 2.0, "backward": recomputed}
     if "naive" not in row.spec.recipe:
         assert facts["heads_inside"] == 4 // layout.tensor
@@ -233,7 +233,7 @@ def test_what_was_not_tried_beside_it_is_refused():
             spec = dataclasses.replace(TWO, recipe="+".join([*words, "tp"]))
             if resolve(spec).refusal is None:
                 taken.add(name)
-    assert taken - {"tp"} == BESIDE and BESIDE < set(CATALOG)
+    assert taken - {"tp"} == BESIDE and set(CATALOG) > BESIDE
 
 
 def test_what_is_no_number_of_ranks_is_refused():
