@@ -108,7 +108,10 @@ def _parted(layer: Cut, state: dict[str, Any], prefix: str, *_: Any) -> None:
 def _part(saved: Any, p: Tensor) -> Any:
     """This rank's part of what was saved whole; a count of steps is as it is."""
     share = share_of(p)
-    return saved if share is None or saved.shape != share.shape else share.part(saved)
+    if share is None or saved.shape != share.shape:
+        return saved
+    # torch's fused AdamW steps a state with other strides than its weight's wrongly, in silence.
+    return share.part(saved).clone(memory_format=torch.contiguous_format)
 
 
 def _of_parameters(optimizer: Any) -> dict[int, Any]:
