@@ -26,6 +26,7 @@ from strategies.optimizers.offload_adamw import OffloadAdamW
 from strategies.optimizers.onebit_adam import OneBitAdam
 from strategies.optimizers.sgd import Sgd
 from strategies.parallel.sequence import SequenceParallel
+from strategies.parallel.tensor import TensorParallel
 from strategies.precision.bfloat import Bf16Master, Bf16Pure
 from strategies.precision.fp8 import Fp8
 from strategies.precision.fp16 import Fp16
@@ -79,6 +80,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "palette": Palette,
     "attend": Attend,
     "sp": SequenceParallel,
+    "tp": TensorParallel,
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
     "compile": Compile,

@@ -38,16 +38,17 @@ class Slot(IntEnum):
     STORE = 6
     ATTEND = 7
     SEQUENCE = 8
-    RECOMPUTE = 9
-    OFFLOAD = 10
-    COMPILE = 11
-    LOSS = 12
-    OPTIMIZE = 13
-    STEP = 14
-    ACCUMULATE = 15
-    COMPRESS = 16
-    AVERAGE = 17
-    GUIDE = 18
+    TENSOR = 9
+    RECOMPUTE = 10
+    OFFLOAD = 11
+    COMPILE = 12
+    LOSS = 13
+    OPTIMIZE = 14
+    STEP = 15
+    ACCUMULATE = 16
+    COMPRESS = 17
+    AVERAGE = 18
+    GUIDE = 19
 
 
 TRAITS = {
@@ -71,6 +72,7 @@ TRAITS = {
     "doubles_tokens": "some blocks hand on twice the tokens",
     "cut_samples": "each rank works on a part of its samples' tokens",
     "cut_queries": "attention takes a part of the queries and all keys",
+    "cut_weights": "each rank holds and multiplies with a part of the blocks' matrices",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",

@@ -27,6 +27,6 @@ class Books(Protocol):
         """Count all of ``category`` that the trace has in pool ``source`` in pool ``target``
         instead, from the start of the trace on. Returns the bytes of it that are held now."""
 
-    def work(self, phase: str, kind: str, size: int) -> None:
-        """Record ``size`` bytes moved in a phase of the step; kind is overlapped, host or nvme
-        (``harness.predict.speed.roofline.Work``)."""
+    def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
+        """Record ``size`` bytes moved in a phase of the step; kind is overlapped, host or nvme,
+        ``group`` and ``stride`` say among which ranks (``harness.predict.speed.roofline.Work``)."""

@@ -467,7 +467,8 @@ class Launch:
     """What a strategy may know of what is trained, how, and of the recipe it is part of.
 
     ``simulated``: one process stands for rank 0 of ``processes``, and collectives move nothing.
-    ``sequence``: so many neighbouring ranks have a part each of the same samples' tokens.
+    ``sequence``: so many neighbouring ranks have a part each of the same samples' tokens;
+    ``tensor``: of the same weights.
     ``traits`` are the words that the engine and all parts of the recipe say of themselves
     (``Strategy.traits``), so that a part can refuse an effect without knowing who has it.
     """
@@ -479,6 +480,7 @@ class Launch:
     processes: int
     accumulation: int = 1
     sequence: int = 1
+    tensor: int = 1
     clips: bool = False
     simulated: bool = False
     traits: frozenset[str] = frozenset()
@@ -487,7 +489,7 @@ class Launch:
     @property
     def layout(self) -> Layout:
         """How the engine uses the ranks, and the recipe beside it."""
-        return self.engine.layout(self.processes).cut(self.sequence)
+        return self.engine.layout(self.processes).cut(self.sequence).cut(self.tensor, "tensor")
 
 
 class NoOptimizer:

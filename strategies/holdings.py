@@ -9,7 +9,8 @@ __all__ = ["Fragment", "Holdings", "Maker", "Told"]
 
 class Fragment(NamedTuple):
     """A piece of the parameter ``name`` in this rank's ``shard``: ``numel`` elements from ``start``
-    of the shard, which are those from ``offset`` of the flattened parameter."""
+    of the shard, which are those from ``offset`` of the flattened parameter. There may be several
+    of one parameter."""
 
     name: str
     shard: int

@@ -49,12 +49,14 @@ class Pending:
     """What a parameter without a value waits for: the draw of ``name`` (its name in the model as
     the subject made it), kept as the parameter that ``keep`` makes of it; None: as it is.
     ``version`` counts what was written to it when it was made. ``instead``: what makes of the drawn
-    value the one that takes its place; None: it stays."""
+    value the one that takes its place; None: it stays. ``like``: what is drawn, where that is of
+    another shape than the parameter; None: the parameter."""
 
     name: str
     version: int
     keep: Callable[[Tensor], nn.Parameter] | None = None
     instead: Callable[[Tensor], Tensor] | None = None
+    like: Tensor | None = None
 
 
 def keyed(seed: int, name: str) -> torch.Generator:
@@ -110,10 +112,15 @@ def waits(module: nn.Module) -> bool:
     return any(pending(p) is not None for p in module.parameters())
 
 
-def hand_on(old: nn.Parameter, new: nn.Parameter, keep: Callable[[Tensor], nn.Parameter]) -> None:
+def hand_on(
+    old: nn.Parameter,
+    new: nn.Parameter,
+    keep: Callable[[Tensor], nn.Parameter],
+    like: Tensor | None = None,
+) -> None:
     """``new``, which takes the place of ``old``, waits for the same draw, and ``keep`` makes a
-    parameter of it."""
-    new.pending = Pending(old.pending.name, new._version, keep, old.pending.instead)
+    parameter of it; ``like`` is what is drawn, where ``new`` is of another shape."""
+    new.pending = Pending(old.pending.name, new._version, keep, old.pending.instead, like)
 
 
 def instead(p: nn.Parameter, other: Callable[[Tensor], Tensor]) -> None:
@@ -158,7 +165,7 @@ def filled(
             f"{wanted.name} was written to before its value was drawn: the strategy whose "
             "edit_model did so must say reads_weights = True"
         )
-    values = draw(wanted.name, p)
+    values = draw(wanted.name, p if wanted.like is None else wanted.like)
     if wanted.instead is not None:
         values = wanted.instead(values)
     if wanted.keep is not None:

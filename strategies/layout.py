@@ -46,11 +46,17 @@ class Layout:
         """Which of the ``sequence`` parts of its samples ``rank`` works on."""
         return rank // self.tensor % self.sequence
 
-    def cut(self, parts: int) -> Layout:
-        """The same ranks, of which so many neighbours have a part each of the same samples; as it
-        is where the ranks do not come in such groups."""
+    @property
+    def alike(self) -> int:
+        """How many ranks hold the same of the weights: those among which gradients are averaged."""
+        return self.ranks // (self.tensor * self.pipeline)
+
+    def cut(self, parts: int, degree: str = "sequence") -> Layout:
+        """The same ranks, of which so many neighbours have a part each of the same samples, or by
+        another ``degree`` of the same weights; as it is where the ranks do not come in such
+        groups."""
         name = "shard" if self.shard > 1 else "replicate"
-        degree = getattr(self, name)
-        if degree % parts:
+        groups, rest = divmod(getattr(self, name), parts)
+        if rest:
             return self
-        return replace(self, **{name: degree // parts}, sequence=self.sequence * parts)
+        return replace(self, **{name: groups, degree: getattr(self, degree) * parts})

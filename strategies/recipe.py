@@ -82,6 +82,17 @@ class Recipe:
         part = self.in_slot(Slot.SEQUENCE)
         return part.ranks if part else 1
 
+    @property
+    def tensor(self) -> int:
+        """Ranks that have a part each of the same weights."""
+        part = self.in_slot(Slot.TENSOR)
+        return part.ranks if part else 1
+
+    @property
+    def together(self) -> int:
+        """Ranks that work on the same samples: the global batch is divided among such groups."""
+        return self.sequence * self.tensor
+
     def launch(
         self,
         device: str,
@@ -100,6 +111,7 @@ class Recipe:
             engine=launch.engine.chosen(self.sharding.choices),
             accumulation=self.accumulation,
             sequence=self.sequence,
+            tensor=self.tensor,
             clips=clips,
             simulated=simulated,
             traits=launch.traits.union(*of_parts, {"sampling"} if workload == SAMPLE else ()),

@@ -24,6 +24,8 @@ NOT_SAMPLING = {
     Slot.CAST: "it stores frozen weights for a backward pass; take int8 or float8",
     Slot.SEQUENCE: "the sampler, its measuring and its audit are of one process, which has nobody "
     "to share a sample's tokens with; leave it out",
+    Slot.TENSOR: "the sampler, its measuring and its audit are of one process, which has nobody to "
+    "share weights with; leave it out",
     Slot.LOSS: "no loss is computed when samples are drawn; leave it out",
     Slot.ADAPT: "it says which weights are trained, and sampling trains none; draw with what lora "
     "left by adapter:file=FILE, or give merged weights by --weights",

@@ -30,7 +30,7 @@ from harness.spec import Spec
 from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_ranks import RANKS, SHARED
+from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
 
 __all__ = ["add_arguments", "controls"]
 
@@ -47,8 +47,9 @@ SAME = {
     "adamw:impl=plain": "adamw:impl=plain",
 }
 """Another way to the same numbers -> what it adds to the recipe."""
-SHARING = "sp"
-SAME_SHARED = {"sp": SHARING, "sp:how=gather": "sp:how=gather"}
+SHARING = {"sp": SHARED, "tp": CUT}
+"""What pairs of processes share -> the ways in which that can fail."""
+SAME_SHARED = {"sp": "sp", "sp:how=gather": "sp:how=gather", "tp": "tp"}
 """The same, for several processes."""
 
 
@@ -74,7 +75,8 @@ class _Quiet(Progress):
 
 
 def all_controls(processes: int) -> list[Control]:
-    """Those that must be equal first; pairs of processes can share samples, and fail to."""
+    """Those that must be equal first; pairs of processes can share samples, or
+    weights, and fail to."""
     pairs = processes % 2 == 0
     ways = SAME | (SAME_SHARED if pairs else {})
     same = [Control(name=name, adds=adds) for name, adds in ways.items()]
@@ -87,7 +89,12 @@ def all_controls(processes: int) -> list[Control]:
         for name in SABOTAGES
     ]
     others += [Control(name=name, adds="", sabotage=name) for name in RANKS if processes > 1]
-    shared = [Control(name=name, adds=SHARING, sabotage=name) for name in SHARED if pairs]
+    shared = [
+        Control(name=name, adds=adds, sabotage=name)
+        for adds, ways in SHARING.items()
+        for name in ways
+        if pairs
+    ]
     return same + others + shared
 
 

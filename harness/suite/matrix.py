@@ -96,7 +96,7 @@ def _divides(suite: Suite, row: SuiteRow, ranks: int) -> bool:
     recipe, batch = parse(row.recipe), row.settings.get("global_batch")
     if batch is None or recipe.alone(suite.device) or not ranks:
         return True
-    shares = max(1, ranks // recipe.sequence)
+    shares = max(1, ranks // recipe.together)
     return batch % (shares * recipe.accumulation) == 0
 
 

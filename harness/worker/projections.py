@@ -84,8 +84,8 @@ def sums(trained: Trained, *, weights_alone: bool = False) -> dict[str, Sums]:
                 if tensor.device not in tables:
                     tables[tensor.device] = signs(tensor.device)
                 flat = tensor.detach().reshape(-1)[fragment.start :][: fragment.numel]
-                total = project(flat, name, fragment.offset, tables[tensor.device])
-                found[kind][name] = total.cpu()
+                total = project(flat, name, fragment.offset, tables[tensor.device]).cpu()
+                found[kind][name] = found[kind].get(name, 0) + total
     return found
 
 

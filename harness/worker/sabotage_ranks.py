@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["RANKS", "SHARED"]
+__all__ = ["CUT", "RANKS", "SHARED"]
 
 
 def one_rank_left_out(run: Run) -> None:
@@ -41,6 +41,52 @@ def gradients_not_averaged(run: Run) -> None:
     run.trained.model.require_backward_grad_sync = False
 
 
+def heads_dealt_as_they_lie(run: Run) -> None:
+    """Each rank has neighbouring rows of the packed queries, keys and values: the first all queries
+    and half of the keys, and takes them for its heads."""
+    import torch
+
+    from strategies.parallel import gathering
+
+    trained = run.trained
+    group = gathering.group_of(trained.module)
+    with torch.no_grad():
+        for block in trained.blocks():
+            for p in block.attn.qkv.parameters():
+                rows = gathering.whole(p, p, group).chunk(p.share.parts)
+                p.copy_(rows[p.share.index])
+
+
+def products_not_summed(run: Run) -> None:
+    """Each rank goes on with what its own part of the weights makes."""
+    _alone(run, "Rows")
+
+
+def gradients_not_summed(run: Run) -> None:
+    """What is before a cut layer learns from this rank's part of it alone."""
+    _alone(run, "Columns")
+
+
+def _alone(run: Run, kind: str) -> None:
+    """Cut layers of this kind are ordinary ones, of their part."""
+    from torch import nn
+
+    from strategies.parallel import products
+
+    for layer in products.layers(run.trained.module):
+        if isinstance(layer, getattr(products, kind)):
+            layer.forward = nn.Linear.forward.__get__(layer)
+
+
+def norm_of_own_parts(run: Run) -> None:
+    """Gradients are clipped by the norm of those that this rank has."""
+    from torch import nn
+
+    trained = run.trained
+    limit = trained.settings.grad_clip or float("inf")
+    trained.gradient_norm = lambda: nn.utils.clip_grad_norm_(trained.module.parameters(), limit)
+
+
 RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}
 """Name -> what is done to a run of several replicas before its first step."""
 SHARED: dict[str, Callable[[Run], None]] = {
@@ -48,3 +94,13 @@ SHARED: dict[str, Callable[[Run], None]] = {
     for change in (attention_of_own_tokens, positions_of_the_first_part, gradients_not_averaged)
 }
 """Name -> what is done to a run of ``ddp+sp`` before its first step."""
+CUT: dict[str, Callable[[Run], None]] = {
+    change.__name__: change
+    for change in (
+        heads_dealt_as_they_lie,
+        products_not_summed,
+        gradients_not_summed,
+        norm_of_own_parts,
+    )
+}
+"""Name -> what is done to a run of ``ddp+tp`` before its first step."""

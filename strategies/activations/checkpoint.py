@@ -72,6 +72,8 @@ class Checkpoint(Strategy):
             depth = launch.subject.dimensions.depth
             if self.every > depth:
                 return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
+        if self.keep == "products" and "cut_weights" in launch.traits:
+            return "a product would be kept before ranks have summed it; leave keep=products out"
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "

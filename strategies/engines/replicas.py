@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import demand
 from strategies.engine import Engine, Imitation
-from strategies.holdings import Holdings
+from strategies.holdings import Fragment, Holdings
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained
@@ -36,8 +37,18 @@ def divide(divided, bucket):
     return done
 
 
+def _cut(trained: Trained) -> Any:
+    """What knows of weights that neighbours have parts of; None where each rank has them whole."""
+    if trained.launch.layout.tensor == 1:
+        return None
+    from strategies.parallel import gathering
+
+    return gathering
+
+
 class Replicas(Engine):
-    """Every rank holds the whole model and steps it alike."""
+    """Every rank holds the whole model and steps it alike, or the same part of it as some others
+    (``strategies.parallel``)."""
 
     kinds: ClassVar[tuple[str, ...]] = ("MULTI_CPU", "MULTI_GPU")
 
@@ -64,7 +75,29 @@ class Replicas(Engine):
         holds nothing (torch 2.13, comm.cpp: "expected the hook result is either a Tensor").
         """
         if trained.launch.simulated and not trained.model._comm_hooks:
-            trained.model.register_comm_hook(Divided(trained.launch.processes), divide)
+            trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
+
+    def norm(self, trained: Trained) -> Any:
+        cut = _cut(trained)
+        return cut.norm(trained) if cut else super().norm(trained)
+
+    def clip(self, trained: Trained, limit: float) -> Any:
+        cut = _cut(trained)
+        return cut.clip(trained, limit) if cut else super().clip(trained, limit)
+
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+        holder = _cut(trained) or super()
+        return holder.fragments(trained, copies=copies)
+
+    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+        cut = _cut(trained)
+        if cut is None:
+            return super().whole(trained, parameters)
+        group = cut.group_of(trained.module)
+        return (cut.whole(p, p, group) for p in parameters)
+
+    def shape(self, parameter: Any) -> Any:
+        return parameter.share.shape if hasattr(parameter, "share") else parameter.shape
 
     def held(self, trained: Trained) -> Holdings:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a
@@ -86,13 +119,15 @@ class Replicas(Engine):
         )
         if trained.launch.simulated:  # nobody to compare with: a collective returns one's own
             size = trained.model.process_group.size()
-            demand(size == trained.launch.processes, f"DDP averages over {size} ranks")
+            demand(size == trained.launch.layout.alike, f"DDP averages over {size} ranks")
             return {"wrapper": "DistributedDataParallel", "replicas": size}
         with torch.no_grad():
             device = trained.accelerator.device  # a strategy may keep weights elsewhere
             each = [p.double().sum().to(device) for p in trained.module.parameters()]
             sums = torch.stack(each)
-        spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())
+        parts = trained.launch.layout.tensor
+        alike = trained.accelerator.gather(sums[None])[trained.accelerator.process_index % parts :]
+        spread = float((alike[::parts] - sums).abs().max())
         demand(
             spread == 0.0,
             f"the replicas drifted apart by {spread:.3g}: gradients were not averaged",
@@ -107,7 +142,8 @@ class Replicas(Engine):
         if own or trained.observed is None or not trained.observed.ran:
             return {}
         averages = [s for s in trained.observed.sent if s.collective.startswith("allreduce")]
-        sent = [s for s in averages if s.phase == "backward"]
+        among = trained.model.process_group.group_name
+        sent = [s for s in averages if s.phase == "backward" and s.group in ("", among)]
         trainable = [p for p in trained.module.parameters() if p.requires_grad]
         wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
         found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)

@@ -47,6 +47,7 @@ def replicas_for(books: Books) -> type:
         def __init__(self, module: Any, *given: Any, **more: Any) -> None:
             super().__init__()
             self.module, self.syncs = module, True
+            self.among = _among(more.get("process_group"))
             trained = [p for p in module.parameters() if p.requires_grad]
             self.size = sum(p.numel() * p.element_size() for p in trained)
             if more.get("gradient_as_bucket_view"):
@@ -58,7 +59,7 @@ def replicas_for(books: Books) -> type:
         def forward(self, *given: Any, **more: Any) -> Any:
             if self.syncs and torch.is_grad_enabled():
                 # An all-reduce is a reduce-scatter and an all-gather.
-                books.work("backward", "overlapped", 2 * self.size)
+                books.work("backward", "overlapped", 2 * self.size, *self.among)
             return self.module(*given, **more)
 
         def register_comm_hook(self, *given: Any) -> None:
@@ -78,3 +79,11 @@ def replicas_for(books: Books) -> type:
                 self.syncs = before
 
     return DistributedDataParallel
+
+
+def _among(group: Any) -> tuple[int, int]:
+    """How many ranks average, and how far apart they are; (0, 1): all."""
+    if group is None:
+        return 0, 1
+    ranks = torch.distributed.get_process_group_ranks(group)
+    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1

@@ -23,12 +23,14 @@ class Ran(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What this rank handed to one collective (allreduce_, _allgather_base_): type and bytes."""
+    """What this rank handed to one collective (allreduce_, _allgather_base_): type and bytes;
+    ``group``: torch's name of the ranks that it is among."""
 
     collective: str
     dtype: str
     bytes: int
     phase: str
+    group: str = ""
 
 
 @dataclass

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strategies.engine import Trained
     from strategies.strategy import Strategy
 
-__all__ = ["beside", "observe_step"]
+__all__ = ["beside", "group_of", "observe_step"]
 
 _BESIDE: list[str] = []
 
@@ -117,7 +117,19 @@ INPUT = dict.fromkeys(
 def _handed(name: str, args: Any, phase: str) -> list[Sent]:
     given = within([args[INPUT.get(name, 0)]]) if args else []
     plain = [t for tensor in given for t in stored(tensor)]
-    return [Sent(name, _dtype(t), t.numel() * t.element_size(), phase) for t in plain]
+    group = getattr(group_of(args), "group_name", "")
+    return [Sent(name, _dtype(t), t.numel() * t.element_size(), phase, group) for t in plain]
+
+
+def group_of(args: Any) -> Any | None:
+    """The process group among the arguments of one of torch's collectives."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return c10d.ProcessGroup.unbox(value)
+    return None
 
 
 def _dtype(value: Any) -> str:

@@ -39,6 +39,8 @@ class AdamWBf16(Strategy):
             return "writes bfloat16 weights that have no master; add bf16_pure, or take adamw"
         if "dtensor_weights" in launch.traits:
             return "rounds plain tensors by chance, and DTensors mix with none; use adamw, or ddp"
+        if "cut_weights" in launch.traits:
+            return "rounds by chance, and what ranks have alike would drift apart; use adamw"
         return None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:

@@ -17,7 +17,7 @@ from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
 from strategies.parallel import attending
 
-__all__ = ["as_the_whole"]
+__all__ = ["as_the_whole", "close_to", "random_sample"]
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}
 """Type of the output -> how far a part may be from the whole model's, as a share of its norm: sums
@@ -38,17 +38,29 @@ def as_the_whole(trained: Trained) -> dict[str, Any]:
         with _alone(trained):
             whole = _predicted(trained, lambda x: x)
     away = relative_error(mine.double(), trained.cut(whole).double())
-    rounded = mine.dtype not in CLOSE or "half_compute" in trained.launch.traits
-    close = CLOSE_ROUNDED if rounded else CLOSE[mine.dtype]
+    close = close_to(trained, mine.dtype)
     demand(away <= close, f"its part is {away:.2g} of the norm away from the whole model's")
     return {"away_from_the_whole": float(f"{away:.2g}")}
 
 
-def _predicted(trained: Trained, part: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of a sample that all ranks draw alike."""
+def close_to(trained: Trained, dtype: torch.dtype) -> float:
+    """How far two computations of one output of that type may be apart, as a share of its norm."""
+    rounded = dtype not in CLOSE or "half_compute" in trained.launch.traits
+    return CLOSE_ROUNDED if rounded else CLOSE[dtype]
+
+
+def random_sample(trained: Trained) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """A sample, its timestep and its conditions, which all ranks draw alike."""
     x, t_B, conditions = trained.subject.example(trained.accelerator.device)
-    draw = torch.Generator().manual_seed(SEED)
-    x = torch.randn(x.shape, generator=draw).to(x)
+    if x.is_floating_point():
+        draw = torch.Generator().manual_seed(SEED)
+        x = torch.randn(x.shape, generator=draw).to(x)
+    return x, t_B, conditions
+
+
+def _predicted(trained: Trained, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """Of a random sample."""
+    x, t_B, conditions = random_sample(trained)
     return trained.subject.predict(trained.model, part(x), t_B, conditions)
 
 

@@ -14,7 +14,7 @@ from strategies.engine import Trained
 from strategies.parallel.beside_whole import as_the_whole
 from strategies.survey import Attended
 
-__all__ = ["evidence", "observe"]
+__all__ = ["attention_operands", "evidence", "observe"]
 
 ATTENTION = "aten::_scaled_dot_product_"
 AROUND = ("alltoall_base_", "allgather_")
@@ -78,18 +78,23 @@ def _over_all_tokens(trained: Trained) -> list[Attended]:
     return [call for call in trained.subject.survey.attention if call.queries == call.keys]
 
 
-def _attended(trained: Trained, whole_heads: bool) -> dict[str, Any]:
-    """Operands of torch's attention in forward: [B, heads, tokens, K] of queries and of keys."""
-    parts = trained.launch.layout.sequence
+def attention_operands(trained: Trained) -> set[tuple[int, int, int]]:
+    """Heads, queries and keys of all of torch's attention in forward, by its operands [B, heads,
+    tokens, K]; none where it is written out in products."""
     ran = [r for r in trained.observed.ran if r.name.startswith(ATTENTION)]
     seen = [r.shapes for r in ran if not r.name.endswith("_backward")]
-    if not seen:  # attention is written out in products: the forward pass tells
+    return {(q[1], q[2], k[2]) for q, k, *_ in seen}
+
+
+def _attended(trained: Trained, whole_heads: bool) -> dict[str, Any]:
+    """What torch's attention is given in forward."""
+    parts, found = trained.launch.layout.sequence, attention_operands(trained)
+    if not found:  # attention is written out in products: the forward pass tells
         return {}
     heads, queries = (1, parts) if whole_heads else (parts, 1)
     cut = {(a.heads // heads, a.queries // queries, a.keys) for a in _over_all_tokens(trained)}
     calls = trained.subject.survey.attention
     other = {(a.heads, a.queries // parts, a.keys) for a in calls if a.queries != a.keys}
-    found = {(q[1], q[2], k[2]) for q, k, *_ in seen}
     told = f"attention had heads, queries and keys {sorted(found)}"
     demand(cut <= found <= cut | other, f"{told}, not {sorted(cut)}")
     names = ("heads_inside", "queries_inside", "keys_inside")

@@ -50,7 +50,7 @@ class Fp8(Bf16):
         return self.needs[:-1] if self.emulate else self.needs
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.traits & {"replaced_layers", "quantized_weights"}:
+        if launch.traits & {"replaced_layers", "quantized_weights", "cut_weights"}:
             return "another part replaces the layers that multiply in float8; use bf16"
         return super().refuses(launch)
 

@@ -148,15 +148,16 @@ class Average(Watcher):
         import torch
 
         device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
-        pieces = {piece.name: piece for piece in self.trained.engine.fragments(self.trained)}
+        pieces: dict[str, list[Any]] = {}
+        for piece in self.trained.engine.fragments(self.trained):
+            pieces.setdefault(piece.name, []).append(piece)
         state = {}
         for name, p in self.trained.module.named_parameters():
             if not p.requires_grad:
                 continue
             shape = self.trained.engine.shape(p)
             whole = torch.zeros(shape.numel(), device=device)
-            if name in pieces:
-                f = pieces[name]
+            for f in pieces.get(name, ()):
                 part = self.shards[f.shard].flatten()[f.start : f.start + f.numel]
                 whole[f.offset : f.offset + f.numel] = part.to(device)
             if self.trained.launch.processes > 1:

@@ -77,7 +77,8 @@ def test_every_strategy_without_a_launch_file_is_stubbed():
     stubs = (*LOST.values(), *LOST_WHEN_DRAWN.values())
     here = {kind.name for _, kind, _, _ in stubs} | {kind.name for kind in BY_HAND}
     on_the_wire = {strategy.name for strategy, _ in wire.LOST.values()}
-    shared = {name for name, _ in parallel.LOST.values()} - set(sharding_kinds())
+    ranks = (*parallel.LOST.values(), *parallel.LOST_PARTS.values())
+    shared = {name for name, _ in ranks} - set(sharding_kinds())
     assert here | on_the_wire | shared == set(CATALOG) - set(sharding_kinds())
 
 

@@ -27,7 +27,7 @@ from tests.made.results import cpu_set
 RECIPES = (
     *("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"),
     *("fsdp2", "fsdp2_offload", "ddp+ema:place=cpu", "ddp+offload_activations"),
-    *("ddp+sp", "ddp+sp:how=gather"),
+    *("ddp+sp", "ddp+sp:how=gather", "ddp+tp"),
 )
 PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
 SLACK = 0.005
@@ -35,7 +35,7 @@ SLACK = 0.005
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Runs that share a start, and their folders: twelve recipes on two ranks, the same on one
+    """Runs that share a start, and their folders: thirteen recipes on two ranks, the same on one
     process that stands for two, and rank 0 of 16 by the real worker."""
     base, module = tmp_path_factory.mktemp("world"), "tests.children.traced"
     real, world = (dataclasses.replace(PAIR, **more) for more in ({"processes": 2}, {"world": 2}))

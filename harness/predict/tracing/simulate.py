@@ -112,8 +112,8 @@ def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> Stora
     """Without a GPU the host is the device; with one both are followed."""
     on_gpu = resolved.spec.device == "cuda"
 
-    def moved(phase: str, kind: str, size: int) -> None:
-        counter.add(phase, kind, "", 0, size)
+    def moved(phase: str, kind: str, size: int, group: int, stride: int) -> None:
+        counter.add(phase, kind, "", 0, size, group, stride)
 
     return StoragelessTracer(
         {world.GPU: "device", "cpu": "host"} if on_gpu else {"cpu": "device"},

@@ -44,7 +44,7 @@ class StoragelessTracer(Tracer):
         temporary: scratch that kernels of the predicted device take inside.
         witness: told of every op's phase, with its arguments and output, and whether it runs
             beside the computation (the roofline counts work so).
-        moved: told of work that no op shows: phase, kind, bytes.
+        moved: told of work that no op shows: phase, kind, bytes, and among which ranks.
         shapes_in: endings of the files that keep shapes on ``meta`` (``Imitation.shapes_in``).
     """
 
@@ -53,7 +53,7 @@ class StoragelessTracer(Tracer):
         pools: dict[str, str],
         temporary: Temporary = lambda func, args, out: 0,
         witness: Callable[..., None] = lambda phase, func, args, out, beside: None,
-        moved: Callable[[str, str, int], None] = lambda phase, kind, size: None,
+        moved: Callable[[str, str, int, int, int], None] = lambda *told: None,
         shapes_in: tuple[str, ...] = (),
     ) -> None:
         super().__init__(pools)
@@ -128,9 +128,9 @@ class StoragelessTracer(Tracer):
                 size += storage.size if storage.freed_in is None else 0
         return size
 
-    def work(self, phase: str, kind: str, size: int) -> None:
+    def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
         """Bytes that were moved and that no op shows."""
-        self.moved(phase, kind, size)
+        self.moved(phase, kind, size, group, stride)
 
     # ---- where it is made ----
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from harness.memory.free_ops import is_free
 from harness.predict.speed.roofline import Work
 from strategies.evidence.flops import left_out
+from strategies.evidence.watching import group_of
 
 __all__ = ["Counter"]
 
@@ -104,13 +105,12 @@ def _ranks(args: Any) -> tuple[int, int]:
     """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
     from torch.distributed import distributed_c10d as c10d
 
-    for value in args:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            name = c10d.ProcessGroup.unbox(value).group_name
-            ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(name))
-            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-            return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
-    return 0, 1
+    group = group_of(args)
+    if group is None:
+        return 0, 1
+    ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(group.group_name))
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
 
 
 def _bytes(tensors: list[Any]) -> int:

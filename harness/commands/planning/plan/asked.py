@@ -235,7 +235,7 @@ def _base(options: argparse.Namespace) -> Spec:
     )
     spec.check()
     if options.largest != "batch":
-        together = max((parse(text).sequence for text in _recipes(options)), default=1)
+        together = max((parse(text).together for text in _recipes(options)), default=1)
         # Refuses a batch that no row could take.
         spec.micro_batch(max(1, spec.processes // together), 1)
     return spec

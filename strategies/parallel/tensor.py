@@ -1,0 +1,116 @@
+"""Tensor parallel: neighbouring ranks have a part each of the blocks' matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Slot
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+__all__ = ["TensorParallel"]
+
+BESIDE = {
+    "cut_samples": "ranks share the tokens of samples or the weights, not both; leave sp out",
+    "compiled": "a graph with its sums inside has not been tried; leave compile out",
+    "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
+    "quantized_weights": "a coded weight cannot be cut; leave the codes out",
+    "replaced_layers": "the layers that it cuts are replaced by others; leave those out",
+    "other_products": "it cuts the products of a whole model that is trained whole; leave out what "
+    "freezes, prunes or teaches",
+    "streams_weights": "a part of a weight is not streamed; leave block_swap out",
+    "moves_activations": "what it would copy away has not been tried; leave it out, or take "
+    "checkpoint",
+    "scales_gradients": "a rank whose part overflows would skip a step alone; take bf16",
+    "own_state": "the optimizer's state of a part is not a part of the state; take adamw",
+    "early_gradients": "a gradient's norm is of all ranks, so none is used early; take adamw",
+    "edits_gradients": "DDP's hook would see parts of some gradients; leave it out",
+    "sparse_gradients": "the norm of a sparse gradient is taken alone; leave it out",
+}
+"""What has not been tried with parts of weights, or cannot be -> why, and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallel(Strategy):
+    """Groups of ``ranks`` neighbours share the blocks' weights: a rank has some of the heads and of
+    the MLP's inner features, and what they make of all tokens is summed, twice a block in forward
+    and twice in backward.
+
+    Embedders, norms, modulation and the final layer are whole on every rank. All of a group work on
+    the same samples; gradients are averaged among the ranks that have the same parts.
+    """
+
+    name: ClassVar[str] = "tp"
+    slot: ClassVar[Slot] = Slot.TENSOR
+    source: ClassVar[str] = "Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053)"
+
+    ranks: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ranks, int) or self.ranks < 2:
+            raise ValueError(f"ranks is {self.ranks!r}; so many share the weights, from 2 on")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"cut_weights"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        return self._beside(launch) or self._ranks(launch) or self._subject(launch.subject)
+
+    def _ranks(self, launch: Launch) -> str | None:
+        if "one_process" in launch.traits:
+            return "one process has nobody to share weights with; take ddp"
+        if "replicas" not in launch.traits:
+            return (
+                f"{launch.sharding} shards weights in a way of its own, and a part of one has not "
+                "been sharded; take ddp"
+            )
+        if launch.layout.tensor != self.ranks:
+            near = max(self.ranks, launch.processes // self.ranks * self.ranks)
+            return (
+                f"{launch.processes} processes are not groups of {self.ranks}; use --processes "
+                f"{near}, or another ranks"
+            )
+        return None
+
+    def _beside(self, launch: Launch) -> str | None:
+        return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
+
+    def _subject(self, subject: Subject) -> str | None:
+        lack = subject.lacks("halves", "leave tp out, or take fsdp2")
+        heads = subject.dimensions.heads if lack is None else self.ranks
+        if heads % self.ranks:
+            fitting = [str(n) for n in range(2, heads + 1) if heads % n == 0]
+            return (
+                f"{heads} heads cannot be dealt to {self.ranks} ranks; take ranks of "
+                f"{' or '.join(fitting) or 'none'}"
+            )
+        return lack
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        import torch.distributed as dist
+
+        from strategies.parallel import products
+
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        for block in subject.blocks(module):
+            products.cut_block(block, rank % self.ranks, self.ranks)
+
+    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+        from strategies.parallel import groups, products
+
+        mine = groups.made(self.ranks, accelerator.num_processes)
+        for layer in products.layers(module):
+            layer.group = mine.parts
+        accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, mine.alike)
+
+    def attach(self, trained: Trained) -> None:
+        from strategies.parallel import gathering
+
+        gathering.save_whole(trained)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.parallel import tensor_effects
+
+        return tensor_effects.evidence(trained)

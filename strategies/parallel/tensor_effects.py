@@ -1,0 +1,164 @@
+"""What shows that ranks share weights: what each holds, heads inside attention, sums around each
+half of a block, and blocks that compute what whole ones do.
+
+Imports torch: import it only where it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from strategies import initial
+from strategies.base import demand
+from strategies.engine import Trained
+from strategies.evidence import forward
+from strategies.evidence.updates import relative_error
+from strategies.parallel import gathering, products
+from strategies.parallel.beside_whole import close_to, random_sample
+from strategies.parallel.sequence_effects import attention_operands
+from strategies.parallel.shares import share_of
+
+__all__ = ["evidence"]
+
+HALVES = 2
+"""Of a block: attention and MLP, each summed once in forward and once in backward."""
+LAYERS = {"attn.qkv": 0, "attn.proj": 1, "mlp.fc1": 0, "mlp.fc2": 1}
+"""Cut layers of a block -> the axis of their weights."""
+
+
+def evidence(trained: Trained) -> dict[str, Any]:
+    """Facts of what is held, of the watched step, and of blocks beside whole ones; every rank takes
+    part.
+
+    Raises:
+        NotInForce: some of it is not so.
+    """
+    layout = trained.launch.layout
+    facts: dict[str, Any] = {"ranks_a_weight": layout.tensor, "data_parallel": layout.data}
+    facts |= _held(trained)
+    if trained.observed is not None and trained.observed.ran:
+        facts |= _attended(trained) | _summed(trained)
+    if trained.launch.simulated:  # nobody is there who has the other parts
+        demand(trained.observed is not None, "nothing of it was seen")
+        return facts
+    return facts | _alike(trained) | _as_whole_blocks(trained)
+
+
+def _held(trained: Trained) -> dict[str, Any]:
+    """The cut layers hold a part of what the subject's own have, and nothing else is cut."""
+    parts, subject = trained.launch.layout.tensor, trained.subject
+    with initial.valueless():
+        plain = subject.make()
+    mine = total = 0
+    for block, whole in zip(trained.blocks(), subject.blocks(plain), strict=True):
+        for name, axis in LAYERS.items():
+            shape = list(whole.get_submodule(name).weight.shape)
+            shape[axis] //= parts
+            found = list(block.get_submodule(name).weight.shape)
+            demand(found == shape, f"{name} is {found}, not {shape}")
+        mine += sum(p.numel() for p in block.parameters())
+        total += sum(p.numel() for p in whole.parameters())
+    demand(len(products.layers(trained.module)) == len(LAYERS) * len(trained.blocks()), "more cut")
+    return {"share_of_a_block": round(mine / total, 4)}
+
+
+def _attended(trained: Trained) -> dict[str, Any]:
+    """Heads of all of torch's attention in the step."""
+    parts = trained.launch.layout.tensor
+    wanted = {(a.heads // parts, a.queries, a.keys) for a in trained.subject.survey.attention}
+    found = attention_operands(trained)
+    if not found:  # written out in products: the blocks beside whole ones tell
+        return {}
+    told = f"attention had heads, queries and keys {sorted(found)}, not {sorted(wanted)}"
+    demand(found == wanted, told)
+    return {"heads_inside": max(heads for heads, *_ in wanted)}
+
+
+def _summed(trained: Trained) -> dict[str, Any]:
+    """Sums among the ranks that share weights, a block and micro batch; blocks that are recomputed
+    in backward sum there as often as they are."""
+    group = gathering.group_of(trained.module).group_name
+    sent = [s for s in trained.observed.sent if s.group == group]
+    blocks = len(trained.blocks()) * trained.observed.micro_steps
+    again = "recomputes" in trained.launch.traits
+    counts = {}
+    for phase in ("forward", "backward"):
+        found = sum(s.phase == phase and s.collective == "allreduce_" for s in sent)
+        more = again and phase == "backward" and found > HALVES * blocks
+        told = f"{found} sums in {phase}, not {HALVES} in each of {blocks} blocks"
+        demand(found == HALVES * blocks or more, told)
+        counts[phase] = found / blocks
+    size = sum(s.bytes for s in sent if s.phase in counts)
+    return {"sums_a_block": counts, "summed_bytes": size}
+
+
+def _alike(trained: Trained) -> dict[str, Any]:
+    """What is whole is the same on all ranks, since each had all of its gradient."""
+    group = gathering.group_of(trained.module)
+    with torch.no_grad():
+        each = [p.double().sum() for p in trained.module.parameters() if share_of(p) is None]
+    most, least = torch.stack(each), torch.stack(each)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
+    spread = float((most - least).abs().max())
+    demand(spread == 0.0, f"whole weights drifted apart by {spread:.3g} among those who share")
+    return {"spread_of_whole_weights": spread}
+
+
+def _as_whole_blocks(trained: Trained) -> dict[str, Any]:
+    """How far the output of a block is from that of the same block with whole weights, at most; one
+    of them is whole at a time."""
+    given: list[Any] = []
+    blocks = trained.blocks()
+    handles = [b.register_forward_hook(_keep(given), with_kwargs=True) for b in blocks]
+    try:
+        with torch.no_grad(), forward.eager(trained):
+            trained.subject.predict(trained.model, *random_sample(trained))
+    finally:
+        for handle in handles:
+            handle.remove()
+    away = 0.0
+    for block, args, named, out in given:
+        with torch.no_grad(), trained.accelerator.autocast(), _whole(block):
+            wanted = block(*args, **named)
+        away = max(away, relative_error(out.double(), wanted.double()))
+    close = close_to(trained, given[-1][-1].dtype)
+    demand(away <= close, f"a block's output is {away:.2g} of the norm away from a whole one's")
+    return {"away_from_whole_blocks": float(f"{away:.2g}")}
+
+
+def _keep(given: list[Any]) -> Any:
+    return lambda block, args, named, out: given.append((block, args, named, out))
+
+
+@contextlib.contextmanager
+def _whole(block: Any) -> Iterator[None]:
+    """The block as one of a model that nobody shares."""
+    cut = {name: block.get_submodule(name) for name in LAYERS}
+    heads = block.attn.num_heads
+    for name, layer in cut.items():
+        block.set_submodule(name, _plain(layer))
+    block.attn.num_heads = heads * cut["attn.qkv"].weight.share.parts
+    try:
+        yield
+    finally:
+        block.attn.num_heads = heads
+        for name, layer in cut.items():
+            block.set_submodule(name, layer)
+
+
+def _plain(layer: Any) -> nn.Linear:
+    """An ordinary layer with the weights of all ranks."""
+    weight = gathering.whole(layer.weight, layer.weight, layer.group)
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    if layer.bias is not None:
+        bias = gathering.whole(layer.bias, layer.bias, layer.group).detach()
+        plain.bias = nn.Parameter(bias, requires_grad=False)
+    return plain

@@ -1,0 +1,279 @@
+"""Ranks that share weights: real ones held to ddp's losses, norms and updates, each with evidence;
+the ways in which their parts can fail to be one model, each of which must be noticed; and what is
+saved, which is a plain model's.
+
+The runs share a start (``launched_together``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, Case, launched_together
+from safetensors.torch import load_file
+
+from harness.predict import pool
+from harness.report.figures import parity
+from harness.resolve import resolve
+from harness.result import Result, Status
+from harness.worker.sabotage_ranks import CUT
+from strategies import CATALOG, parse
+from strategies.base import BadInput
+from strategies.layout import Layout
+from strategies.parallel.shares import Share
+from strategies.recipe import RecipeError
+from tests.made.recipes import SETTINGS
+from tests.made.stubs.parallel import LOST_PARTS
+
+# As in test_runs: what is equal is equal because all clip, decay and step alike.
+TWO = dataclasses.replace(
+    TINY, recipe="ddp", processes=2, global_batch=8, steps=3, learning_rate=1e-3, weight_decay=0.01,
+    beta2=0.99, grad_clip=0.25, ema=0.9,
+)  # fmt: skip
+FOUR, QUARTERS = "ddp+tp+checkpoint", "ddp+tp:ranks=4"
+EQUAL = ["ddp+tp", FOUR, QUARTERS, "ddp+tp+attend:kernel=naive+accumulate"]
+OTHERS = ["ddp+tp+bf16+checkpoint:keep=nested", "ddp+tp+bf16_pure"]
+TOKENS = dataclasses.replace(
+    TWO, recipe="ddp+tp", model="DiT-T/8:tokens=500", objective="masked", data="synthetic"
+)
+HALF = "step-00000002"
+
+
+def spec_of(recipe: str):
+    ranks = 4 if recipe in (FOUR, QUARTERS) else 2
+    return dataclasses.replace(TWO, recipe=recipe, processes=ranks)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
+    """Name -> result, and where the folders of those names are: each recipe, each sabotage, and
+    "saved" by ddp and by cut weights, after two steps and four, from which the other goes on."""
+    base = tmp_path_factory.mktemp("tensor")
+    cases = {recipe: Case(spec_of(recipe)) for recipe in ("ddp", *EQUAL, *OTHERS)}
+    cases |= {name: Case(spec_of("ddp+tp"), ("--sabotage", name)) for name in CUT}
+    cases["tokens"] = Case(TOKENS)
+    state = base / "state"
+    words = ("--checkpoint", str(state / "saved"), "--save-every", "2")
+    averaged = ("--averaged", str(base / "averaged"), "--trained", str(base / "trained"))
+    cases["saved"] = Case(spec_of("ddp+tp"), (*words, *averaged))
+    again = ("--checkpoint", str(state / "again"), "--save-every", "2", "--resume")
+    copied = ((state / "saved" / HALF, state / "again" / HALF),)
+    (state / "again").mkdir(parents=True)
+    cases["again"] = Case(spec_of("ddp+tp"), again, copied)
+    return launched_together(cases, base), base
+
+
+@pytest.fixture
+def row(request, runs) -> Result:
+    found = runs[0][request.param]
+    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
+    return found
+
+
+def verdict(row: Result, runs) -> parity.Verdict:
+    reference = runs[0]["ddp"]
+    return parity.against_the_reference(row, reference, parity.limits([reference]))
+
+
+# ---- in force ----
+
+
+@pytest.mark.parametrize("row", [*EQUAL, *OTHERS], indirect=True)
+def test_ranks_that_share_weights_show_it(row):
+    assert [check for check in row.audit if not check.ok] == []
+    asked = {check.name: check.asked for check in row.audit}
+    layout, facts = resolve(row.spec).launch.layout, row.evidence["tp"]
+    assert asked["samples shared alike"] is True and facts["ranks_a_weight"] == layout.tensor
+    assert asked["micro batch"] == [row.spec.global_batch // layout.data // row.accumulation]
+    assert facts["data_parallel"] == layout.data == row.spec.processes // layout.tensor
+    # Of a block's 18 squares of the width 6 are modulation, which is whole.
+    share = (6 + 12 / layout.tensor) / 18
+    assert facts["share_of_a_block"] == pytest.approx(share, abs=2e-3)
+    assert facts["spread_of_whole_weights"] == 0.0
+    limit = 1e-2 if "bf16" in row.spec.recipe else 1e-5
+    assert 0 <= facts["away_from_whole_blocks"] < limit
+    recomputed = {FOUR: 4.0, OTHERS[0]: 5.0}.get(row.spec.recipe, 2.0)
+    assert facts["sums_a_block"] == {"forward": 2.0, "backward": recomputed}
+    if "naive" not in row.spec.recipe:
+        assert facts["heads_inside"] == 4 // layout.tensor
+
+
+@pytest.mark.parametrize("row", EQUAL, indirect=True)
+def test_losses_gradients_and_updates_are_those_of_whole_weights(row, runs):
+    assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
+
+
+def test_what_is_saved_is_a_plain_model_s(runs, train_here):
+    rows, base = runs
+    row = rows["saved"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    alone = dataclasses.replace(TWO, recipe="single", processes=1)
+    run, _ = train_here(alone, len(row.losses))
+    wanted = dict(run.trained.module.named_parameters())
+    last = max((base / "state" / "saved").iterdir())
+    saved = load_file(last / "model.safetensors")
+    assert saved.keys() == wanted.keys()
+    free = {name: p for name, p in wanted.items() if p.requires_grad}
+    average = dict(zip(free, run.trained.attached["ema"].shards, strict=True))
+    kept = {"model": (saved, wanted), "trained": (load_file(base / "trained"), free)}
+    kept["averaged"] = (load_file(base / "averaged"), average)
+    for kind, (found, whole) in kept.items():
+        assert found.keys() == whole.keys(), kind
+        for name, weight in whole.items():
+            # Adam divides by a gradient's own size: where that is near eps, rounding shows.
+            assert (found[name] - weight).abs().mean() < 2e-6, (kind, name)
+    state = torch.load(last / "optimizer.bin", weights_only=True)["state"]
+    mine = run.trained.inner_optimizer.state
+    for moments, p in zip(state.values(), free.values(), strict=True):
+        assert moments["exp_avg"].shape == p.shape
+        assert (moments["exp_avg"] - mine[p]["exp_avg"]).abs().max() < 1e-6
+
+
+def test_a_resumed_training_goes_on_as_if_never_stopped(runs):
+    saved, again = (runs[0][name] for name in ("saved", "again"))
+    assert again.status is Status.OK, f"{again.reason}\n{again.log_tail}"
+    assert len(again.losses) == 4 and len(set(again.losses)) == 4
+    assert again.losses == pytest.approx(saved.losses, rel=1e-6)
+    assert again.grad_norms == pytest.approx(saved.grad_norms, rel=1e-6)
+    assert [check for check in again.audit if not check.ok] == []
+
+
+def test_memory_is_predicted_and_what_is_sent_is_priced(runs, tmp_path):
+    rows = [runs[0][name] for name in ("ddp+tp", FOUR)]
+    wide = dataclasses.replace(TWO, processes=8, recipe="ddp+tp:ranks=4", global_batch=8)
+    specs = [*(row.spec for row in rows), wide, dataclasses.replace(wide, recipe="ddp")]
+    *found, eight, plain = pool.predict_all([resolve(spec) for spec in specs], tmp_path)
+    for row, predicted in zip(rows, found, strict=True):
+        assert predicted.method == "trace", predicted.reason
+        assert row.status is Status.OK, row.reason
+        assert predicted.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.005)
+    assert eight.steady.bytes < plain.steady.bytes
+    tokens, width, depth = 16, 128, 4
+    within = [w for w in eight.work if w.kind == "collective" and w.group == 4]
+    sums = {
+        phase: sum(w.bytes * w.count for w in within if w.phase == phase)
+        for phase in ("forward", "backward")
+    }
+    micro = wide.global_batch // 2
+    assert sums == dict.fromkeys(sums, 2 * depth * 2 * 4 * micro * tokens * width)
+    assert {w.stride for w in within} == {1}
+    averaged = [w for w in eight.work if w.kind == "overlapped"]
+    assert [(w.group, w.stride) for w in averaged] == [(2, 4)]
+
+
+def test_a_model_over_tokens_is_cut_as_well(runs, train_here):
+    row = runs[0]["tokens"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    assert row.evidence["tp"]["away_from_whole_blocks"] < 1e-5
+    alone = dataclasses.replace(TOKENS, recipe="single", processes=1)
+    run, log = train_here(alone, 2)
+    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=2e-5)
+
+
+# ---- not in force ----
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_parts_that_are_not_one_model_are_noticed(name, runs):
+    row = runs[0][name]
+    assert row.status is Status.VOID, row.log_tail
+    assert verdict(row, runs).word == "DIFFERS"
+    reference = runs[0]["ddp"]
+    blind = dataclasses.replace(row, losses=reference.losses)
+    assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
+
+
+@pytest.mark.parametrize("case", LOST_PARTS)
+def test_evidence_is_lost_where_a_sum_is(case, runs):
+    name, sabotage = LOST_PARTS[case]
+    failed = {check.name for check in runs[0][sabotage].audit if not check.ok}
+    assert f"evidence: {name}" in failed
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "model", "wanted"),
+    [
+        ("single+tp", 1, "DiT-T/8", ["nobody to share", "take ddp"]),
+        ("ddp+tp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
+        ("ddp+tp:ranks=4", 4, "DiT-S/8", ["6 heads", "ranks of 2 or 3 or 6"]),
+        ("zero2+tp", 2, "DiT-T/8", ["zero2 shards weights in a way of its own", "take ddp"]),
+        ("fsdp2+tp", 2, "DiT-T/8", ["fsdp2 shards weights in a way of its own", "take ddp"]),
+        ("ddp+tp+sp", 4, "DiT-T/8", ["leave sp out"]),
+        ("ddp+tp+compile", 2, "DiT-T/8", ["leave compile out"]),
+        ("ddp+tp+checkpoint:keep=products", 2, "DiT-T/8", ["before ranks have summed it"]),
+        ("ddp+tp", 2, "flux-dev", ["has no blocks of one attention", "leave tp out"]),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_way_out(text, processes, model, wanted):
+    change = {"model": model, "global_batch": 12, "processes": processes}
+    if model == "flux-dev":
+        change |= {"data": "synthetic", "objective": "flow"}
+    reason = resolve(dataclasses.replace(TINY, recipe=text, **change)).refusal
+    assert reason and [w for w in wanted if w not in reason] == []
+
+
+BESIDE = {
+    *("ddp", "fp32", "tf32", "bf16", "bf16_pure", "attend", "checkpoint"),
+    *("adamw", "accumulate", "ema"),
+}
+"""What is not refused beside cut weights, on some machine: the rest has not been tried."""
+
+
+def test_what_was_not_tried_beside_it_is_refused():
+    taken = set()
+    for name, texts in SETTINGS.items():
+        for text in texts:
+            words = ["ddp" if w == "single" else w for w in text.split("+") if w != "tp"]
+            spec = dataclasses.replace(TWO, recipe="+".join([*words, "tp"]))
+            if resolve(spec).refusal is None:
+                taken.add(name)
+    assert taken - {"single", "tp"} == BESIDE and set(CATALOG) > BESIDE
+
+
+def test_what_is_no_number_of_ranks_is_refused():
+    with pytest.raises(RecipeError, match="ranks is 1"):
+        parse("ddp+tp:ranks=1")
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "packed"), [((12, 4), 0, 3), ((12,), 0, 3), ((4, 6), 0, 1), ((4, 6), 1, 1)]
+)
+def test_parts_are_the_whole_again_and_lie_where_they_say(shape, axis, packed):
+    whole = torch.arange(torch.Size(shape).numel()).view(shape)
+    size = torch.Size(shape)
+    shares = [Share(shape=size, axis=axis, index=i, parts=2, packed=packed) for i in range(2)]
+    parts = [share.part(whole) for share in shares]
+    assert shares[0].joined(parts).equal(whole)
+    for share, part in zip(shares, parts, strict=True):
+        flat = part.reshape(-1)
+        for start, offset, numel in share.runs():
+            assert flat[start : start + numel].tolist() == [*range(offset, offset + numel)]
+        assert sum(numel for *_, numel in share.runs()) == part.numel() == whole.numel() // 2
+
+
+def test_a_rank_has_queries_keys_and_values_of_its_own_heads():
+    rows = torch.tensor([10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33])  # q, k, v of four heads
+    second = Share(shape=rows.shape, axis=0, index=1, parts=2, packed=3)
+    assert second.part(rows).tolist() == [12, 13, 22, 23, 32, 33]
+
+
+def test_what_does_not_divide_is_refused():
+    with pytest.raises(BadInput, match="6 x 4 is not 4 equal parts"):
+        Share(shape=torch.Size((6, 4)), axis=0, index=0, parts=4)
+
+
+def test_ranks_that_hold_the_same_are_counted():
+    layout = Layout(replicate=8).cut(4, "tensor")
+    assert layout == Layout(replicate=2, tensor=4) and (layout.data, layout.alike) == (2, 2)
+    assert [layout.share(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert Layout(replicate=2, sequence=2).alike == 4, "who shares samples shares weights"
