@@ -65,9 +65,9 @@ class Recipe:
 
     @property
     def accumulation(self) -> int:
-        """Micro batches an optimizer step, on every process."""
+        """Micro batches an optimizer step, on every process: accumulated, or the engine's own."""
         part = self.in_slot(Slot.ACCUMULATE)
-        return part.steps if part else 1
+        return self.sharding.micro * (part.steps if part else 1)
 
     @property
     def guides_apart(self) -> bool:

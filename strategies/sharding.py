@@ -31,6 +31,8 @@ class Sharding(Strategy):
     """Whatever the launch file of this name says."""
 
     slot: ClassVar[Slot] = Slot.SHARD
+    micro: ClassVar[int] = 1
+    """Micro batches that the engine runs in a step by itself; a choice where there is one."""
     folder: ClassVar[Path] = FOLDER
 
     @classmethod

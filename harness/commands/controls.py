@@ -31,6 +31,7 @@ from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import RANKS, SHARED
+from harness.worker.sabotage_stages import NUMBERS
 
 __all__ = ["add_arguments", "controls"]
 
@@ -50,15 +51,31 @@ SAME = {
 SHARING = "sp"
 SAME_SHARED = {"sp": SHARING, "sp:how=gather": "sp:how=gather"}
 """The same, for several processes."""
+STAGED = "pp"
+SAME_STAGED = {
+    "pp": STAGED,
+    "pp:schedule=gpipe": "pp:schedule=gpipe",
+    "model_parallel": "model_parallel",
+}
+"""The same, with another sharding in the place of ddp, for as many processes as it has stages."""
+STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """One run beside the plain one. ``sabotage`` is empty where it must be equal."""
+    """One run beside the plain one. ``sabotage`` is empty where it must be equal; ``instead`` is a
+    recipe in the place of the plain one."""
 
     name: str
     adds: str
     sabotage: str = ""
+    instead: str = ""
+
+    def recipe(self, plain: str) -> str:
+        """The plain recipe with what it adds, or what stands ``instead`` of it."""
+        if self.instead:
+            return self.instead
+        return f"{plain}+{self.adds}" if self.adds else plain
 
     @property
     def expected(self) -> str:
@@ -88,7 +105,13 @@ def all_controls(processes: int) -> list[Control]:
     ]
     others += [Control(name=name, adds="", sabotage=name) for name in RANKS if processes > 1]
     shared = [Control(name=name, adds=SHARING, sabotage=name) for name in SHARED if pairs]
-    return same + others + shared
+    return same + others + shared + (_staged() if processes == STAGES else [])
+
+
+def _staged() -> list[Control]:
+    """Those of a pipeline."""
+    same = [Control(name=name, adds="", instead=text) for name, text in SAME_STAGED.items()]
+    return same + [Control(name=n, adds="", sabotage=n, instead=STAGED) for n in NUMBERS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +170,7 @@ def _ended(
     progress: Progress,
 ) -> Result:
     """The result of one control, launched as any row."""
-    recipe = f"{plain.recipe}+{control.adds}" if control.adds else plain.recipe
+    recipe = control.recipe(plain.recipe)
     progress.begin_run(control.name, options.timeout)
     result = launch.run(
         resolve(replace(plain, recipe=recipe)),

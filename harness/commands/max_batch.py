@@ -257,7 +257,9 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 def _samples(spec: Spec, micro_batch: int) -> int:
     recipe = parse(spec.recipe)
-    return micro_batch * max(1, spec.processes // recipe.sequence) * recipe.accumulation
+    layout = recipe.sharding.engine(spec.device).chosen(recipe.sharding.choices).layout
+    shares = layout(spec.processes).cut(recipe.sequence).data
+    return micro_batch * max(1, shares) * recipe.accumulation
 
 
 def _tell(state: Search, best: int, most: int, console: Console) -> None:

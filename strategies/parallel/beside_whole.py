@@ -17,7 +17,7 @@ from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
 from strategies.parallel import attending
 
-__all__ = ["as_the_whole"]
+__all__ = ["as_the_whole", "away", "predicted"]
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}
 """Type of the output -> how far a part may be from the whole model's, as a share of its norm: sums
@@ -34,22 +34,31 @@ def as_the_whole(trained: Trained) -> dict[str, Any]:
         NotInForce: further than rounding explains.
     """
     with torch.no_grad(), forward.eager(trained):
-        mine = _predicted(trained, trained.cut)
+        mine = predicted(trained, trained.model, trained.cut)
         with _alone(trained):
-            whole = _predicted(trained, lambda x: x)
-    away = relative_error(mine.double(), trained.cut(whole).double())
+            whole = predicted(trained, trained.model, lambda x: x)
+    return {"away_from_the_whole": away(trained, mine, trained.cut(whole))}
+
+
+def away(trained: Trained, mine: Tensor, wanted: Tensor) -> float:
+    """How far a prediction of several ranks is from the whole model's, as a share of its norm.
+
+    Raises:
+        NotInForce: further than rounding explains.
+    """
+    found = relative_error(mine.double(), wanted.double())
     rounded = mine.dtype not in CLOSE or "half_compute" in trained.launch.traits
     close = CLOSE_ROUNDED if rounded else CLOSE[mine.dtype]
-    demand(away <= close, f"its part is {away:.2g} of the norm away from the whole model's")
-    return {"away_from_the_whole": float(f"{away:.2g}")}
+    demand(found <= close, f"its part is {found:.2g} of the norm away from the whole model's")
+    return float(f"{found:.2g}")
 
 
-def _predicted(trained: Trained, part: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of a sample that all ranks draw alike."""
+def predicted(trained: Trained, model: Any, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``model`` makes of a sample that all ranks draw alike."""
     x, t_B, conditions = trained.subject.example(trained.accelerator.device)
     draw = torch.Generator().manual_seed(SEED)
     x = torch.randn(x.shape, generator=draw).to(x)
-    return trained.subject.predict(trained.model, part(x), t_B, conditions)
+    return trained.subject.predict(model, part(x), t_B, conditions)
 
 
 @contextlib.contextmanager

@@ -150,7 +150,7 @@ class Average(Watcher):
         device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
         pieces = {piece.name: piece for piece in self.trained.engine.fragments(self.trained)}
         state = {}
-        for name, p in self.trained.module.named_parameters():
+        for name, p in self.trained.engine.everywhere(self.trained).items():
             if not p.requires_grad:
                 continue
             shape = self.trained.engine.shape(p)
