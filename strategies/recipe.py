@@ -69,6 +69,11 @@ class Recipe:
         part = self.in_slot(Slot.ACCUMULATE)
         return self.sharding.micro * (part.steps if part else 1)
 
+    def shares(self, device: str, ranks: int) -> int:
+        """Into how many shares a global batch is cut on so many ranks, one at least."""
+        engine = self.sharding.engine(device).chosen(self.sharding.choices)
+        return max(1, engine.layout(ranks).cut(self.sequence).data)
+
     @property
     def guides_apart(self) -> bool:
         """Whether the two halves of guidance are predicted one after the other."""

@@ -257,9 +257,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 def _samples(spec: Spec, micro_batch: int) -> int:
     recipe = parse(spec.recipe)
-    layout = recipe.sharding.engine(spec.device).chosen(recipe.sharding.choices).layout
-    shares = layout(spec.processes).cut(recipe.sequence).data
-    return micro_batch * max(1, shares) * recipe.accumulation
+    return micro_batch * recipe.shares(spec.device, spec.processes) * recipe.accumulation
 
 
 def _tell(state: Search, best: int, most: int, console: Console) -> None:

@@ -14,7 +14,7 @@ __all__ = ["simulate"]
 
 
 def simulate(ranks: int, rank: int = 0) -> None:
-    """Make this process one ``rank`` of ``ranks``; to be called before Accelerator makes a group."""
+    """Make this process ``rank`` of ``ranks``; to be called before Accelerator makes a group."""
     # A private module of torch's, and the only home of this store; torchtitan uses it too.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

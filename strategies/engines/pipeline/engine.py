@@ -44,8 +44,6 @@ class Pipeline(Engine):
 
     kinds: ClassVar[tuple[str, ...]] = ("MULTI_CPU", "MULTI_GPU")
     modules: ClassVar[tuple[str, ...]] = ("torch.distributed.pipelining",)
-    resumes_on_any: ClassVar[bool] = True
-    """Each stage's files name its parameters as the whole model does."""
 
     @classmethod
     def of(cls, file: LaunchFile) -> Pipeline:
