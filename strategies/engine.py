@@ -596,6 +596,14 @@ class Trained:
         """The model's blocks, in the order in which they run."""
         return self.subject.blocks(self.module)
 
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """Names of the blocks' linear layers that this rank has: all, unless it has some blocks."""
+        if "stages" not in self.launch.traits:
+            return self.subject.linears
+        here = dict(self.module.named_modules())
+        return tuple(name for name in self.subject.linears if name in here)
+
     def optimized(self) -> list[torch.Tensor]:
         """The tensors that the optimizer updates on this rank: parameters, or float32 masters."""
         return self.engine.optimized(self)

@@ -37,8 +37,7 @@ def compute_dtype(trained: Trained) -> str:
     A compiled block knows nothing of hooks that came after it, so there it is run uncompiled.
     """
     seen: list[str] = []
-    here = dict(trained.module.named_modules())
-    first = next(here[name] for name in trained.subject.linears if name in here)
+    first = trained.module.get_submodule(trained.linears[0])
     handle = first.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
     try:
         with eager(trained):

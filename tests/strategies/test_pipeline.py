@@ -15,6 +15,7 @@ import torch
 from conftest import SUBJECT, TINY, Case, launched_together
 from safetensors.torch import load_file
 
+from harness.predict import pool
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
@@ -99,6 +100,16 @@ def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
 
 def test_one_micro_batch_at_a_time_leaves_a_stage_idle_half_of_the_step():
     assert idle_share(2, 1) == 1 / 2 and idle_share(4, 4) == 3 / 7 and idle_share(2, 4) == 1 / 5
+
+
+def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, tmp_path):
+    rows = [runs[0][name] for name in (*EQUAL, *OTHERS)]
+    for row, made in zip(rows, pool.predict_all([resolve(r.spec) for r in rows], tmp_path)):
+        assert made.method == "trace", f"{made.reason} {made.fault}"
+        true = [rank.categories.total for rank in row.ranks]
+        found = [made.steady_of_ranks[str(rank.rank)] for rank in row.ranks]
+        assert found == pytest.approx(true, rel=0.005), row.spec.recipe
+        assert made.steady.bytes == max(found) == found[made.rank]
 
 
 # ---- saved, and resumed ----

@@ -11,7 +11,7 @@ LOST = {
         "all_forward_before_any_backward", "the schedule is ScheduleGPipe, not Schedule1F1B",
     ),
     "every rank holds everything": (
-        "every_stage_keeps_the_whole_model", "elements, of",
+        "every_stage_keeps_the_whole_model", "parameters are held by several stages",
     ),
 }  # fmt: skip
 UNLIKE = {
