@@ -67,7 +67,7 @@ class Recipe:
     def accumulation(self) -> int:
         """Micro batches an optimizer step, on every process: accumulated, or the engine's own."""
         part = self.in_slot(Slot.ACCUMULATE)
-        return self.sharding.micro * (part.steps if part else 1)
+        return self.sharding.micro_batches * (part.steps if part else 1)
 
     def shares(self, device: str, ranks: int) -> int:
         """Into how many shares a global batch is cut on so many ranks, one at least."""

@@ -31,8 +31,6 @@ class Sharding(Strategy):
     """Whatever the launch file of this name says."""
 
     slot: ClassVar[Slot] = Slot.SHARD
-    micro: ClassVar[int] = 1
-    """Micro batches that the engine runs in a step by itself; a choice where there is one."""
     folder: ClassVar[Path] = FOLDER
 
     @classmethod
@@ -58,6 +56,11 @@ class Sharding(Strategy):
     def choices(self) -> dict[str, Any]:
         """The recipe's values of ``Engine.choices``."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro batches that the engine runs in a step by itself."""
+        return self.choices.get("micro", 1)
 
     def __post_init__(self) -> None:
         if self.choices:

@@ -33,6 +33,8 @@ TWO = dataclasses.replace(
 )  # fmt: skip
 EQUAL = ["pp", "pp:schedule=gpipe+checkpoint", "model_parallel"]
 OTHERS = ["pp+bf16"]
+WIDER = "of more tokens"
+"""Where what is still on its way shows in a peak."""
 SAVED, ON = "saved", "goes on"
 
 
@@ -45,6 +47,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         return Case(dataclasses.replace(TWO, recipe=recipe, steps=steps), words)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
+    cases[WIDER] = Case(dataclasses.replace(TWO, recipe="pp", model="DiT-T/4"))
     sabotages = [*(name for name, _ in LOST.values()), *UNLIKE.values()]
     cases |= {name: case("pp", "--sabotage", name) for name in sabotages}
     folder = base / "checkpoints"
@@ -103,8 +106,9 @@ def test_one_micro_batch_at_a_time_leaves_a_stage_idle_half_of_the_step():
 
 
 def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, tmp_path):
-    rows = [runs[0][name] for name in (*EQUAL, *OTHERS)]
-    for row, made in zip(rows, pool.predict_all([resolve(r.spec) for r in rows], tmp_path)):
+    rows = [runs[0][name] for name in (*EQUAL, *OTHERS, WIDER)]
+    predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
+    for row, made in zip(rows, predicted, strict=True):
         assert made.method == "trace", f"{made.reason} {made.fault}"
         true = [rank.categories.total for rank in row.ranks]
         found = [made.steady_of_ranks[str(rank.rank)] for rank in row.ranks]

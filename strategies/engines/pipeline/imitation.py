@@ -7,7 +7,8 @@ they are.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -30,9 +31,28 @@ class Lonely(Reducerless):
         return [
             # Stages vote, by numbers that they send, whether all know what passes: they do.
             mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", agreed),
+            mock.patch.object(schedules, "_batch_p2p", _keeping(schedules._batch_p2p)),
             # There is no generator on meta, and nothing is drawn.
             mock.patch.object(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext()),
         ]
+
+
+class Kept(NamedTuple):
+    """A send or a receive that holds its tensor, as gloo's does: the fake group's holds nothing."""
+
+    work: Any
+    tensor: torch.Tensor
+
+    def wait(self) -> None:
+        """Nothing is on its way."""
+
+
+def _keeping(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def run(operations: list[Any], desc: str | None = None) -> list[Any]:
+        works = batch(operations, desc)
+        return [Kept(work, op.tensor) for work, op in zip(works, operations, strict=False)]
+
+    return run
 
 
 def agreed(self: Any, stages: Any, *given: Any, **named: Any) -> None:
