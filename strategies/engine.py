@@ -83,9 +83,11 @@ class Imitation:
     Its methods are called in the order in which they stand here (``harness.predict.tracing``); the
     defaults do nothing, which is right for an engine that runs without storage as it is.
     ``ranks``: whether the engine wants a process group (a fake one is made).
+    ``rank``: the rank of the launch for which it stands.
     """
 
     ranks: ClassVar[bool] = True
+    rank: int = 0
     shapes_in: ClassVar[tuple[str, ...]] = ()
     """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
     counted as the GPU's, whose tensors are on ``meta`` here as well."""
@@ -406,8 +408,14 @@ class Engine:
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
         """The parameters one after the other, each whole until the next is asked for. All ranks
-        call it and go through it to the end, since gathering one is a collective."""
+        call it and go through it to the end, since gathering one is a collective. Where ranks have
+        other parameters each, these are of ``everywhere``."""
         yield from parameters
+
+    def everywhere(self, trained: Trained) -> Mapping[str, Any]:
+        """Name -> each parameter of the whole model, in one order on all ranks; of one that other
+        ranks alone have, what tells its ``shape``, ``dtype`` and ``requires_grad``."""
+        return dict(trained.module.named_parameters())
 
     def part(self, parameter: Any) -> torch.Tensor:
         """What this rank stores of a parameter between two steps, for checksums; may be empty."""
@@ -428,6 +436,15 @@ class Engine:
                 "gradients": [p.grad for p in trained.module.parameters() if p.grad is not None],
             }
         )
+
+    def save(self, trained: Trained, path: Path) -> None:
+        """Write the training's state into the folder ``path``, which may not exist yet; all ranks
+        call it. What strategies keep is saved beside it."""
+        trained.accelerator.save_state(str(path))
+
+    def load(self, trained: Trained, path: Path) -> None:
+        """Read what ``save`` wrote, into prepared objects; all ranks call it."""
+        trained.accelerator.load_state(str(path))
 
     def makers(self) -> tuple[Maker, ...]:
         """Methods of the engine's library during which all that is allocated is of one category;
@@ -455,6 +472,15 @@ class Engine:
             NotInForce: it is not in force (``strategies.base.demand``); the row is then void.
         """
         raise NotImplementedError
+
+    def unlike(self, launch: Launch) -> Sequence[int]:
+        """Ranks that hold and do other things than each other, of which every other rank is like
+        one; a prediction is of the fullest of them."""
+        return (0,)
+
+    def standing_for(self, rank: int) -> Engine:
+        """The engine whose ``imitation`` stands for that one of the ``unlike`` ranks."""
+        return self
 
     def imitation(self) -> Imitation:
         """How a prediction stands in for its launch; the default runs the engine as it is, with a
@@ -572,6 +598,14 @@ class Trained:
     def blocks(self) -> list[nn.Module]:
         """The model's blocks, in the order in which they run."""
         return self.subject.blocks(self.module)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """Names of the blocks' linear layers that this rank has: all, unless it has some blocks."""
+        if "stages" not in self.launch.traits:
+            return self.subject.linears
+        here = dict(self.module.named_modules())
+        return tuple(name for name in self.subject.linears if name in here)
 
     def optimized(self) -> list[torch.Tensor]:
         """The tensors that the optimizer updates on this rank: parameters, or float32 masters."""

@@ -66,9 +66,15 @@ class Recipe:
 
     @property
     def accumulation(self) -> int:
-        """Micro batches an optimizer step, on every process."""
+        """Micro batches an optimizer step, on every process: accumulated, or the engine's own."""
         part = self.in_slot(Slot.ACCUMULATE)
-        return part.steps if part else 1
+        return self.sharding.micro_batches * (part.steps if part else 1)
+
+    def shares(self, device: str, ranks: int) -> int:
+        """Into how many shares a global batch is cut on so many ranks, one at least."""
+        engine = self.sharding.engine(device).chosen(self.sharding.choices)
+        layout = engine.layout(ranks).cut(self.sequence).cut(self.tensor, "tensor")
+        return max(1, layout.data)
 
     @property
     def guides_apart(self) -> bool:

@@ -57,6 +57,11 @@ class Sharding(Strategy):
         """The recipe's values of ``Engine.choices``."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro batches that the engine runs in a step by itself."""
+        return self.choices.get("micro", 1)
+
     def __post_init__(self) -> None:
         if self.choices:
             self.engine("cuda").chosen(self.choices)

@@ -38,6 +38,7 @@ PARTS = {
     "head": "final layer of its own",
     "label_table": "table of labels",
     "sized": "depth and width that can be given as numbers",
+    "stages": "forward pass that can be cut between its blocks",
     "stripes": "samples that can be cut into stripes of tokens",
     "token_blocks": "blocks that take and give tokens",
     "vocabulary": "layer over a vocabulary that takes its own loss",
@@ -49,6 +50,9 @@ PARTS = {
 ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``.
 ``head``, ``label_table``: what the methods of these names return.
 ``sized``: ``sized`` gives the same model in another size.
+``stages``: the module has the part "chain", ``enter(*given)`` from what it is called with to the
+tensors that its blocks are given, ``leave(*tensors)`` from those to what it returns, and ``ends``:
+names of the modules and parameters that each of the two uses. Blocks return the first tensor anew.
 ``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.

@@ -31,6 +31,7 @@ from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
+from harness.worker.sabotage_stages import NUMBERS
 
 __all__ = ["add_arguments", "controls"]
 
@@ -51,15 +52,31 @@ SHARING = {"sp": SHARED, "tp": CUT}
 """What pairs of processes share -> the ways in which that can fail."""
 SAME_SHARED = {"sp": "sp", "sp:how=gather": "sp:how=gather", "tp": "tp"}
 """The same, for several processes."""
+STAGED = "pp"
+SAME_STAGED = {
+    "pp": STAGED,
+    "pp:schedule=gpipe": "pp:schedule=gpipe",
+    "model_parallel": "model_parallel",
+}
+"""The same, with another sharding in the place of ddp, for as many processes as it has stages."""
+STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """One run beside the plain one. ``sabotage`` is empty where it must be equal."""
+    """One run beside the plain one. ``sabotage`` is empty where it must be equal; ``instead`` is a
+    recipe in the place of the plain one."""
 
     name: str
     adds: str
     sabotage: str = ""
+    instead: str = ""
+
+    def recipe(self, plain: str) -> str:
+        """The plain recipe with what it adds, or what stands ``instead`` of it."""
+        if self.instead:
+            return self.instead
+        return f"{plain}+{self.adds}" if self.adds else plain
 
     @property
     def expected(self) -> str:
@@ -95,7 +112,13 @@ def all_controls(processes: int) -> list[Control]:
         for name in ways
         if pairs
     ]
-    return same + others + shared
+    return same + others + shared + (_staged() if processes == STAGES else [])
+
+
+def _staged() -> list[Control]:
+    """Those of a pipeline."""
+    same = [Control(name=name, adds="", instead=text) for name, text in SAME_STAGED.items()]
+    return same + [Control(name=n, adds="", sabotage=n, instead=STAGED) for n in NUMBERS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +177,7 @@ def _ended(
     progress: Progress,
 ) -> Result:
     """The result of one control, launched as any row."""
-    recipe = f"{plain.recipe}+{control.adds}" if control.adds else plain.recipe
+    recipe = control.recipe(plain.recipe)
     progress.begin_run(control.name, options.timeout)
     result = launch.run(
         resolve(replace(plain, recipe=recipe)),

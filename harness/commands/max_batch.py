@@ -258,7 +258,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 def _samples(spec: Spec, micro_batch: int) -> int:
     recipe = parse(spec.recipe)
-    return micro_batch * max(1, spec.processes // recipe.together) * recipe.accumulation
+    return micro_batch * recipe.shares(spec.device, spec.processes) * recipe.accumulation
 
 
 def _tell(state: Search, best: int, most: int, console: Console) -> None:

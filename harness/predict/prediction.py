@@ -25,7 +25,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Bytes of one rank.
+    """Bytes of one rank, ``rank``: the fullest, where ranks hold other things than each other;
+    ``steady_of_ranks`` has the peak of a later step of each of those.
 
     ``method``: "trace" (the real step, on tensors without storage) or "none", for ``reason``, where
     ``fault`` is what a library raised or printed.
@@ -61,6 +62,8 @@ class Prediction:
     work: list[Work] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    rank: int = 0
+    steady_of_ranks: dict[str, int] = field(default_factory=dict)
     seconds_taken: float = 0.0
     schema: int = SCHEMA
 

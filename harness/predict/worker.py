@@ -88,8 +88,17 @@ def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
     from harness.predict.tracing import extend
 
     shallow = [] if "compiled" in row.launch.traits else extend.pieces(row, kind)
-    whole = functools.partial(_whole, row, kind)
-    return [functools.partial(_or_why, row, piece) for piece in shallow] or [whole]
+    if shallow:
+        return [functools.partial(_or_why, row, piece) for piece in shallow]
+    return [functools.partial(_whole, one, kind) for one in _ranks(row)]
+
+
+def _ranks(row: Resolved) -> list[Resolved]:
+    """The row as each rank that is unlike the others."""
+    engine = row.launch.engine
+    as_ranks = (engine.standing_for(rank) for rank in engine.unlike(row.launch))
+    launches = (dataclasses.replace(row.launch, engine=one) for one in as_ranks)
+    return [dataclasses.replace(row, launch=launch) for launch in launches]
 
 
 def _whole(row: Resolved, kind: str) -> dict[str, Any]:
@@ -113,8 +122,24 @@ def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
     lost = next((one for one in made if "why" in one), None)
     if lost:
         return none(row, lost["why"], lost.get("fault", ""))
-    found = extend.joined(row, made) if "parts" in made[0] else read(made[0]["prediction"])
+    if "parts" in made[0]:
+        found = extend.joined(row, made)
+    else:
+        found = _fullest(row, [read(one["prediction"]) for one in made])
     return dataclasses.replace(found, seconds_taken=sum(one.seconds for one in ended))
+
+
+def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
+    """The prediction of the rank that holds the most in a step; of one that has none, why."""
+    if len(each) == 1:
+        return each[0]
+    untraced = [one for one in each if one.steady is None]
+    if untraced:
+        return untraced[0]
+    by_rank = dict(zip(row.launch.engine.unlike(row.launch), each, strict=True))
+    rank, most = max(by_rank.items(), key=lambda item: item[1].steady.bytes)
+    steady = {str(number): one.steady.bytes for number, one in by_rank.items()}
+    return dataclasses.replace(most, rank=rank, steady_of_ranks=steady)
 
 
 def main(argv: list[str]) -> int:

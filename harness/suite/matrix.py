@@ -96,8 +96,7 @@ def _divides(suite: Suite, row: SuiteRow, ranks: int) -> bool:
     recipe, batch = parse(row.recipe), row.settings.get("global_batch")
     if batch is None or recipe.alone(suite.device) or not ranks:
         return True
-    shares = max(1, ranks // recipe.together)
-    return batch % (shares * recipe.accumulation) == 0
+    return batch % (recipe.shares(suite.device, ranks) * recipe.accumulation) == 0
 
 
 def _left_out(row: SuiteRow, ranks: int) -> str:

@@ -137,7 +137,7 @@ def _stepped(trained: Trained, did: Projections | None) -> list[tuple[str, Any, 
     if did is None:
         return rows
     # What is not watched cannot be compared, and a comparison would be silent about it.
-    free = sum(p.requires_grad for p in trained.module.parameters())
+    free = sum(p.requires_grad for p in trained.engine.everywhere(trained).values())
     rows.append(("parameters watched", free, len(did.update)))
     if trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
         kinds = (did.update, did.moment)

@@ -43,7 +43,7 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
     if accelerator.is_main_process:
         (path / DONE).unlink(missing_ok=True)  # one that was damaged is written anew
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(path))
+    trained.engine.save(trained, path)
     state: dict[str, Any] = {name: a.state_dict() for name, a in trained.attached.items()}
     if trained.engine.resumes_on_any:
         state[PIECES] = [tuple(piece) for piece in trained.engine.fragments(trained)]
@@ -79,7 +79,7 @@ def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, A
     saved = facts_of(path).get("processes", accelerator.num_processes)
     anew = trained.engine.resumes_on_any and saved != accelerator.num_processes
     facts = check_same(path, wanted | {"processes": saved if anew else accelerator.num_processes})
-    accelerator.load_state(str(path))
+    trained.engine.load(trained, path)
     if anew:
         _recut(trained, path, int(facts["processes"]))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,11 +70,14 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
     """One optimizer step over this rank's share of global batch ``step``."""
     trained, losses, positions = run.trained, [], []
 
-    def loss_of(batch: Batch) -> torch.Tensor:
-        positions.append(batch.positions)
-        if log.inputs is not None and not log.losses:
-            log.inputs.add(batch)
+    def taken() -> Iterator[Batch]:
+        for batch in run.feed.micro_batches(step):
+            positions.append(batch.positions)
+            if log.inputs is not None and not log.losses:
+                log.inputs.add(batch)
+            yield batch
 
+    def loss_of(batch: Batch) -> torch.Tensor:
         def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
             return trained.subject.predict(trained.model, x, t_B, batch.conditions)
 
@@ -90,8 +93,7 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
     def arrived() -> None:
         log.norms.append(gradient_norm(run, log))
 
-    batches = run.feed.micro_batches(step)
-    for loss in trained.engine.micro_steps(trained, batches, loss_of, arrived):
+    for loss in trained.engine.micro_steps(trained, taken(), loss_of, arrived):
         trained.micro_steps += 1
         losses.append(loss)
     for attachment in trained.attached.values():

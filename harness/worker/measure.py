@@ -194,6 +194,7 @@ def result_of(
     resolved, run, meter = bench.resolved, bench.run, bench.meter
     failed = next((c for c in checks if not c.ok), None)
     reason = f"{failed.name}: asked {failed.asked}, found {failed.found}" if failed else None
+    whole = run.trained.engine.everywhere(run.trained)
     return Result(
         status=Status.VOID if failed else Status.OK,
         reason=reason,
@@ -204,7 +205,7 @@ def result_of(
         meter=meter.kind,
         meter_notes=meter.notes,
         flops_per_step=float(resolved.flops_per_step),
-        parameters=frozen.count(run.trained.module.parameters(), run.trained.engine),
+        parameters=frozen.count(whole.values(), run.trained.engine),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         # Of a simulated world both are of one rank's own samples: no curve to compare.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.result import Check
 from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
+from harness.worker.sabotage_stages import STAGES
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
@@ -180,10 +181,10 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run before its first step."""
-NAMES = (*SABOTAGES, *RANKS, *SHARED, *CUT)
+NAMES = (*SABOTAGES, *RANKS, *SHARED, *CUT, *STAGES)
 
 
 def sabotage(run: Run, name: str) -> Check:
     """Do ``name`` to ``run``; the check of the audit that makes its result void."""
-    (SABOTAGES | RANKS | SHARED | CUT)[name](run)
+    (SABOTAGES | RANKS | SHARED | CUT | STAGES)[name](run)
     return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)

@@ -13,9 +13,9 @@ import torch
 __all__ = ["simulate"]
 
 
-def simulate(ranks: int) -> None:
-    """Make this process rank 0 of ``ranks``; to be called before Accelerator makes a group."""
+def simulate(ranks: int, rank: int = 0) -> None:
+    """Make this process ``rank`` of ``ranks``; to be called before Accelerator makes a group."""
     # A private module of torch's, and the only home of this store; torchtitan uses it too.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

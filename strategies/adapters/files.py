@@ -15,7 +15,8 @@ def save(trained: Trained, path: Path, leave_out: tuple[str, ...] = ()) -> None:
     """Write every parameter that takes a gradient to one file, but those whose names begin as
     ``leave_out`` says; all ranks call it."""
     state = {}
-    free = {n: p for n, p in trained.module.named_parameters() if p.requires_grad}
+    everywhere = trained.engine.everywhere(trained)
+    free = {n: p for n, p in everywhere.items() if p.requires_grad}
     named = {n: p for n, p in free.items() if not n.startswith(leave_out)}
     whole = trained.engine.whole(trained, list(named.values()))
     for name, p in zip(named, whole, strict=True):

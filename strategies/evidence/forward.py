@@ -46,7 +46,7 @@ def compute_dtype(trained: Trained) -> str:
     A compiled block knows nothing of hooks that came after it, so there it is run uncompiled.
     """
     seen: list[str] = []
-    first = trained.module.get_submodule(trained.subject.linears[0])
+    first = trained.module.get_submodule(trained.linears[0])
     handle = first.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
     try:
         with eager(trained):

@@ -43,7 +43,7 @@ def product_error(trained: Trained) -> float | None:
     import torch
     from torch import nn
 
-    layers = [trained.module.get_submodule(name) for name in trained.subject.linears]
+    layers = [trained.module.get_submodule(name) for name in trained.linears]
     plain = (la for la in layers if type(la) is nn.Linear and not wrapped((type(la.weight),)))
     first = next(plain, None)
     if first is None:

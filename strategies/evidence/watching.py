@@ -91,7 +91,7 @@ def _watch(seen: Observed) -> Any:
             if wrapped(types):
                 return NotImplemented
             name = f.overloadpacket._qualified_op_name
-            if name.startswith("c10d::"):
+            if name.startswith("c10d::") and name != "c10d::recv_":
                 seen.sent += _handed(name.removeprefix("c10d::"), args, self.phase)
             out = f(*args, **(kwargs or {}))
             shapes = [list(getattr(value, "shape", ())) for value in args]

@@ -17,7 +17,7 @@ from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
 from strategies.parallel import attending
 
-__all__ = ["as_the_whole", "close_to", "random_sample"]
+__all__ = ["as_the_whole", "away", "close_to", "predicted", "random_sample"]
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}
 """Type of the output -> how far a part may be from the whole model's, as a share of its norm: sums
@@ -34,13 +34,21 @@ def as_the_whole(trained: Trained) -> dict[str, Any]:
         NotInForce: further than rounding explains.
     """
     with torch.no_grad(), forward.eager(trained):
-        mine = _predicted(trained, trained.cut)
+        mine = predicted(trained, trained.model, trained.cut)
         with _alone(trained):
-            whole = _predicted(trained, lambda x: x)
-    away = relative_error(mine.double(), trained.cut(whole).double())
-    close = close_to(trained, mine.dtype)
-    demand(away <= close, f"its part is {away:.2g} of the norm away from the whole model's")
-    return {"away_from_the_whole": float(f"{away:.2g}")}
+            whole = predicted(trained, trained.model, lambda x: x)
+    return {"away_from_the_whole": away(trained, mine, trained.cut(whole))}
+
+
+def away(trained: Trained, mine: Tensor, wanted: Tensor) -> float:
+    """How far a prediction of several ranks is from the whole model's, as a share of its norm.
+
+    Raises:
+        NotInForce: further than rounding explains.
+    """
+    found, close = relative_error(mine.double(), wanted.double()), close_to(trained, mine.dtype)
+    demand(found <= close, f"its part is {found:.2g} of the norm away from the whole model's")
+    return float(f"{found:.2g}")
 
 
 def close_to(trained: Trained, dtype: torch.dtype) -> float:
@@ -58,10 +66,10 @@ def random_sample(trained: Trained) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return x, t_B, conditions
 
 
-def _predicted(trained: Trained, part: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of a random sample."""
+def predicted(trained: Trained, model: Any, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``model`` makes of ``part`` of a random sample."""
     x, t_B, conditions = random_sample(trained)
-    return trained.subject.predict(trained.model, part(x), t_B, conditions)
+    return trained.subject.predict(model, part(x), t_B, conditions)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ class Bf16(Strategy):
         traits = trained.launch.traits
         if traits & {"replaced_layers", "quantized_weights"} or not products(trained):
             return
-        least = len(trained.subject.linears) * trained.observed.micro_steps
+        least = len(trained.linears) * trained.observed.micro_steps
         one = bool(traits & {"frozen_blocks", "sampling"})
         phases = ("forward",) if one else ("forward", "backward")
         for phase in phases:

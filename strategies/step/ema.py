@@ -152,7 +152,7 @@ class Average(Watcher):
         for piece in self.trained.engine.fragments(self.trained):
             pieces.setdefault(piece.name, []).append(piece)
         state = {}
-        for name, p in self.trained.module.named_parameters():
+        for name, p in self.trained.engine.everywhere(self.trained).items():
             if not p.requires_grad:
                 continue
             shape = self.trained.engine.shape(p)

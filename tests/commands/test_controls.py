@@ -12,6 +12,7 @@ from harness.result import Check, Result, Status
 from harness.system import machine as machines
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
+from harness.worker.sabotage_stages import NUMBERS
 from tests.made.machines import machine
 
 PLAIN = ([1.0, 0.9], [0.5, 0.4])
@@ -48,14 +49,16 @@ def called(tmp_path, *words: str) -> int:
 
 def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
     assert called(tmp_path) == 0
-    same = controls.SAME | controls.SAME_SHARED
-    names = {"plain", *(name.replace(":", "_") for name in same), *SABOTAGES, *RANKS, *SHARED, *CUT}
+    same = controls.SAME | controls.SAME_SHARED | controls.SAME_STAGED
+    broken = {*SABOTAGES, *RANKS, *SHARED, *CUT, *NUMBERS}
+    names = {"plain", *(name.replace(":", "_") for name in same), *broken}
     assert {name for name in runs if name not in ("unnoticed", "broken")} == names
     assert runs["plain"] == ("ddp", [])
     assert runs["stale"] == ("ddp", ["--sabotage", "stale"])
     assert runs["one_micro_batch_dropped"][0] == "ddp+accumulate:steps=2"
     assert runs["positions_of_the_first_part"][0] == "ddp+sp"
     assert runs["products_not_summed"][0] == "ddp+tp"
+    assert runs["norm_of_one_stage"] == ("pp", ["--sabotage", "norm_of_one_stage"])
     said = capsys.readouterr().out
     assert f"all {len(names) - 1} controls read as they must" in said
     assert "loss 1e-05, norm 2e-05" in said
@@ -64,7 +67,7 @@ def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
 def test_one_process_trains_alone(runs, tmp_path):
     assert called(tmp_path, "--processes", "1") == 0
     assert runs["checkpoint"][0] == "single+checkpoint"
-    assert "stale" in runs and not set(runs) & {*RANKS, *SHARED, *CUT}
+    assert "stale" in runs and not set(runs) & {*RANKS, *SHARED, *CUT, *NUMBERS}
 
 
 @pytest.mark.parametrize("fault", ["unnoticed", "broken"])

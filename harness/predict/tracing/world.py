@@ -28,14 +28,14 @@ def world(resolved: Resolved, imitation: Imitation) -> Iterator[None]:
     """The environment and process group in which ``Accelerator`` finds what the launch says."""
     with mock.patch.dict(os.environ, environment(resolved, imitation)):
         if imitation.ranks:
-            simulate(resolved.spec.processes)
+            simulate(resolved.spec.processes, imitation.rank)
         imitation.begin(resolved.launch, GPU)
         yield
 
 
 def environment(resolved: Resolved, imitation: Imitation) -> dict[str, str]:
-    """What ``accelerate launch`` and the harness would put into rank 0's environment."""
-    spec, rank = resolved.spec, {"RANK": "0", "LOCAL_RANK": "0"}
+    """What ``accelerate launch`` and the harness would put into the rank's environment."""
+    spec, rank = resolved.spec, dict.fromkeys(("RANK", "LOCAL_RANK"), str(imitation.rank))
     rank |= {"WORLD_SIZE": str(spec.processes), "LOCAL_WORLD_SIZE": str(spec.processes)}
     rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     variables = {k: v for k, v in command.environment(resolved).items() if k != "OMP_NUM_THREADS"}

@@ -56,7 +56,7 @@ class PredictedAndMeasured:
     """One row's prediction beside its measurement. Bytes; errors as plain fractions.
 
     ``step_*``: live tensors on the device at the peak of one later step, against the run's own
-    trace of one (rank 0, which the prediction stands for), and by category in ``categories``.
+    trace of one (the rank that the prediction stands for), and by category in ``categories``.
     ``hosted_*``: the same of what is kept in host memory. ``run_*``: of the whole run, set-up
     included, against the meter's highest: on a GPU the caching allocator's, which holds the
     workspaces of libraries too, without one tensors of both places against the resident mark.
@@ -123,7 +123,8 @@ def predicted_and_measured(
     if not known:
         return None
     prediction, first = known[0], results[0]
-    step, traced = prediction.steady, first.ranks[0].categories if first.ranks else None
+    rank = first.ranks[prediction.rank : prediction.rank + 1]
+    step, traced = prediction.steady, rank[0].categories if rank else None
     beside = library_bytes(first, found)
     hosted = prediction.host_steady
     return PredictedAndMeasured(
@@ -133,7 +134,7 @@ def predicted_and_measured(
         step_measured=traced.total if traced else None,
         categories=_categories(prediction, first) if step and traced else (),
         hosted_predicted=hosted.bytes or None if hosted else None,
-        hosted_measured=derive.hosted_bytes(first.ranks[:1]),
+        hosted_measured=derive.hosted_bytes(rank),
         run_predicted=_plus(prediction.bytes, beside),
         run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
@@ -143,7 +144,7 @@ def predicted_and_measured(
 
 def _categories(prediction: Prediction, result: Result) -> tuple[PredictedCategory, ...]:
     step = as_measured(prediction.steady, prediction.buckets)
-    return predicted_categories(step, result.ranks[0].categories)
+    return predicted_categories(step, result.ranks[prediction.rank].categories)
 
 
 def predicted_categories(

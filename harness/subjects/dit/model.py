@@ -44,6 +44,9 @@ def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tens
 class DiT(nn.Module):
     """A diffusion transformer; the arguments are the reference's."""
 
+    ends = (("x_embedder", "t_embedder", "y_embedder", "pos_embed"), ("final_layer",))
+    """What ``enter`` and ``leave`` use."""
+
     def __init__(
         self,
         input_size: int = 32,
@@ -90,11 +93,22 @@ class DiT(nn.Module):
         Returns:
             [B, out_channels, H, W], of the same rows, in the compute dtype; the loss upcasts.
         """
+        x_BTD, c_BD = self.enter(x_BCHW, t_B, y_B, drop_B)
+        x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
+        return self.leave(x_BTD, c_BD)
+
+    def enter(
+        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """From what ``forward`` is given to what passes through the blocks: tokens [B, T, D], which
+        each returns anew, and the condition [B, D]."""
         # The position table's dtype is the model's: it alone is never quantised or adapted.
         dtype = self.pos_embed.dtype
         x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.positions()
-        c_BD = self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
-        x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
+        return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
+
+    def leave(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
+        """From the last block's tokens to the prediction."""
         return self.unpatchify(self.final_layer(x_BTD, c_BD))
 
     def positions(self) -> Tensor:

@@ -48,7 +48,17 @@ class Dit(Subject):
     """A preset, or one with other sizes: ``DiT-S/4:depth=24``."""
 
     parts: ClassVar[frozenset[str]] = frozenset(
-        ("attend", "chain", "halves", "head", "label_table", "sized", "stripes", "token_blocks")
+        (
+            "attend",
+            "chain",
+            "halves",
+            "head",
+            "label_table",
+            "sized",
+            "stages",
+            "stripes",
+            "token_blocks",
+        )
     )
     objectives: ClassVar[tuple[str, ...]] = ("epsilon", "flow")
     random_blocks: ClassVar[bool] = False

@@ -1,0 +1,61 @@
+"""A pipeline's stage on tensors without storage: what a prediction puts in the place of the others.
+
+What is received has no values, so that the stage's own steps, and torch's schedule of them, run as
+they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._utils import InferenceMode
+
+from strategies.books import Books
+from strategies.engines.replicas_imitation import Reducerless
+
+__all__ = ["Lonely"]
+
+
+class Lonely(Reducerless):
+    """One stage, which is that of ``rank``."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+        return [
+            # Stages vote, by numbers that they send, whether all know what passes: they do.
+            mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", agreed),
+            mock.patch.object(schedules, "_batch_p2p", _keeping(schedules._batch_p2p)),
+            # There is no generator on meta, and nothing is drawn.
+            mock.patch.object(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext()),
+        ]
+
+
+class Kept(NamedTuple):
+    """A send or a receive that holds its tensor, as gloo's does: the fake group's holds nothing."""
+
+    work: Any
+    tensor: torch.Tensor
+
+    def wait(self) -> None:
+        """Nothing is on its way."""
+
+
+def _keeping(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def run(operations: list[Any], desc: str | None = None) -> list[Any]:
+        works = batch(operations, desc)
+        return [Kept(work, op.tensor) for work, op in zip(works, operations, strict=False)]
+
+    return run
+
+
+def agreed(self: Any, stages: Any, *given: Any, **named: Any) -> None:
+    """What the vote comes to where every stage was told what it is given and gives."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC

@@ -1,0 +1,99 @@
+"""What stages have apart, put together: whole parameters on every rank, and checkpoints.
+
+A checkpoint's weights are those of a plain model in several files, as Hugging Face's libraries cut
+them: each stage writes its own, and an index names the file of each parameter. The optimizer's
+state lies beside it in as many files, by the names of the parameters too: a stage of any pipeline
+finds its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from strategies.engine import Trained
+
+__all__ = ["INDEX", "load", "save", "whole"]
+
+INDEX = "model.safetensors.index.json"
+
+
+def whole(trained: Trained, parameters: Sequence[Any]) -> Iterator[Tensor]:
+    """Each of ``parameters`` (values of ``Engine.everywhere``, the same on all ranks) as its stage
+    has it, on every rank until the next is asked for."""
+    cut, device = trained.model.cut, trained.accelerator.device
+    names = {id(p): name for name, p in trained.engine.everywhere(trained).items()}
+    for p in parameters:
+        stage = cut.owners[names[id(p)]]
+        mine = stage == cut.index
+        found = p.detach() if mine else torch.empty(p.shape, dtype=p.dtype, device=device)
+        dist.broadcast(found, src=stage)
+        yield found
+
+
+# ---- checkpoints ----
+
+
+def _file(kind: str, stage: int, count: int, ending: str) -> str:
+    return f"{kind}-{stage + 1:05d}-of-{count:05d}.{ending}"
+
+
+def save(trained: Trained, path: Path) -> None:
+    """Write this stage's files; the first one's rank writes the index."""
+    cut = trained.model.cut
+    path.mkdir(parents=True, exist_ok=True)
+    named = dict(trained.module.named_parameters())
+    weights = {name: p.detach().cpu().contiguous() for name, p in named.items()}
+    own = _file("model", cut.index, cut.count, "safetensors")
+    save_file(weights, str(path / own), metadata={"format": "pt"})
+    optimizer = trained.inner_optimizer
+    state = {name: optimizer.state[p] for name, p in named.items() if p in optimizer.state}
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    kept = {"state": state, "groups": groups}
+    torch.save(kept, path / _file("optimizer", cut.index, cut.count, "pt"))
+    if cut.first:
+        files = {n: _file("model", s, cut.count, "safetensors") for n, s in cut.owners.items()}
+        total = sum(
+            p.dtype.itemsize * p.shape.numel() for p in trained.engine.everywhere(trained).values()
+        )
+        index = {"metadata": {"total_size": total}, "weight_map": files}
+        (path / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+    dist.barrier()
+
+
+def load(trained: Trained, path: Path) -> None:
+    """Read this stage's parameters, and what the optimizer kept of them, from the files of however
+    many stages wrote them."""
+    named = dict(trained.module.named_parameters())
+    files = json.loads((path / INDEX).read_text())["weight_map"]
+    with torch.no_grad():
+        for file in sorted({files[name] for name in named}):
+            with safe_open(str(path / file), "pt") as stored:
+                for name in (n for n in named if files[n] == file):
+                    named[name].copy_(stored.get_tensor(name))
+    optimizer = trained.inner_optimizer
+    for file in sorted(path.glob("optimizer-*-of-*.pt")):
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        for name in saved["state"].keys() & named.keys():
+            optimizer.state[named[name]] = _placed(saved["state"][name], named[name])
+        for group, kept in zip(optimizer.param_groups, saved["groups"], strict=True):
+            group.update(kept)
+    dist.barrier()
+
+
+def _placed(state: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
+    """State on the device of its parameter; a count stays where Adam keeps it, on the host."""
+    moved = {}
+    for key, value in state.items():
+        counts = key == "step" or not isinstance(value, Tensor)
+        moved[key] = value if counts else value.to(like.device)
+    return moved
