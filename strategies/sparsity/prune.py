@@ -100,8 +100,6 @@ class Prune(Strategy):
             return "masks are of whole matrices, gradients come in rows of them; use zero2 or ddp"
         if "cut_weights" in launch.traits:
             return "masks are of whole matrices, and ranks have parts of them; leave tp out"
-        if "stages" in launch.traits:
-            return "masks are read back on all ranks, and each has matrices of its own; use ddp"
         if launch.traits >= {"flat_weights", "rounds_state"}:
             return "rounded moments move pruned weights, out of reach in ZeRO's master; use adamw"
         return None

@@ -209,7 +209,7 @@ def test_entering_running_and_leaving_is_the_forward_pass():
         ("pp:schedule=zero_bubble", 2, ["zero_bubble", "take schedule=1f1b"]),
         ("pp+accumulate:steps=2", 2, ["leave accumulate out"]),
         ("pp+sp", 2, ["not shown beside", "take ddp"]),
-        ("pp+prune", 2, ["masks", "use ddp"]),
+        ("pp+prune", 2, ["masks", "take ddp"]),
         ("pp+backward", 2, ["use single"]),
         ("pp+lora", 2, ["take no gradient", "take ddp"]),
         ("pp+compile", 2, ["compiled graphs", "take ddp"]),
