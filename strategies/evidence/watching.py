@@ -11,14 +11,15 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from strategies.evidence.observed import Observed, Ran, Sent
-from strategies.evidence.stored import stored, within, wrapped
+from strategies.evidence.collectives import dtype_of, handed
+from strategies.evidence.observed import Observed, Ran
+from strategies.evidence.stored import wrapped
 
 if TYPE_CHECKING:
     from strategies.engine import Trained
     from strategies.strategy import Strategy
 
-__all__ = ["beside", "group_of", "observe_step"]
+__all__ = ["beside", "observe_step"]
 
 _BESIDE: list[str] = []
 
@@ -92,46 +93,10 @@ def _watch(seen: Observed) -> Any:
                 return NotImplemented
             name = f.overloadpacket._qualified_op_name
             if name.startswith("c10d::") and name != "c10d::recv_":
-                seen.sent += _handed(name.removeprefix("c10d::"), args, self.phase)
+                seen.sent += handed(name.removeprefix("c10d::"), args, self.phase)
             out = f(*args, **(kwargs or {}))
             shapes = [list(getattr(value, "shape", ())) for value in args]
-            seen.ran.append(Ran(name, shapes, _dtype(out), [self.phase, *_BESIDE][-1]))
+            seen.ran.append(Ran(name, shapes, dtype_of(out), [self.phase, *_BESIDE][-1]))
             return out
 
     return Watch()
-
-
-INPUT = dict.fromkeys(
-    (
-        "allgather_",
-        "_allgather_base_",
-        "alltoall_base_",
-        "_reduce_scatter_base_",
-        "reduce_scatter_",
-    ),
-    1,
-)
-"""Collectives whose first argument is the output -> where the input is."""
-
-
-def _handed(name: str, args: Any, phase: str) -> list[Sent]:
-    given = within([args[INPUT.get(name, 0)]]) if args else []
-    plain = [t for tensor in given for t in stored(tensor)]
-    group = getattr(group_of(args), "group_name", "")
-    return [Sent(name, _dtype(t), t.numel() * t.element_size(), phase, group) for t in plain]
-
-
-def group_of(args: Any) -> Any | None:
-    """The process group among the arguments of one of torch's collectives."""
-    import torch
-    from torch.distributed import distributed_c10d as c10d
-
-    for value in args:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return c10d.ProcessGroup.unbox(value)
-    return None
-
-
-def _dtype(value: Any) -> str:
-    first = value[0] if isinstance(value, (tuple, list)) and value else value
-    return str(getattr(first, "dtype", "")).removeprefix("torch.")

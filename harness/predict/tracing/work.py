@@ -12,8 +12,8 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.predict.speed.roofline import Work
+from strategies.evidence.collectives import group_of
 from strategies.evidence.flops import left_out
-from strategies.evidence.watching import group_of
 
 __all__ = ["Counter"]
 
