@@ -106,9 +106,9 @@ class TensorParallel(Strategy):
         accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, mine.alike)
 
     def attach(self, trained: Trained) -> None:
-        from strategies.parallel import gathering
+        from strategies.parallel import saving
 
-        gathering.save_whole(trained)
+        saving.save_whole(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         from strategies.parallel import tensor_effects

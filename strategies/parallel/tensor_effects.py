@@ -6,21 +6,16 @@ Imports torch: import it only where it is there.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from strategies import initial
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.evidence import forward
-from strategies.evidence.updates import relative_error
 from strategies.parallel import gathering, products
-from strategies.parallel.beside_whole import close_to, random_sample
+from strategies.parallel.beside_blocks import LAYERS, as_whole_blocks
 from strategies.parallel.sequence_effects import attention_operands
 from strategies.parallel.shares import share_of
 
@@ -28,8 +23,6 @@ __all__ = ["evidence"]
 
 HALVES = 2
 """Of a block: attention and MLP, each summed once in forward and once in backward."""
-LAYERS = {"attn.qkv": 0, "attn.proj": 1, "mlp.fc1": 0, "mlp.fc2": 1}
-"""Cut layers of a block -> the axis of their weights."""
 
 
 def evidence(trained: Trained) -> dict[str, Any]:
@@ -47,7 +40,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
     if trained.launch.simulated:  # nobody is there who has the other parts
         demand(trained.observed is not None, "nothing of it was seen")
         return facts
-    return facts | _alike(trained) | _as_whole_blocks(trained)
+    return facts | _alike(trained) | as_whole_blocks(trained)
 
 
 def _held(trained: Trained) -> dict[str, Any]:
@@ -109,56 +102,3 @@ def _alike(trained: Trained) -> dict[str, Any]:
     spread = float((most - least).abs().max())
     demand(spread == 0.0, f"whole weights drifted apart by {spread:.3g} among those who share")
     return {"spread_of_whole_weights": spread}
-
-
-def _as_whole_blocks(trained: Trained) -> dict[str, Any]:
-    """How far the output of a block is from that of the same block with whole weights, at most; one
-    of them is whole at a time."""
-    given: list[Any] = []
-    blocks = trained.blocks()
-    handles = [b.register_forward_hook(_keep(given), with_kwargs=True) for b in blocks]
-    try:
-        with torch.no_grad(), forward.eager(trained):
-            trained.subject.predict(trained.model, *random_sample(trained))
-    finally:
-        for handle in handles:
-            handle.remove()
-    away = 0.0
-    for block, args, named, out in given:
-        with torch.no_grad(), trained.accelerator.autocast(), _whole(block):
-            wanted = block(*args, **named)
-        away = max(away, relative_error(out.double(), wanted.double()))
-    close = close_to(trained, given[-1][-1].dtype)
-    demand(away <= close, f"a block's output is {away:.2g} of the norm away from a whole one's")
-    return {"away_from_whole_blocks": float(f"{away:.2g}")}
-
-
-def _keep(given: list[Any]) -> Any:
-    return lambda block, args, named, out: given.append((block, args, named, out))
-
-
-@contextlib.contextmanager
-def _whole(block: Any) -> Iterator[None]:
-    """The block as one of a model that nobody shares."""
-    cut = {name: block.get_submodule(name) for name in LAYERS}
-    heads = block.attn.num_heads
-    for name, layer in cut.items():
-        block.set_submodule(name, _plain(layer))
-    block.attn.num_heads = heads * cut["attn.qkv"].weight.share.parts
-    try:
-        yield
-    finally:
-        block.attn.num_heads = heads
-        for name, layer in cut.items():
-            block.set_submodule(name, layer)
-
-
-def _plain(layer: Any) -> nn.Linear:
-    """An ordinary layer with the weights of all ranks."""
-    weight = gathering.whole(layer.weight, layer.weight, layer.group)
-    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    plain.weight = nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        bias = gathering.whole(layer.bias, layer.bias, layer.group).detach()
-        plain.bias = nn.Parameter(bias, requires_grad=False)
-    return plain
