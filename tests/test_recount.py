@@ -178,6 +178,8 @@ CHANGES: dict[str, tuple[str, str, str | Callable[[re.Match[str]], str]]] = {
     "a predicted speed": ("docs/claims.md", r"(?<=speed x)\d\.\d+(?= \(x)", bump),
     "how far a speed is known": ("docs/claims.md", r"(?<= to x)\d+\.\d+(?=\)|:)", bump),
     "the card": ("docs/claims.md", r"on one A100-80GB \([\d.]+", bump),
+    "a sibling's digits": ("docs/distil.md", r"(?<=\| )12\.0(?= \|)", bump),
+    "how far a student draws": ("docs/distil.md", r"(?<=by design )2\.3e-01", bump),
     "the ladder's saving": ("docs/suites.md", r"(?<=\| )-\d+\.\d(?= %)", bump),
     "a sentence": ("docs/plan.md", r"\d+(?= MiB above the prediction)", bump),
     "a sentence is gone": ("docs/plan.md", r"the tensors of a step in all", "and tensors"),

@@ -31,8 +31,8 @@ def print_list(console: Console | None = None) -> None:
     console.print(Text(DEFAULTS, style="dim"))
     print_listed(console, ("strategy", "place", "what it does"), _strategies())
     console.print(Text("not here, and why", style="bold"))
-    told = [(name, ABSENT[name].replace("; ", "\n", 1)) for name in ABSENT]
-    print_listed(console, ("technique", "reason, and what there is instead"), told)
+    heads = ("technique", "reason, and what there is instead")
+    print_listed(console, heads, list(ABSENT.items()))
     console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
     console.print(Text("Without a name it is default. Read on: docs/suites.md", style="dim"))
     print_listed(console, ("suite", "rows", "title"), _suites())

@@ -17,8 +17,8 @@ __all__ = ["Adapter"]
 
 HOW = ("beside", "merged")
 CLOSE, CLOSE_CODES = 0.05, 0.3
-"""How far from 1 the share of an adapter may be that is in a product; in weights that codes round
-to few values."""
+"""How far from 1 the share of each adapter may be that is in its layer's product; and that of all
+together, where codes round weights to few values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,12 @@ class Adapter(Strategy):
         adding = {name: pair for name, pair in found.items() if pair.product.any()}
         demand(bool(adding), "the adapters add nothing, as before their training")
         shares = {n: adapting.share(trained, n, pair, onto) for n, pair in adding.items()}
-        worst = max(shares, key=lambda name: abs(shares[name] - 1))
-        off = f"{shares[worst]:.2g} of the adapter is in the product of {worst}"
-        demand(abs(shares[worst] - 1) <= (CLOSE_CODES if codes else CLOSE), off)
+        mean = sum(shares.values()) / len(shares)
+        worst = max(shares.values(), key=lambda share: abs(share - 1))
+        off = f"{mean:.2g} of the adapters is in the layers' products, {worst:.2g} of one"
+        # Codes round a layer's weights by more than a small adapter is, and up as often as down.
+        held = abs(mean - 1) <= CLOSE_CODES if codes else abs(worst - 1) <= CLOSE
+        demand(held, off)
         own = sum(m.numel() for pair in found.values() for m in pair) if self.beside else 0
         facts = {"adapters": len(found), "rank": self.known_rank(), "beside_elements": own}
         return facts | {"least_in_products": round(min(shares.values()), 3)}

@@ -97,7 +97,7 @@ def merge(module: nn.Module, found: Mapping[str, Pair]) -> None:
 
 def _merged(weight: Tensor, pair: Pair, name: str, onto: dict[str, float]) -> Tensor:
     product = pair.product
-    onto[name] = float((weight * product).sum(dtype=torch.float64))
+    onto[name] = float(weight.flatten() @ product.flatten())
     return weight + product
 
 

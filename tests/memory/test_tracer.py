@@ -76,9 +76,10 @@ def test_a_work_that_gloo_was_waited_for_is_noticed(tmp_path):
     assert noticed == ["sync"] and dist.Work.wait is wait
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype):
-    """By torch's profiler, which sees what is allocated within the one operation."""
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 0.01), (torch.bfloat16, 0.08)])
+def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype, near):
+    """By torch's profiler, which sees what is allocated within the one operation; oneDNN's products
+    of 16 bits take some scratch more."""
     pytest.importorskip("bitsandbytes")
     from strategies.adapters.nf4 import pack
 
@@ -93,6 +94,6 @@ def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype):
             out = layer(x)
     told = (x, layer.weight, state.shape, state.absmax, state.blocksize)
     assert unseen.scratch("bitsandbytes.gemm_4bit.default", told) == pytest.approx(
-        profiled_peak(prof), rel=0.03
+        profiled_peak(prof), rel=near
     )
     assert out.shape == (64, 1024)

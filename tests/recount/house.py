@@ -22,6 +22,7 @@ SOURCES = {
     ("docs/claims.md", "The peak over batches"): "cpu-2-cores-claims",
     ("docs/claims.md", "What memory beyond the state grows with"): "cpu-2-cores-claims",
     ("docs/claims.md", "Predicted for DiT-XL/2: the peak over batches"): "cpu-2-cores-claims",
+    ("docs/distil.md", "Memory against samples, beside siblings"): "cpu-2-cores-distilled",
     ("docs/claims.md", "Predicted for DiT-XL/2: what memory beyond"): "cpu-2-cores-claims",
 }
 """Page and how the title of a table of numbers begins -> the result set that it is about."""
