@@ -108,7 +108,8 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
 
 
 def watched_again(trained: Trained, backward: Callable[[Any], None]) -> str:
-    """The answer to its own launch after one more watched ``backward``, and no optimizer's step."""
+    """The answer to its own launch after one more watched ``backward`` of a loss, and no step of
+    the optimizer. The method is looked up in the step: watching replaces it by one that marks."""
 
     def step() -> None:
         backward(forward.loss_once(trained))
@@ -124,7 +125,7 @@ def in_other_types(trained: Trained) -> str:
 
     # DDP refuses this hook by its name where it was not tried; gloo takes bfloat16.
     trained.model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
-    return watched_again(trained, trained.accelerator.backward)
+    return watched_again(trained, lambda loss: trained.accelerator.backward(loss))
 
 
 def kept_whole(trained: Trained) -> str:
@@ -132,7 +133,8 @@ def kept_whole(trained: Trained) -> str:
     coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
     reach = "_PartitionedParameterCoordinator__max_reuse_dist_in_numel"
     with mock.patch.object(coordinator, reach, 2**60):
-        return watched_again(trained, trained.model.backward)  # accelerate's would step, too
+        # accelerate's would step, too
+        return watched_again(trained, lambda loss: trained.model.backward(loss))
 
 
 def observe(resolved: Any, trained: Trained) -> Any:
