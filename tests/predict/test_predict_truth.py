@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness import ROOT
 from harness.memory.record import peak
-from harness.memory.tracer import trace_step
+from harness.memory.traced_step import trace_step
 from harness.predict.tracing.simulate import kernel_scratch, simulate, trace_training
 from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
