@@ -57,7 +57,7 @@ def _part(saved: Any, p: Tensor) -> Any:
     share = share_of(p)
     if share is None or saved.shape != share.shape:
         return saved
-    # torch's fused AdamW steps a state with other strides than its weight's wrongly, in silence.
+    # A view, whose strides are not its weight's, fused AdamW stepped wrongly, in silence.
     return share.part(saved).clone(memory_format=torch.contiguous_format)
 
 

@@ -56,7 +56,7 @@ class TensorParallel(Strategy):
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return self._beside(launch) or self._ranks(launch) or self._subject(launch.subject)
+        return self._subject(launch.subject) or self._beside(launch) or self._ranks(launch)
 
     def _ranks(self, launch: Launch) -> str | None:
         if "one_process" in launch.traits:
