@@ -482,6 +482,11 @@ class Engine:
         """The engine whose ``imitation`` stands for that one of the ``unlike`` ranks."""
         return self
 
+    @property
+    def chain(self) -> int:
+        """Ranks through which each micro batch passes one after the other; 1: all work at once."""
+        return 1
+
     def imitation(self) -> Imitation:
         """How a prediction stands in for its launch; the default runs the engine as it is, with a
         fake process group."""

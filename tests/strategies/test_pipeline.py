@@ -16,6 +16,8 @@ from conftest import SUBJECT, TINY, Case, launched_together
 from safetensors.torch import load_file
 
 from harness.predict import pool
+from harness.predict.prediction import Prediction
+from harness.predict.speed import cards, roofline
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
@@ -114,6 +116,32 @@ def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, t
         found = [made.steady_of_ranks[str(rank.rank)] for rank in row.ranks]
         assert found == pytest.approx(true, rel=0.005), row.spec.recipe
         assert made.steady.bytes == max(found) == found[made.rank]
+        facts = row.evidence[parse(row.spec.recipe).sharding.name]
+        assert passed_on(made) == facts["sent_to_stages_bytes"]
+
+
+def passed_on(made: Prediction) -> int:
+    """Bytes that the predicted rank sends to its neighbours in a step."""
+    return sum(w.count * w.bytes // 2 for w in made.work if w.group == 2 and w.bytes)
+
+
+def test_stages_of_gpus_are_ranks_of_their_own_and_each_waits_for_the_others(tmp_path):
+    spec = dataclasses.replace(TWO, device="cuda", processes=4, model="DiT-T/8:depth=4")
+    spec = dataclasses.replace(spec, global_batch=8)
+    texts = ("pp:stages=4,micro=8", "model_parallel:stages=4")
+    rows = [resolve(dataclasses.replace(spec, recipe=text)) for text in texts]
+    card = cards.find("RTX-3090")
+    for micro, made in zip((8, 1), pool.predict_all(rows, tmp_path), strict=True):
+        assert made.method == "trace", f"{made.reason} {made.fault}"
+        assert len(set(made.steady_of_ranks.values())) > 1, "ends hold what the middle does not"
+        (chain,) = [w for w in made.work if w.kind == "chain"]
+        alone = [w for w in made.work if w is not chain]
+        busy = sum(
+            roofline.seconds([w], card, 4).compute for w in alone if w.phase in roofline.BUSY
+        )
+        waited = roofline.seconds(made.work, card, 4).compute
+        waited -= roofline.seconds(alone, card, 4).compute
+        assert waited / (waited + busy) == pytest.approx(idle_share(4, micro))
 
 
 # ---- saved, and resumed ----

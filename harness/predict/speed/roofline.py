@@ -36,7 +36,8 @@ class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
     (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
     its phase), transfer (device to host or back), streamed (the same,
-    hidden behind the computation of its phase), host, nvme. A collective is among ``group`` ranks
+    hidden behind the computation of its phase), host, nvme, chain (``count`` micro batches pass
+    through ``group`` ranks, one after the other). A collective is among ``group`` ranks
     that are ``stride`` apart; 0: among all."""
 
     phase: str
@@ -109,7 +110,8 @@ def parts_of(
     work: Sequence[Work], found: Rates, processes: int, tf32: bool = False
 ) -> dict[str, float]:
     """Seconds of each part of a step, as the rates alone have them."""
-    compute = sum(_compute(w, found, tf32) for w in work)
+    busy = sum(_compute(w, found, tf32) for w in work if w.phase in BUSY)
+    compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
     left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
     late = sum(_late(work, found, tf32, phase) for phase in BUSY)
@@ -118,6 +120,13 @@ def parts_of(
         "communication": shown + left,
         "offload": late + sum(_offload(w, found) for w in work),
     }
+
+
+def _waits(work: Sequence[Work]) -> float:
+    """How long a rank waits for the others of its chain, as a multiple of what it computes forward
+    and backward: where all take equally long, (N - 1) / M of N ranks and M micro batches (Huang et
+    al. 2019, arXiv:1811.06965)."""
+    return sum((w.group - 1) / w.count for w in work if w.kind == "chain")
 
 
 def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:

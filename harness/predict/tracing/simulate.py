@@ -20,6 +20,7 @@ from harness.predict import workspace
 from harness.predict.attention import USUAL, of_operations
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
+from harness.predict.speed.roofline import Work
 from harness.predict.tracing import landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
@@ -201,11 +202,20 @@ def summary(
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),
         between=running(record, "device")[steady_from - 1],
         phases=phase_peaks(record, "device"),
-        work=counter.work(),
+        work=[*counter.work(), *_chain(resolved)],
         attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],
         **(_allocator(record) if on_gpu else {}),
         **more,
     )
+
+
+def _chain(resolved: Resolved) -> list[Work]:
+    """What makes a rank wait for those before and behind it."""
+    launch = resolved.launch
+    if launch.engine.chain == 1:
+        return []
+    asked = {"count": launch.accumulation, "group": launch.engine.chain}
+    return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
 
 
 def _allocator(record: Record) -> dict[str, int]:

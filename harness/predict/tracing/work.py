@@ -19,6 +19,8 @@ __all__ = ["Counter"]
 
 WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
+PASSED = ("send", "recv_")
+"""From one rank to one other; counted where it is sent."""
 AWAITED = ("alltoall_base_", "allgather_")
 """Collectives within a layer, which the next op waits for, whatever an engine runs beside it."""
 
@@ -46,6 +48,10 @@ class Counter:
         outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
+            if name == "send":  # all of it is on the wire once: half of what two ranks pass around
+                self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2)
+            if name in PASSED:
+                return
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
             beside = phase in self.beside and name not in AWAITED
             kind = "overlapped" if beside else "collective"

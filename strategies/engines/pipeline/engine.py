@@ -2,7 +2,7 @@
 
 The launch file says how many stages and micro batches there are; a recipe may choose others, and
 the schedule. How a model is cut stands in ``cut``, how a step runs in ``staged``, what shows it in
-``effects``, and its checkpoints in ``saved``.
+``effects``, and its checkpoints in ``joined``.
 """
 
 from __future__ import annotations
@@ -144,6 +144,10 @@ class Pipeline(Engine):
 
     # ---- set-up ----
 
+    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+        simulated = launch.simulated and launch.device != "cpu"
+        return self.group("fake") if simulated else super().accelerator_kwargs(launch)
+
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.pipeline import cut
 
@@ -272,6 +276,10 @@ class Pipeline(Engine):
     def standing_for(self, rank: int) -> Pipeline:
         settings = self.file.settings | {"rank": rank}
         return type(self)(dataclasses.replace(self.file, settings=settings))
+
+    @property
+    def chain(self) -> int:
+        return self.stages
 
     def imitation(self) -> Imitation:
         from strategies.engines.pipeline.imitation import Lonely

@@ -40,7 +40,7 @@ class Lonely(Reducerless):
 class Kept(NamedTuple):
     """A send or a receive that holds its tensor, as gloo's does: the fake group's holds nothing."""
 
-    work: Any
+    work: list[Any]
     tensor: torch.Tensor
 
     def wait(self) -> None:
@@ -49,8 +49,8 @@ class Kept(NamedTuple):
 
 def _keeping(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def run(operations: list[Any], desc: str | None = None) -> list[Any]:
-        works = batch(operations, desc)
-        return [Kept(work, op.tensor) for work, op in zip(works, operations, strict=False)]
+        # One at a time: together they ask for a backend, and tensors without storage have none.
+        return [Kept(batch([op], desc), op.tensor) for op in operations]
 
     return run
 
