@@ -56,9 +56,11 @@ def packed(values: Tensor) -> nn.Parameter:
     whole = parameter(values)
     if not initial.storageless():
         return whole.to(values.device)  # the move is what packs
-    codes, state = bitsandbytes.functional.quantize_4bit(
-        values, compress_statistics=True, quant_type=whole.quant_type
-    )
+    # The library keeps a table of codes for good, and one without storage is of no use later.
+    with mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True):
+        codes, state = bitsandbytes.functional.quantize_4bit(
+            values, compress_statistics=True, quant_type=whole.quant_type
+        )
     p = parameter(codes)
     p.quant_state = state
     return p
