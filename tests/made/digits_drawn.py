@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from harness.worker.drawing.measure import COLUMNS
 from harness.worker.grid import GAP, SIDE
 
+STUDENT = "results/train/student/trained.safetensors"
 ROWS = {
     "single": "float32",
     "single+bf16_pure": "bf16_pure",
@@ -29,6 +30,7 @@ ROWS = {
         for bits in (8, 6, 4, 3, 2)
     },
     "single+palette:bits=3,rows=16": "palette, 3 bits, rows=16",
+    f"single+distilled:student={STUDENT}": "a student of half the depth",
 }
 """Recipe -> what stands beside its digits."""
 TILE, LABEL, MARGIN, DIGITS = 64, 252, 4, 10
