@@ -194,13 +194,17 @@ def distilled(rows: Rows) -> Judged:
     others = [row for row in rows.rows if row.recipe == "single" and row.spec["weights"]]
     students = [r for r in others if r.spec["model"].partition(":")[0] == kind]
     students = [r for r in students if r.spec["model"] != rows.model]
+    beside = [r for r in rows.rows if r.recipe.startswith("single+distilled:student=")]
+    students = sorted(beside, key=lambda r: r.recipe)[:1] + students
     if not students:
         raise Missing(f"no student of {rows.model} with trained weights is among the results")
     student = students[0]
     teacher = rows.get("single", global_batch=student.spec["global_batch"])
     shares = [drawn.share(row) for row in (student, teacher)]
+    file = student.recipe.partition("student=")[2]
+    who = file or student.spec["model"]
     numbers = (
-        f"{student.spec['model']}: {share(shares[0])} of {student.spec['global_batch']} samples "
+        f"{who}: {share(shares[0])} of {student.spec['global_batch']} samples "
         f"recognised, {share(shares[1])} of its teacher's; weights "
         f"{signed(stored(student) / stored(teacher) - 1)}, samples/s {rows.rates(student, teacher)}"
     )

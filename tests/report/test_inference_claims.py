@@ -94,14 +94,20 @@ def test_other_data_are_known_to_no_classifier():
     assert found.verdict is Verdict.OPEN and "digits alone" in found.numbers
 
 
+SMALLER = ("single", {"model": "DiT-T/4:depth=2", "weights": "student.safetensors"})
+INSTEAD = ("single+distilled:student=student.safetensors", {})
+
+
+@pytest.mark.parametrize("asked", [SMALLER, INSTEAD], ids=["a model", "in its teacher's place"])
 @pytest.mark.parametrize(("wrong", "verdict"), [(2, Verdict.HOLDS), (3, Verdict.NOT)])
-def test_a_student_is_held_to_its_teacher(wrong, verdict):
-    fields = {"model": "DiT-T/4:depth=2", "weights": "student.safetensors"}
-    student = drawn("single", 60, 1, wrong=wrong, **fields)
+def test_a_student_is_held_to_its_teacher(wrong, verdict, asked):
+    recipe, fields = asked
+    student = drawn(recipe, 60, 1, wrong=wrong, **fields)
     others = [drawn("single", 100, 1), drawn("single+int8", 40, 1)]
     found = finding("distillation", *others, student)
     assert found.verdict is verdict
     assert "100% of its teacher's; weights -40%, samples/s x" in found.numbers
+    assert found.numbers.startswith(fields.get("model", "student.safetensors") + ": ")
 
 
 def test_the_story_shows_shares_of_the_row_s_own_batch():

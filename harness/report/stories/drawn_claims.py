@@ -31,6 +31,7 @@ QUARTER, KEPT = 0.7, 0.95
 """From which saving on a quarter is left (as a half is from 0.45 on), and from which share of
 samples that are taken for what the reference's are quality is kept."""
 BASE, HALVES = "single", "single+bf16_pure"
+INSTEAD = f"{BASE}+distilled:student="
 BITS = range(8, 1, -1)
 
 
@@ -146,28 +147,46 @@ def _of_quality(row: Row) -> str:
 
 def distilled(rows: Rows) -> Judgement:
     """A student of fewer blocks, with weights of its own, beside the model it learned from."""
-    name = rows.model.partition(":")[0]
-
-    def is_student(model: str) -> bool:
-        return model != rows.model and model.partition(":")[0] == name
-
-    try:
-        student = rows.get(BASE, model=is_student, weights=bool)
-    except Missing:
-        text = f"no student of {rows.model} with trained weights is among the results"
-        raise Missing(text) from None
+    student = student_of(rows)
     teacher = rows.get(BASE, global_batch=student.spec.global_batch)
     shares = [row.drawn.recognised for row in (student, teacher)]
     if None in shares:
         raise Missing("no classifier knows these samples")
     smaller = change(weights(student) / weights(teacher) - 1)
     numbers = (
-        f"{student.spec.model}: {share(shares[0])} of {student.spec.global_batch} samples "
+        f"{_who(student)}: {share(shares[0])} of {student.spec.global_batch} samples "
         f"recognised, {share(shares[1])} of its teacher's; weights {smaller}, samples/s "
         f"{rows.rate_ratio(student, teacher)}"
     )
     held = shares[0] >= shares[1] - SOME
     return Judgement(Verdict.HOLDS if held else Verdict.NOT, numbers)
+
+
+def student_of(rows: Rows) -> Row:
+    """What drew with a student: in its teacher's place, or as a smaller model of its own.
+
+    Raises:
+        Missing: nothing did.
+    """
+    instead = sorted({r.spec.recipe for r in rows.rows if r.spec.recipe.startswith(INSTEAD)})
+    if instead:
+        return rows.get(instead[0])
+    name = rows.model.partition(":")[0]
+
+    def is_student(model: str) -> bool:
+        return model != rows.model and model.partition(":")[0] == name
+
+    try:
+        return rows.get(BASE, model=is_student, weights=bool)
+    except Missing:
+        text = f"no student of {rows.model} with trained weights is among the results"
+        raise Missing(text) from None
+
+
+def _who(student: Row) -> str:
+    """A file that was given, or a model."""
+    recipe = student.spec.recipe
+    return recipe.removeprefix(INSTEAD) if recipe.startswith(INSTEAD) else student.spec.model
 
 
 def verdict_of(held: dict[str, bool], numbers: str) -> Judgement:
