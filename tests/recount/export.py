@@ -40,6 +40,10 @@ def _predicted(take: Take) -> Take:
     return lambda row: take(row) if p.prediction(row) else None
 
 
+def needed(row: Row) -> int | None:
+    return p.least(row.runs[0], row.runs[0].prediction)
+
+
 PREDICTED: dict[str, Take] = {
     "predicted_by": lambda row: p.prediction(row)["method"],
     "predicted_step_bytes": p.step_predicted,
@@ -53,8 +57,8 @@ PREDICTED: dict[str, Take] = {
     "predicted_run_error_fraction": p.run_error,
     "predicted_reserved_bytes": p.reserved_predicted,
     "predicted_reserved_error_fraction": p.reserved_error,
-    "predicted_least_bytes": lambda row: p.least(row.runs[0], row.runs[0].prediction),
-    "available_bytes": lambda row: p.host_memory(row.runs[0]),
+    "predicted_least_bytes": lambda row: needed(row),
+    "available_bytes": lambda row: p.host_memory(row.runs[0]) if needed(row) else None,
 }
 COLUMNS = WHERE | VERSUS | NUMBERS | DRAWN | {name: _predicted(t) for name, t in PREDICTED.items()}
 ENDED: dict[str, Callable[[Run], Any]] = {

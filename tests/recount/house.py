@@ -24,6 +24,9 @@ SOURCES = {
     ("docs/claims.md", "Predicted for DiT-XL/2: the peak over batches"): "cpu-2-cores-claims",
     ("docs/distil.md", "Memory against samples, beside siblings"): "cpu-2-cores-distilled",
     ("docs/claims.md", "Predicted for DiT-XL/2: what memory beyond"): "cpu-2-cores-claims",
+    ("docs/sampling.md", "Memory against samples, of trained digits"): "cpu-2-cores-quality",
+    ("docs/sampling.md", "Claims on inference"): "cpu-2-cores-quality",
+    ("docs/sampling.md", "Memory against samples and speed"): "cpu-2-cores-sampling",
 }
 """Page and how the title of a table of numbers begins -> the result set that it is about."""
 WORDS = {

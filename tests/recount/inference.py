@@ -31,8 +31,10 @@ def nearness(row: Row) -> float:
 
 
 def on_front(row: Row) -> bool:
-    """No other has both a smaller peak and samples that are as near."""
+    """No other has both a smaller peak and samples that are as near; of an untraced row nobody
+    knows."""
     able = [r for r in row.group.rows if (r.is_reference or drawn.away(r)) and not v.wrong(r)]
+    able = [r for r in able if m.peak_bytes(r) is not None]
     if row not in able:
         return False
     point = (m.peak_bytes(row), nearness(row))
@@ -41,15 +43,19 @@ def on_front(row: Row) -> bool:
 
 
 def mib(take: Callable[[Row], int | None]) -> Callable[[Row], Cell]:
-    return lambda row: Number(take(row) / MIB, 0)
+    def cell(row: Row) -> Cell:
+        size = take(row)
+        return None if size is None else Number(size / MIB, 0)
+
+    return cell
 
 
 def against(take: Callable[[Row], int | None]) -> Callable[[Row], Cell]:
     """The change to the reference."""
 
     def cell(row: Row) -> Cell:
-        base = row.group.reference
-        return None if row is base else (change(take(row) / take(base) - 1), " %")
+        base, size = row.group.reference, take(row)
+        return None if row is base or size is None else (change(size / take(base) - 1), " %")
 
     return cell
 
