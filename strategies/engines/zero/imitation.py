@@ -85,9 +85,11 @@ class Storageless(Imitation):
         for gradient in gradients:
             books.pin(gradient, False)
         count = self.engine.zero["offload_optimizer"].get("buffer_count", BUFFERS)
-        largest = max(master.numel() for master in masters)
+        size = 4 * max(master.numel() for master in masters)
+        if trained.launch.device != "cpu":  # where nothing is pinned
+            size = pinned_block(size)
         for _ in range(count):
-            books.hold("host", pinned_block(largest * 4), "swap buffers", "temporaries")
+            books.hold("host", size, "swap buffers", "temporaries")
 
         def finish() -> None:
             size = books.move("optimizer_state", "host", "nvme")
