@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from conftest import predictions, settle
+from conftest import living, predictions, settle
 from torch.profiler import ProfilerActivity, profile
 
 from harness import ROOT
@@ -133,11 +133,12 @@ def test_weights_in_four_bits_are_predicted_as_a_real_step_is_traced(part, fresh
     resolved = case(f"single+{part}", "DiT-T/2:depth=2", 8, {"objective": "flow"})
     predicted = simulate(resolved).steady.bytes
     fresh()
+    before = living()
     accelerator = setup.make_accelerator(resolved)
     feed, log = setup.build_feed(resolved, accelerator), Log()
     run = setup.prepare(resolved, feed, accelerator, Path("unused"), lambda phase: None)
     optimizer_step(run, 0, log)
-    held = [*vars(feed.dataset).values()]
+    held = [*vars(feed.dataset).values(), *before]
     found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, 1, log), held)
     assert predicted == pytest.approx(found.everywhere or found.total, rel=LIMIT)
 
