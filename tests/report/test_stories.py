@@ -12,6 +12,7 @@ from harness.report import build, stories
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
 from harness.report.rendering.charts import of_story
+from harness.report.stories import vocabulary
 from harness.report.stories.claim_rules import DEEP
 from harness.result import Status
 from harness.suite import file as suite_file
@@ -116,6 +117,32 @@ def test_a_loss_over_a_vocabulary_stands_against_all_logits_of_the_same():
     ]  # fmt: skip
     assert grid.lines[2][-1].endswith("is failed: no room")
     assert "single+cross_entropy from 32,768 words on, not at 1,024." in grid.note
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ({10: 0.2, 20: 0.3}, "at every vocabulary from 10 on"),
+        ({10: 0.0, 2000: 0.3}, "from 2,000 words on, not at 10"),
+        ({10: 0.2, 20: 0.0, 3000: 0.3}, "at 10, 3,000 words alone"),
+        ({10: 0.2, 20: 0.0}, "at 10 words alone"),
+        ({10: 0.09, 2000: -0.1}, "at no vocabulary up to 2,000"),
+    ],
+)
+def test_where_a_loss_saves_is_said_of_no_other_vocabulary(shares, told):
+    assert vocabulary.judged(shares) == told
+
+
+def test_a_loss_that_was_not_traced_stands_once_and_saves_nothing_known():
+    untraced = row("single+cross_entropy", 20.0, model="DiT-S/2:tokens=1024")
+    for rank in untraced.ranks:
+        rank.categories = None
+    results = [row("single", 40.0, model="DiT-S/2:tokens=1024"), untraced]
+    order = ("single", "single+cross_entropy")
+    suite = SuiteHead(reference="single", story="vocabulary", order=order)
+    (grid,) = stories.tables(build(results, [], suite))
+    assert [line[1] for line in grid.lines] == [*order]
+    assert "nothing to judge it by" in grid.note
 
 
 def test_the_published_table_stands_beside_the_measured_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from harness.report.data.grid import Grid, text_grid
@@ -10,7 +11,7 @@ from harness.report.data.rows import Report
 from harness.report.figures import units
 from harness.report.stories import each
 
-__all__ = ["MATTERS", "tables", "words_of"]
+__all__ = ["MATTERS", "judged", "tables", "words_of"]
 
 MATTERS = 0.10
 """Share of a peak from which on a saving counts."""
@@ -25,13 +26,15 @@ def tables(report: Report) -> list[Grid]:
         for recipe in dict.fromkeys(report.suite.order):
             try:
                 row, base = (rows.get(r, model=model) for r in (recipe, report.suite.reference))
-                lines.append([f"{words:,}", *each.against(row, base)])
-                if row is not base:
-                    share = rows.saved(recipe, report.suite.reference, model=model)
-                    saved.setdefault(recipe, {})[words] = share
             except Missing as missing:
                 dashes = [units.NONE] * (len(KINDS) - 3)
                 lines.append([f"{words:,}", recipe, *dashes, str(missing)])
+                continue
+            lines.append([f"{words:,}", *each.against(row, base)])
+            with contextlib.suppress(Missing):  # of a row that was not traced no saving is known
+                if row is not base:
+                    share = rows.saved(recipe, report.suite.reference, model=model)
+                    saved.setdefault(recipe, {})[words] = share
     return [text_grid("vocabulary", "Memory against vocabulary", KINDS, lines, _note(saved))]
 
 
@@ -49,7 +52,7 @@ def _models(report: Report) -> dict[int, str]:
 
 
 def _note(saved: dict[str, dict[int, float]]) -> str:
-    told = [f"{recipe} {_judged(shares)}" for recipe, shares in saved.items()]
+    told = [f"{recipe} {judged(shares)}" for recipe, shares in saved.items()]
     return " ".join(
         [
             "Peak of one step. Saved and speed: against all logits at the same vocabulary. The "
@@ -59,12 +62,14 @@ def _note(saved: dict[str, dict[int, float]]) -> str:
     )
 
 
-def _judged(shares: dict[int, float]) -> str:
-    """From which vocabulary on a recipe saves enough, in words."""
-    enough = [words for words, share in shares.items() if share >= MATTERS]
+def judged(shares: dict[int, float]) -> str:
+    """At which vocabularies a recipe saves enough, in words."""
+    enough = sorted(words for words, share in shares.items() if share >= MATTERS)
     if not enough:
         return f"at no vocabulary up to {max(shares):,}"
-    least, below = min(enough), [words for words in shares if words < min(enough)]
-    if not below:
-        return f"at every vocabulary from {least:,} on"
-    return f"from {least:,} words on, not at {max(below):,}"
+    others = [words for words in shares if words not in enough]
+    if not others:
+        return f"at every vocabulary from {enough[0]:,} on"
+    if max(others) < enough[0]:
+        return f"from {enough[0]:,} words on, not at {max(others):,}"
+    return f"at {', '.join(f'{words:,}' for words in enough)} words alone"
