@@ -19,6 +19,7 @@ import pytest
 from harness import ROOT
 from harness.data.feed import check_data
 from harness.launch import command, launch
+from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
@@ -140,6 +141,20 @@ def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]
             lost = {"status": Status.FAILED, "reason": reason, "log_tail": start.log_tail}
             Result(spec=case.spec, **lost).write(folder / name / "result.json")
     return {name: load(folder / name / "result.json") for name in cases}
+
+
+@pytest.fixture
+def row(request, runs) -> Result:
+    """The run of that name among a module's ``runs`` (by name; their folder), which went well."""
+    found = runs[0][request.param]
+    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
+    return found
+
+
+def verdict(row: Result, runs) -> parity.Verdict:
+    """Of ``row`` against the run of ``ddp`` among them."""
+    reference = runs[0]["ddp"]
+    return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
 def predictions(cases: list[dict], folder: Path) -> list[dict]:

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from conftest import SUBJECT, TINY, Case, launched_together
+from conftest import SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.predict import pool
@@ -53,18 +53,6 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         cases[name] = Case(miniature(name, text, processes=4 if "fsdp2" in text else 2))
     cases["saved"] = case("ddp+sp", "--checkpoint", str(base / "saved" / "checkpoint"))
     return launched_together(cases, base), base
-
-
-@pytest.fixture
-def row(request, runs) -> Result:
-    found = runs[0][request.param]
-    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
-    return found
-
-
-def verdict(row: Result, runs) -> parity.Verdict:
-    reference = runs[0]["ddp"]
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
 # ---- in force ----

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, Case, launched_together
+from conftest import SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.predict import pool
@@ -57,18 +57,6 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     cases[SAVED] = case("pp", *kept, steps=2)
     cases[ON] = case("pp", *kept, "--resume", steps=3)
     return launched_together(cases, base), base
-
-
-@pytest.fixture
-def row(request, runs) -> Result:
-    found = runs[0][request.param]
-    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
-    return found
-
-
-def verdict(row: Result, runs) -> parity.Verdict:
-    reference = runs[0]["ddp"]
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
 # ---- in force ----

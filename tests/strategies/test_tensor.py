@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, Case, launched_together
+from conftest import TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.predict import pool
@@ -64,18 +64,6 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     (state / "again").mkdir(parents=True)
     cases["again"] = Case(spec_of("ddp+tp"), again, copied)
     return launched_together(cases, base), base
-
-
-@pytest.fixture
-def row(request, runs) -> Result:
-    found = runs[0][request.param]
-    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
-    return found
-
-
-def verdict(row: Result, runs) -> parity.Verdict:
-    reference = runs[0]["ddp"]
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
 # ---- in force ----
