@@ -201,7 +201,9 @@ class Engine:
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         """Keyword arguments for ``Accelerator``, merged with those of the strategies
         (``Recipe.accelerator_kwargs``)."""
-        return {"cpu": True} if launch.device == "cpu" else {}
+        if launch.device == "cpu":
+            return {"cpu": True}
+        return self.group("fake") if launch.simulated else {}
 
     @staticmethod
     def group(backend: str) -> dict[str, Any]:
@@ -339,6 +341,14 @@ class Engine:
         ("own_clipping")."""
         parameters = [p for p in trained.module.parameters() if p.grad is not None]
         return trained.accelerator.clip_grad_norm_(parameters, limit)
+
+    def clip_by(self, trained: Trained, norm: Any, limit: float) -> Any:
+        """``clip`` where the gradients' ``norm`` is of more than this rank holds of them."""
+        import torch
+
+        own = [p for p in trained.module.parameters() if p.grad is not None]
+        torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
+        return norm
 
     def mean(self, trained: Trained, values: Any) -> Any:
         """The mean over all ranks of a tensor of one shape that each has, on every rank; all ranks

@@ -64,10 +64,6 @@ class Replicas(Engine):
             return "the optimizer's own all-reduce needs real ranks; leave --world out"
         return None
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        simulated = launch.simulated and launch.device != "cpu"
-        return self.group("fake") if simulated else super().accelerator_kwargs(launch)
-
     def ready(self, trained: Trained) -> None:
         """Let DDP finish its buckets in a world without peers.
 
@@ -82,8 +78,9 @@ class Replicas(Engine):
         return cut.norm(trained) if cut else super().norm(trained)
 
     def clip(self, trained: Trained, limit: float) -> Any:
-        cut = _cut(trained)
-        return cut.clip(trained, limit) if cut else super().clip(trained, limit)
+        if _cut(trained) is None:
+            return super().clip(trained, limit)
+        return self.clip_by(trained, self.norm(trained), limit)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         holder = _cut(trained) or super()

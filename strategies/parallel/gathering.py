@@ -20,7 +20,7 @@ from strategies.parallel.shares import share_of
 if TYPE_CHECKING:
     from strategies.engine import Trained
 
-__all__ = ["clip", "fragments", "group_of", "norm", "whole"]
+__all__ = ["fragments", "group_of", "norm", "whole"]
 
 
 def group_of(module: nn.Module) -> Any:
@@ -48,14 +48,6 @@ def norm(trained: Trained) -> Tensor:
     dist.all_reduce(parts, group=group_of(trained.module))
     alike = total([g for g, share in grads if not share]).float().square()
     return (parts + alike).sqrt()
-
-
-def clip(trained: Trained, limit: float) -> Tensor:
-    """Clip the gradients to the global norm ``limit``; their norm from before."""
-    before = norm(trained)
-    parameters = [p for p in trained.module.parameters() if p.grad is not None]
-    torch.nn.utils.clip_grads_with_norm_(parameters, limit, before)
-    return before
 
 
 def fragments(trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:

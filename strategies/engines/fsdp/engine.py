@@ -133,10 +133,8 @@ class Fsdp(Engine):
         return {}  # ACCELERATE_USE_CPU would make its launcher forget FSDP
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        if launch.device == "cpu":
-            return {"cpu": True}
-        asked = self.group("fake") if launch.simulated else {}
-        if self.hybrid and not launch.simulated:
+        asked = super().accelerator_kwargs(launch)
+        if self.hybrid and launch.device != "cpu" and not launch.simulated:
             from strategies.engines.fsdp import shard
 
             asked["parallelism_config"] = shard.parallelism(self.layout(launch.processes))

@@ -144,10 +144,6 @@ class Pipeline(Engine):
 
     # ---- set-up ----
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        simulated = launch.simulated and launch.device != "cpu"
-        return self.group("fake") if simulated else super().accelerator_kwargs(launch)
-
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.pipeline import cut
 
@@ -207,12 +203,7 @@ class Pipeline(Engine):
         return total.sqrt().to(mine.dtype)
 
     def clip(self, trained: Trained, limit: float) -> Any:
-        import torch
-
-        norm = self.norm(trained)
-        own = [p for p in trained.module.parameters() if p.grad is not None]
-        torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
-        return norm
+        return self.clip_by(trained, self.norm(trained), limit)
 
     @contextlib.contextmanager
     def marks(self, trained: Trained, enter: Enter) -> Iterator[None]:
