@@ -18,7 +18,7 @@ __all__ = ["Replicas"]
 class Divided:
     """DDP's communication hook in a world without peers: divides a bucket as an average would.
 
-    ``storages`` are those of the buckets that it was shown.
+    ``storages`` are those of the buckets as the last backward showed them.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -31,6 +31,8 @@ def divide(divided, bucket):
     import torch
 
     buffer = bucket.buffer().div_(divided.ranks)
+    if bucket.index() == 0:  # DDP replaces its buckets after the first step
+        divided.storages.clear()
     divided.storages.add(buffer.untyped_storage()._cdata)
     done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     done.set_result(buffer)
