@@ -74,9 +74,18 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if wrapped(types):
             return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        self.ran(func, args, kwargs or {}, out)
+        kwargs = kwargs or {}
+        out = self.run(func, args, kwargs)
+        self.ran(func, args, kwargs, out)
         return out
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives."""
+        return func(*args, **kwargs)
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        """Where a plain tensor lies."""
+        return tensor.device
 
     # ---- events ----
 
@@ -88,7 +97,7 @@ class Tracer(TorchDispatchMode):
         if inside:
             self.hold(DEVICE, inside, str(func), "temporaries")()
         given = _storages_of((args, kwargs)) if self.hidden else frozenset()
-        for leaf in tree_leaves(out):
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not (given and _storages_of(leaf) & given):
                 self.see(leaf, func, args)
 
@@ -100,7 +109,7 @@ class Tracer(TorchDispatchMode):
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """Note a tensor's storages if they are new and lie on a device that is followed."""
         for plain in stored(tensor):
-            pool = self.pools.get(plain.device.type)
+            pool = self.pools.get(self.device_of(plain).type)
             storage = storage_of(plain) if pool else None
             if storage is not None and not self._known(storage) and storage.nbytes():
                 site, category = self.site()

@@ -12,19 +12,24 @@ import importlib
 import sys
 from collections.abc import Collection, Iterable
 
-__all__ = ["imported", "load"]
+__all__ = ["imported", "keep", "load"]
 
 
 def load(names: Iterable[str]) -> None:
     """Import what can be imported of ``names``, and keep collections away from what lives then:
-    each fork's would write to all pages in which libraries have objects, and so copy them."""
+    each fork's would read all of it anew, and write to its pages, and so copy them."""
     asked = [name for name in names if name not in sys.modules]
     for name in asked:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     if asked:
-        gc.collect()
-        gc.freeze()
+        keep()
+
+
+def keep() -> None:
+    """Keep collections away from what lives now."""
+    gc.collect()
+    gc.freeze()
 
 
 def imported(before: Collection[str]) -> list[str]:

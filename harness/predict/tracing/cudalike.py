@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from harness.predict import attention
+from harness.predict.tracing.remembered import device_of
 from harness.predict.tracing.shortcuts import stays_in_backward
 from harness.predict.tracing.world import GPU
 
@@ -47,6 +48,9 @@ WIDEST = frozenset({
 ALIGNED = 8
 """Elements to whose multiples memory-efficient attention wants the strides of a bias."""
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
+DEVICE = torch.Tensor.device.__get__
+GETTER = "__get__"
+"""The name of a function that reads an attribute of a tensor, as that of its device."""
 
 
 class CudaLike(TorchFunctionMode):
@@ -58,9 +62,11 @@ class CudaLike(TorchFunctionMode):
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == GETTER:
+            return device_of(args[0]) if func == DEVICE else func(*args, **kwargs)
         if torch.is_autocast_enabled("cuda"):
-            args, kwargs = self._autocast(getattr(func, "__name__", ""), args, kwargs)
+            args, kwargs = self._autocast(name, args, kwargs)
         elif self._copies:
             self._copies.clear()
         if func is ATTENTION:
@@ -138,7 +144,7 @@ def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:
 
 def _eligible(leaf: Any) -> bool:
     """A floating tensor on the GPU; CUDA's autocast leaves float64 alone."""
-    is_tensor = isinstance(leaf, torch.Tensor) and leaf.device.type == GPU
+    is_tensor = isinstance(leaf, torch.Tensor) and device_of(leaf).type == GPU
     return is_tensor and leaf.is_floating_point() and leaf.dtype is not torch.float64
 
 

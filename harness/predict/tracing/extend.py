@@ -26,6 +26,7 @@ from harness.predict.tracing.forks import in_forks
 from harness.predict.tracing.landmarks import parts
 from harness.predict.tracing.simulate import summary, trace_bordered
 from harness.resolve import Resolved
+from harness.system import imports
 from harness.worker.setup import LIBRARIES
 from strategies.subject import Subject
 
@@ -109,6 +110,7 @@ def load(rows: Sequence[Resolved]) -> None:
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
                 subject.idle  # noqa: B018 (found by a survey, which its module keeps)
+    imports.keep()
 
 
 def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:

@@ -25,6 +25,7 @@ from harness.predict.tracing import landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
 from harness.predict.tracing.drawing import draw
+from harness.predict.tracing.remembered import Remembered
 from harness.predict.tracing.shortcuts import Shortcuts, first_pieces, stays_in_backward
 from harness.predict.tracing.storageless import storageless
 from harness.predict.tracing.trace import StoragelessTracer
@@ -71,9 +72,11 @@ def trace_bordered(
             stack.enter_context(stand_in)
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
-        stack.enter_context(stays_in_backward(Shortcuts()))
+        if resolved.spec.processes > 1:
+            stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(first_pieces())
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        tracer.remembered = Remembered(fake)
         stack.enter_context(tracer)
         borders: list[tuple[int, str]] = []
         if resolved.spec.sampling:

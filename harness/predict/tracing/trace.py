@@ -16,6 +16,7 @@ import torch
 from harness import ROOT
 from harness.memory.places import HOST, storage_of
 from harness.memory.tracer import Tracer
+from harness.predict.tracing.remembered import Remembered, device_of
 from strategies import initial
 from strategies.evidence.stored import stored
 from strategies.sizes import pinned_block
@@ -59,15 +60,31 @@ class StoragelessTracer(Tracer):
         super().__init__(pools)
         self.temporary, self.witness, self.moved = temporary, witness, moved
         self.shapes_in = shapes_in
+        self.remembered: Remembered | None = None
+        """Once there is a mode of fake tensors, what its operations gave."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing here is compiled, and torch would wrap each call to say so."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return func(*args)
+            return device_of(args[0])
         if func is aten._local_scalar_dense.default:
             return ANSWERS.get(args[0].dtype, 0)
         if func is aten.nonzero.default:
             return _all_of(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives, perhaps as it gave it before."""
+        if self.remembered is None:
+            return super().run(func, args, kwargs)
+        return self.remembered(func, args, kwargs)
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        return device_of(tensor)
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an op has made, its kernel's scratch and its work."""
@@ -84,7 +101,7 @@ class StoragelessTracer(Tracer):
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """As ``Tracer.see``; but a model is made on meta before its weights are there, and these
         tensors are not the predicted device's."""
-        if tensor.device.type == "meta" and initial.is_valueless():
+        if device_of(tensor).type == "meta" and initial.is_valueless():
             self.leave_out([tensor])
         else:
             super().see(tensor, func, args)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.predict.speed.roofline import Work
+from harness.predict.tracing.remembered import device_of
 from strategies.evidence.collectives import group_of
 from strategies.evidence.flops import left_out
 
@@ -44,8 +45,7 @@ class Counter:
 
     def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
         """Count one op; ``beside``: where it copies it does so beside the computation."""
-        ins = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-        outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        ins, outs = _tensors(args), _tensors(out)
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             if name == "send":  # all of it is on the wire once: half of what two ranks pass around
@@ -87,7 +87,7 @@ class Counter:
         self, func: Any, args: Any, ins: list[Any], outs: list[Any], out: Any
     ) -> tuple[str, str, int, int]:
         size, dtype = _bytes(ins) + _bytes(outs), str(outs[0].dtype).removeprefix("torch.")
-        devices = {t.device.type for t in (*ins, *outs) if t.ndim}
+        devices = {device_of(t).type for t in (*ins, *outs) if t.ndim}
         if self.host in devices and self.device in devices and self.host != self.device:
             return "transfer", "", 0, _bytes(outs)
         if self.host != self.device and devices == {self.host}:
@@ -104,7 +104,15 @@ def _written(func: Any, args: Any) -> list[Any]:
     """Tensors that an op without output changes (fused and foreach optimizers)."""
     named = zip(func._schema.arguments, args, strict=False)
     changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
-    return [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor)]
+    return _tensors(changed)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) in (list, tuple):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _ranks(args: Any) -> tuple[int, int]:

@@ -6,6 +6,7 @@ Imported where a prediction is made alone: it patches, and it imports DeepSpeed.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
@@ -168,6 +169,7 @@ def _pins(books: Books) -> list[tuple[Any, str, Any]]:
 
 
 def _patches(books: Books) -> list[tuple[Any, str, Any]]:
+    from deepspeed.comm.torch import TorchBackend
     from deepspeed.ops.op_builder import CPUAdagradBuilder, CPUAdamBuilder, CPULionBuilder
     from deepspeed.runtime.zero import linear, partition_parameters, stage3
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
@@ -186,7 +188,9 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
         (linear, "_is_autocast_enabled", lambda kind: torch.is_autocast_enabled(_known(kind))),
         (linear, "_get_autocast_dtype", lambda kind: torch.get_autocast_dtype(_known(kind))),
     ]
-    return kernels + comparisons + autocast
+    # A kernel for inference among real ranks, whose loading asks the compiler for a second.
+    unused = [(sys.modules[TorchBackend.__module__], "build_shm_op", lambda: None)]
+    return kernels + comparisons + autocast + unused
 
 
 def _known(device_type: str) -> str:

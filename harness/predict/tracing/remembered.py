@@ -1,0 +1,191 @@
+"""Operations on fake tensors, answered from what they gave before: half of a trace, if not.
+
+A block repeats the operations of the one before it, on tensors of the same shapes. torch keeps
+what such an operation gave too (``FakeTensorMode.cache``), and takes five times as long to find it.
+Here only the plainest are kept, with a short key: those that make new tensors, and those that write
+to one operand; views run at once. All others go to torch.
+Source: torch 2.13, torch/_subclasses/fake_tensor.py (``_cache_key``, ``_validate_cache_key``,
+``_get_output_tensor_from_cache_entry``), whose rules for what may be kept these are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch._library.utils import is_builtin
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Remembered", "device_of"]
+
+MAKES, WRITES, VIEWS, OTHER = "makes", "writes", "views", "other"
+UNTOLD = frozenset({
+    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
+})  # fmt: skip
+HIDDEN_VIEW = "aten::_unsafe_view"
+LIFTED = frozenset({"aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"})
+PLAIN = frozenset({
+    *(int, float, bool, str, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+})  # fmt: skip
+META = torch.device("meta")
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """A tensor's device; of a fake one without the way through torch's dispatcher."""
+    if type(tensor) is FakeTensor:
+        return META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+    return tensor.device
+
+
+class Made(NamedTuple):
+    """A new tensor that an operation makes."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Untold(Exception):
+    """Of an operand or a result no key says all."""
+
+
+class Remembered:
+    """What operations gave, under one mode of fake tensors."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        self.fake = fake
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What ``func`` gives."""
+        effect = _effect(func)
+        if effect == OTHER:
+            return func(*args, **kwargs)
+        if effect == VIEWS:
+            return self._view(func, args, kwargs)
+        try:
+            key = self._key(func, args, kwargs)
+        except Untold:
+            return func(*args, **kwargs)
+        known = self._known.get(key)
+        if known is None:
+            out = func(*args, **kwargs)
+            self._known[key] = effect if effect == WRITES else self._told(out, args)
+            return out
+        if known == OTHER:
+            return func(*args, **kwargs)
+        return args[0] if known == WRITES else self._again(known)
+
+    # ---- operands ----
+
+    def _key(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        self._tell(args, key)
+        for name, value in kwargs.items():
+            key.append(name)
+            self._tell((value,), key)
+        return tuple(key)
+
+    def _tell(self, values: Iterable[Any], key: list[Any]) -> None:
+        """All of ``values`` that decides what an operation gives, into ``key``."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if not self._plain(value):
+                    raise Untold
+                key += (value.dtype, value.fake_device, value.requires_grad, value.shape)
+                key += (value.stride(), value.storage_offset())
+            elif kind in PLAIN:
+                key += (kind, value)
+            elif kind is list or kind is tuple:
+                key += (kind, len(value))
+                self._tell(value, key)
+            else:
+                raise Untold
+
+    def _plain(self, tensor: FakeTensor) -> bool:
+        ours = tensor.fake_mode is self.fake and tensor.constant is None
+        return ours and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+
+    # ---- results ----
+
+    def _told(self, out: Any, args: Any) -> Any:
+        """What ``_again`` needs to make ``out`` anew; ``OTHER`` where that is not all it is."""
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args)
+                 if isinstance(leaf, torch.Tensor)}  # fmt: skip
+        if type(out) in (list, tuple):
+            told = [None if each is None else self._told_one(each, given) for each in out]
+            return OTHER if OTHER in told else (type(out), told)
+        return self._told_one(out, given)
+
+    def _told_one(self, out: Any, given: set[int]) -> Any:
+        if type(out) is not FakeTensor or not self._plain(out):
+            return OTHER
+        storage = out.untyped_storage()
+        extent = sum((size - 1) * step for size, step in zip(out.shape, out.stride(), strict=True))
+        whole = (extent + 1) * out.element_size() if out.numel() else 0
+        if storage._cdata in given or storage.nbytes() != whole or out.requires_grad:
+            return OTHER
+        given.add(storage._cdata)
+        return Made(out.shape, out.stride(), out.dtype, out.fake_device)
+
+    def _again(self, known: Any) -> Any:
+        if type(known) is Made:
+            return self._made(known)
+        kind, each = known
+        return kind(None if made is None else self._made(made) for made in each)
+
+    def _made(self, made: Made) -> FakeTensor:
+        with torch._C._DisableTorchDispatch():
+            empty = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device=META)
+        return self._faked(empty, made.device)
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A view by the kernel for tensors without storage: there is nothing to remember."""
+        whole = args[0]
+        if type(whole) is not FakeTensor or not self._plain(whole):
+            return func(*args, **kwargs)
+        with in_kernel_invocation_manager(self.fake):
+            out = func(*args, **kwargs)
+        if type(out) in (list, tuple):
+            return type(out)(self._faked(each, whole.fake_device) for each in out)
+        return self._faked(out, whole.fake_device)
+
+    def _faked(self, elem: torch.Tensor, device: torch.device) -> FakeTensor:
+        """``FakeTensor(fake, elem, device)``, with the attributes that the first one got."""
+        known = self._attributes.get(device)
+        if known is None:
+            first = FakeTensor(self.fake, elem, device)
+            self._attributes[device] = dict(vars(first))
+            return first
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        vars(fake).update(known)
+        return fake
+
+
+@functools.cache
+def _effect(func: Any) -> str:
+    """What is known of an operation by its schema."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    name = func.name() if isinstance(func, torch._ops.OpOverload) else ""
+    if not name or not is_builtin(func) or UNTOLD.intersection(func.tags):
+        return OTHER
+    schema = func._schema
+    if schema.name in LIFTED or torch._C._dispatch_has_kernel_for_dispatch_key(name, composite):
+        return OTHER
+    if func.is_view or schema.name == HIDDEN_VIEW:
+        return VIEWS
+    aliased = [a for a in (*schema.arguments, *schema.returns) if a.alias_info]
+    if not aliased:
+        return MAKES if schema.returns else OTHER
+    first = schema.arguments[0]
+    alone = len(aliased) == 2 and len(schema.returns) == 1 and str(first.type) == "Tensor"
+    return WRITES if alone and first.alias_info and first.alias_info.is_write else OTHER
