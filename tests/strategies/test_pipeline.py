@@ -43,13 +43,12 @@ EQUAL = [
     "model_parallel",
     "pp:schedule=interleaved",
     "pp:schedule=zero_bubble",
-    "pp:schedule=zero_bubble,runs=1",
     "pp:schedule=zbv",
 ]
 FOUR, REPEATED = "pp:stages=4", "pp:schedule=interleaved+checkpoint"
 WIDE = [FOUR, REPEATED]
 """On four processes: four stages, and two of which each is there twice."""
-OTHERS = ["pp+bf16", "pp:schedule=zbv+bf16"]
+OTHERS = ["pp+bf16"]
 KEPT = {
     ("GPipe", 2, 1, 4): (4, 4),
     ("GPipe", 2, 1, 1): (1, 1),
@@ -181,15 +180,19 @@ def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, t
         assert found == pytest.approx(true, rel=0.005), row.spec.recipe
         assert made.steady.bytes == max(found) == found[made.rank]
         facts = row.evidence[parse(row.spec.recipe).sharding.name]
-        averaged = 4 * facts["elements_of_stages"][made.rank // data] if data > 1 else 0
         if stages == 2:  # of more, those in the middle have two neighbours
-            assert passed_on(made) == facts["sent_to_stages_bytes"] + averaged, row.spec.recipe
+            assert passed_on(made, data) == facts["sent_to_stages_bytes"], row.spec.recipe
+        if data > 1:
+            averaged = 4 * facts["elements_of_stages"][made.rank // data]
+            assert passed_on(made, 1) == averaged and made.rank % data == 0
 
 
-def passed_on(made: Prediction) -> int:
-    """Bytes that the predicted rank sends in a step to neighbours: other stages, or replicas."""
-    near = (w for w in made.work if (w.group, w.stride) == (2, 1))
-    return sum(w.count * w.bytes // 2 for w in near)
+def passed_on(made: Prediction, distance: int) -> int:
+    """Bytes that the predicted rank sends in a step to one so far away: the next stage, or a
+    replica of its own."""
+    pairs = [w for w in made.work if (w.group, w.stride) == (2, distance)]
+    few = 100  # losses and norms, which all have
+    return sum(w.count * w.bytes // 2 for w in pairs if w.bytes > few)
 
 
 def test_stages_of_gpus_are_ranks_of_their_own_and_each_waits_for_the_others(tmp_path):
