@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -493,9 +494,10 @@ class Engine:
         return self
 
     @property
-    def chain(self) -> int:
-        """Ranks through which each micro batch passes one after the other; 1: all work at once."""
-        return 1
+    def waits(self) -> Fraction:
+        """How long a rank waits in a step for those through which its micro batches pass before
+        and after, as a multiple of what it computes forward and backward; 0: all work at once."""
+        return Fraction(0)
 
     def imitation(self) -> Imitation:
         """How a prediction stands in for its launch; the default runs the engine as it is, with a

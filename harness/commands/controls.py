@@ -31,7 +31,7 @@ from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
-from harness.worker.sabotage_stages import NUMBERS
+from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
 
 __all__ = ["add_arguments", "controls"]
 
@@ -52,13 +52,15 @@ SHARING = {"sp": SHARED, "tp": CUT}
 """What pairs of processes share -> the ways in which that can fail."""
 SAME_SHARED = {"sp": "sp", "sp:how=gather": "sp:how=gather", "tp": "tp"}
 """The same, for several processes."""
-STAGED = "pp"
+STAGED, APART = "pp", "pp:schedule=zero_bubble"
 SAME_STAGED = {
     "pp": STAGED,
     "pp:schedule=gpipe": "pp:schedule=gpipe",
+    APART: "pp:schedule=zero_bubble,runs=1",
     "model_parallel": "model_parallel",
 }
-"""The same, with another sharding in the place of ddp, for as many processes as it has stages."""
+"""The same, with another sharding in the place of ddp, for as many processes as it has stages, or a
+multiple."""
 STAGES = 2
 
 
@@ -112,13 +114,15 @@ def all_controls(processes: int) -> list[Control]:
         for name in ways
         if pairs
     ]
-    return same + others + shared + (_staged() if processes == STAGES else [])
+    return same + others + shared + (_staged(processes) if processes % STAGES == 0 else [])
 
 
-def _staged() -> list[Control]:
+def _staged(processes: int) -> list[Control]:
     """Those of a pipeline."""
+    repeated = REPEATED if processes > STAGES else {}
+    ways = dict.fromkeys([*NUMBERS, *repeated], STAGED) | dict.fromkeys(SPLIT, SAME_STAGED[APART])
     same = [Control(name=name, adds="", instead=text) for name, text in SAME_STAGED.items()]
-    return same + [Control(name=n, adds="", sabotage=n, instead=STAGED) for n in NUMBERS]
+    return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ purpose as in ``harness.worker.sabotage``. None of them raises an error.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["NUMBERS", "STAGES"]
+__all__ = ["NUMBERS", "REPEATED", "SPLIT", "STAGES"]
 
 
 def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
@@ -35,12 +36,12 @@ def last_micro_batch_of_the_schedule_lost(run: Run) -> None:
     """The loss of the last micro batch is told, and no gradient of it goes back."""
 
     def lose(pipe: Any) -> None:
-        chunk = pipe.stage.submod
-        forward = chunk.forward
+        chunk = pipe.stages[-1].submod
+        forward, end = chunk.forward, chunk.staged.cut.end
 
         def without_the_last(*received: Any) -> Any:
             out = forward(*received)
-            if chunk.staged.cut.last and chunk.number == pipe.micro - 1:
+            if chunk.run == end and chunk.number == pipe.micro - 1:
                 out.register_hook(lambda gradient: gradient * 0)
             return out
 
@@ -53,14 +54,14 @@ def conditions_of_another_micro_batch(run: Run) -> None:
     """Behind the first stage, blocks are given the condition that passed before."""
 
     def mix(pipe: Any) -> None:
-        chunk, before = pipe.stage.submod, []
+        chunk, before = pipe.stages[-1].submod, []
         forward = chunk.forward
 
         def with_an_older(*received: Any) -> Any:
             before.append(received[1:])
             return forward(*received[:1], *before[max(0, len(before) - 2)])
 
-        if not chunk.staged.cut.first:
+        if chunk.run > 0:
             chunk.forward = with_an_older
 
     _once_there_is_a_schedule(run, mix)
@@ -75,10 +76,11 @@ def norm_of_one_stage(run: Run) -> None:
 
 
 def all_forward_before_any_backward(run: Run) -> None:
-    """gpipe in the place of 1f1b: the same numbers, and more memory."""
-    from strategies.engines.pipeline.schedules import SCHEDULES
-
-    run.trained.model.pipe.order = SCHEDULES["gpipe"]
+    """gpipe in the place of 1f1b, or what torch has of it for several runs of blocks: the same
+    numbers, and more memory."""
+    pipe = run.trained.model.pipe
+    kind = "ScheduleLoopedBFS" if pipe.order.several else "ScheduleGPipe"
+    pipe.order = dataclasses.replace(pipe.order, kind=kind)
 
 
 def every_stage_keeps_the_whole_model(run: Run) -> None:
@@ -91,6 +93,40 @@ def every_stage_keeps_the_whole_model(run: Run) -> None:
         module.register_parameter(name.replace(".", "_"), weight)
 
 
+def runs_of_blocks_in_another_order(run: Run) -> None:
+    """A stage runs the blocks of its second run where those of the first are due."""
+    blocks = run.trained.model.cut.blocks
+    each = list(blocks.values())
+    blocks.update(zip(blocks, each[::-1], strict=True))
+
+
+def weights_of_the_last_micro_batch_lost(run: Run) -> None:
+    """Where gradients of weights are computed apart, those of the last micro batch are not: what
+    goes back to the stage before is whole."""
+
+    def lose(stage: Any, micro: int) -> None:
+        backward, asked = stage.backward_maybe_with_nosync, []
+
+        def without_the_last(kind: str, *given: Any, **named: Any) -> Any:
+            asked.append(kind)
+            last = kind != "input" and sum(k != "input" for k in asked) % micro == 0
+            return ((), None) if last else backward(kind, *given, **named)
+
+        stage.backward_maybe_with_nosync = without_the_last
+
+    def lose_each(pipe: Any) -> None:
+        for stage in pipe.stages:
+            lose(stage, pipe.micro)
+
+    _once_there_is_a_schedule(run, lose_each)
+
+
+def gradients_of_replicas_not_averaged(run: Run) -> None:
+    """Each pipeline of several steps by its own samples' gradients."""
+    places = run.trained.model.places
+    object.__setattr__(places, "average", lambda gradients: None)  # it is frozen
+
+
 NUMBERS: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -101,8 +137,25 @@ NUMBERS: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run of ``pp`` before its first step; the numbers become others."""
-STAGES = NUMBERS | {
-    change.__name__: change
-    for change in (all_forward_before_any_backward, every_stage_keeps_the_whole_model)
+SPLIT: dict[str, Callable[[Run], None]] = {
+    weights_of_the_last_micro_batch_lost.__name__: weights_of_the_last_micro_batch_lost
+}
+"""The same, where gradients of weights are computed apart."""
+REPEATED: dict[str, Callable[[Run], None]] = {
+    gradients_of_replicas_not_averaged.__name__: gradients_of_replicas_not_averaged
+}
+"""The same, where each stage is there several times."""
+STAGES = {
+    **NUMBERS,
+    **SPLIT,
+    **REPEATED,
+    **{
+        change.__name__: change
+        for change in (
+            all_forward_before_any_backward,
+            every_stage_keeps_the_whole_model,
+            runs_of_blocks_in_another_order,
+        )
+    },
 }
 """The same, and ways in which what is held or kept becomes other than was asked for."""

@@ -7,8 +7,11 @@ The runs share a start (``launched_together``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +25,10 @@ from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from strategies import parse
-from strategies.engines.pipeline import cut
+from strategies.engines.pipeline import cut, orders
+from strategies.engines.pipeline.engine import Pipeline
 from strategies.engines.pipeline.joined import INDEX
-from strategies.engines.pipeline.schedules import SCHEDULES, idle_share
+from strategies.engines.pipeline.schedules import AUTO, SCHEDULES
 from strategies.recipe import RecipeError
 from tests.made.stubs.stages import LOST, UNLIKE
 
@@ -33,8 +37,37 @@ TWO = dataclasses.replace(
     TINY, recipe="ddp", processes=2, global_batch=8, steps=3, learning_rate=1e-3, weight_decay=0.01,
     beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
-EQUAL = ["pp", "pp:schedule=gpipe+checkpoint", "model_parallel"]
+EQUAL = [
+    "pp",
+    "pp:schedule=gpipe+checkpoint",
+    "model_parallel",
+    "pp:schedule=interleaved",
+    "pp:schedule=zero_bubble",
+    "pp:schedule=zbv",
+]
+FOUR, REPEATED = "pp:stages=4", "pp:schedule=interleaved+checkpoint"
+WIDE = [FOUR, REPEATED]
+"""On four processes: four stages, and two of which each is there twice."""
 OTHERS = ["pp+bf16"]
+KEPT = {
+    ("GPipe", 2, 1, 4): (4, 4),
+    ("GPipe", 2, 1, 1): (1, 1),
+    ("GPipe", 4, 1, 8): (8, 8, 8, 8),
+    ("1F1B", 2, 1, 4): (2, 1),
+    ("1F1B", 4, 1, 4): (4, 3, 2, 1),
+    ("1F1B", 4, 1, 8): (4, 3, 2, 1),
+    # (V - 1) N + 2 (N - 1 - n) forward ahead, and one: arXiv:2104.04473.
+    ("Interleaved1F1B", 2, 2, 4): (5, 3),
+    ("Interleaved1F1B", 4, 2, 8): (11, 9, 7, 5),
+    # On every stage what the first one of 1f1b keeps: arXiv:2401.10241.
+    ("InterleavedZeroBubble", 2, 1, 4): (2, 2),
+    ("InterleavedZeroBubble", 2, 2, 4): (4, 4),
+    ("InterleavedZeroBubble", 4, 1, 8): (4, 4, 4, 4),
+    ("ZBVZeroBubble", 2, 2, 4): (4, 4),
+    ("ZBVZeroBubble", 4, 2, 8): (8, 8, 8, 8),
+}
+"""Schedule, stages, runs of blocks a stage and micro batches -> micro batches, of each run, whose
+activations each stage keeps at most."""
 WIDER = "of more tokens"
 """Where what is still on its way shows in a peak."""
 SAVED, ON = "saved", "goes on"
@@ -45,81 +78,131 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     """Name -> result, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("pipeline")
 
-    def case(recipe: str, *words: str, steps: int = 3) -> Case:
-        return Case(dataclasses.replace(TWO, recipe=recipe, steps=steps), words)
+    def case(recipe: str, *words: str, ranks: int = 2, steps: int = 3) -> Case:
+        return Case(dataclasses.replace(TWO, recipe=recipe, steps=steps, processes=ranks), words)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
+    cases |= {recipe: case(recipe, ranks=4) for recipe in WIDE}
     cases[WIDER] = Case(dataclasses.replace(TWO, recipe="pp", model="DiT-T/4"))
-    sabotages = [*(name for name, _ in LOST.values()), *UNLIKE.values()]
-    cases |= {name: case("pp", "--sabotage", name) for name in sabotages}
+    for recipe, name, *_ in [*LOST.values(), *UNLIKE.values()]:
+        ranks = 4 if recipe in WIDE else 2
+        cases[f"{recipe} {name}"] = case(recipe, "--sabotage", name, ranks=ranks)
     folder = base / "checkpoints"
     kept = ["--checkpoint", str(folder), "--averaged", str(base / "averaged.safetensors")]
-    cases[SAVED] = case("pp", *kept, steps=2)
-    cases[ON] = case("pp", *kept, "--resume", steps=3)
+    cases[SAVED] = case(REPEATED, *kept, ranks=4, steps=2)
+    cases[ON] = case(REPEATED, *kept, "--resume", ranks=4, steps=3)
     return launched_together(cases, base), base
+
+
+def engine_of(row: Result) -> Pipeline:
+    return resolve(row.spec).launch.engine
 
 
 # ---- in force ----
 
 
-@pytest.mark.parametrize("row", [*EQUAL, *OTHERS], indirect=True)
+@pytest.mark.parametrize("row", [*EQUAL, *WIDE, *OTHERS], indirect=True)
 def test_stages_show_what_they_hold_and_pass_on(row):
     assert [check for check in row.audit if not check.ok] == []
-    recipe = parse(row.spec.recipe)
-    micro = recipe.accumulation
+    recipe, engine = parse(row.spec.recipe), engine_of(row)
+    micro, stages = engine.micro, engine.stages
+    data = row.spec.processes // stages
     asked = {check.name: check.asked for check in row.audit}
     assert asked["samples shared alike"] is True
-    assert asked["micro batch"] == [row.spec.global_batch // micro]
+    assert asked["micro batch"] == [row.spec.global_batch // micro // data]
     facts = row.evidence[recipe.sharding.name]
-    assert facts["blocks_of_stages"] == [2, 2] and facts["micro_batches"] == micro
+    assert facts["blocks_of_stages"] == [4 // stages] * stages and facts["micro_batches"] == micro
     assert sum(facts["elements_of_stages"]) == SUBJECT.parameters == row.parameters
-    first, last = facts["in_flight_of_stages"]
-    assert (first, last) == {"1f1b": (2, 1), "gpipe": (micro, micro)}[
-        "1f1b" if facts["schedule"] == "Schedule1F1B" else "gpipe"
-    ]
-    # Tokens and condition forward; rank 0 receives their gradients.
+    schedule = facts["schedule"].removeprefix("Schedule")
+    runs = {"ZBVZeroBubble": [[0, 3], [1, 2]]}.get(schedule, [[0, 2], [1, 3]])
+    assert facts.get("runs_of_stages", runs) == runs
+    assert tuple(facts["in_flight_of_stages"]) == KEPT[schedule, stages, engine.runs, micro]
+    # Tokens and condition, of each micro batch and over each border; then their gradients.
     size = SUBJECT.dimensions
-    passed = 4 * size.width * (size.tokens + 1) * row.spec.global_batch
-    assert facts["sends"] == 2 * micro and facts["sent_to_stages_bytes"] == passed
+    passed = 4 * size.width * (size.tokens + 1) * row.spec.global_batch // data
+    times = {"Interleaved1F1B": 3, "ZBVZeroBubble": 2}.get(schedule, 2 * engine.runs - 1)
+    assert facts["sends"] == 2 * micro * times and facts["sent_to_stages_bytes"] == passed * times
+    assert facts.get("replicas", 1) == data and facts.get("replica_spread", 0) == 0
     assert facts["away_from_the_whole"] < (1e-2 if "bf16" in row.spec.recipe else 1e-5)
-    assert facts["idle_share_computed"] == pytest.approx(idle_share(2, micro), abs=1e-4)
     assert 0 < facts["idle_share_measured"] < 1
 
 
-@pytest.mark.parametrize("row", EQUAL, indirect=True)
+@pytest.mark.parametrize("row", [*EQUAL, *WIDE], indirect=True)
 def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
     assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
 
 
-def test_one_micro_batch_at_a_time_leaves_a_stage_idle_half_of_the_step():
-    assert idle_share(2, 1) == 1 / 2 and idle_share(4, 4) == 3 / 7 and idle_share(2, 4) == 1 / 5
+def idle(schedule: str, stages: int, micro: int, runs: Any = AUTO) -> Fraction:
+    found = SCHEDULES[schedule]
+    waits = orders.waits(found, stages, found.runs(runs), micro)
+    return waits / (1 + waits)
+
+
+def test_stages_wait_as_the_papers_say():
+    for stages, micro in ((2, 4), (4, 4), (4, 8)):
+        for schedule in ("gpipe", "1f1b"):
+            assert idle(schedule, stages, micro) == Fraction(stages - 1, micro + stages - 1)
+        for runs in (2, 3):
+            wanted = Fraction(stages - 1, runs * micro + stages - 1)
+            assert idle("interleaved", stages, micro, runs) == wanted
+    assert idle("gpipe", 2, 1) == Fraction(1, 2), "one micro batch: half of the step"
+    for schedule in ("zero_bubble", "zbv"):
+        assert idle(schedule, 4, 8) < idle("interleaved", 4, 8)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_order_that_is_not_refused_can_run_and_has_each_part_once(name):
+    schedule, tried = SCHEDULES[name], 0
+    for stages, runs, micro in itertools.product((2, 3, 4, 8), (1, 2, 3, 5), (2, 3, 4, 6, 8, 12)):
+        if schedule.fault(stages, runs, micro):
+            continue
+        tried += 1
+        assert orders.waits(schedule, stages, runs, micro) >= 0
+        made = orders.order(schedule, stages, runs, micro)
+        parts = [part for stage in made for part in stage]
+        whats = (orders.FORWARD, orders.BACKWARD, *([orders.WEIGHTS] if schedule.split else []))
+        wanted = itertools.product(whats, range(stages * runs), range(micro))
+        assert len(parts) == len(set(parts)) and set(parts) == {orders.Part(*w) for w in wanted}
+        homes = schedule.homes(stages, runs)
+        assert all(homes[p.run] == stage for stage, own in enumerate(made) for p in own)
+    assert tried > 3
 
 
 def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, tmp_path):
-    rows = [runs[0][name] for name in (*EQUAL, *OTHERS, WIDER)]
+    rows = [runs[0][name] for name in (*EQUAL, *WIDE, *OTHERS, WIDER)]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, made in zip(rows, predicted, strict=True):
         assert made.method == "trace", f"{made.reason} {made.fault}"
         true = [rank.categories.total for rank in row.ranks]
-        found = [made.steady_of_ranks[str(rank.rank)] for rank in row.ranks]
+        stages = engine_of(row).stages
+        data = len(true) // stages
+        found = [made.steady_of_ranks[str(rank.rank // data * data)] for rank in row.ranks]
         assert found == pytest.approx(true, rel=0.005), row.spec.recipe
         assert made.steady.bytes == max(found) == found[made.rank]
         facts = row.evidence[parse(row.spec.recipe).sharding.name]
-        assert passed_on(made) == facts["sent_to_stages_bytes"]
+        if stages == 2:  # of more, those in the middle have two neighbours
+            assert passed_on(made, data) == facts["sent_to_stages_bytes"], row.spec.recipe
+        if data > 1:
+            averaged = 4 * facts["elements_of_stages"][made.rank // data]
+            assert passed_on(made, 1) == averaged and made.rank % data == 0
 
 
-def passed_on(made: Prediction) -> int:
-    """Bytes that the predicted rank sends to its neighbours in a step."""
-    return sum(w.count * w.bytes // 2 for w in made.work if w.group == 2 and w.bytes)
+def passed_on(made: Prediction, distance: int) -> int:
+    """Bytes that the predicted rank sends in a step to one so far away: the next stage, or a
+    replica of its own."""
+    pairs = [w for w in made.work if (w.group, w.stride) == (2, distance)]
+    few = 100  # losses and norms, which all have
+    return sum(w.count * w.bytes // 2 for w in pairs if w.bytes > few)
 
 
 def test_stages_of_gpus_are_ranks_of_their_own_and_each_waits_for_the_others(tmp_path):
     spec = dataclasses.replace(TWO, device="cuda", processes=4, model="DiT-T/8:depth=4")
     spec = dataclasses.replace(spec, global_batch=8)
-    texts = ("pp:stages=4,micro=8", "model_parallel:stages=4")
+    texts = ("pp:stages=4,micro=8", "model_parallel:stages=4", "pp:schedule=zbv,micro=4")
     rows = [resolve(dataclasses.replace(spec, recipe=text)) for text in texts]
     card = cards.find("RTX-3090")
-    for micro, made in zip((8, 1), pool.predict_all(rows, tmp_path), strict=True):
+    shares = (idle("1f1b", 4, 8), idle("gpipe", 4, 1), idle("zbv", 2, 4))
+    for share, made in zip(shares, pool.predict_all(rows, tmp_path), strict=True):
         assert made.method == "trace", f"{made.reason} {made.fault}"
         assert len(set(made.steady_of_ranks.values())) > 1, "ends hold what the middle does not"
         (chain,) = [w for w in made.work if w.kind == "chain"]
@@ -129,7 +212,7 @@ def test_stages_of_gpus_are_ranks_of_their_own_and_each_waits_for_the_others(tmp
         )
         waited = roofline.seconds(made.work, card, 4).compute
         waited -= roofline.seconds(alone, card, 4).compute
-        assert waited / (waited + busy) == pytest.approx(idle_share(4, micro))
+        assert waited / (waited + busy) == pytest.approx(float(share))
 
 
 # ---- saved, and resumed ----
@@ -139,7 +222,7 @@ def test_a_checkpoint_is_a_plain_model_s_and_training_goes_on(runs, train_here):
     rows, base = runs
     for name in (SAVED, ON):
         assert rows[name].status is Status.OK, f"{rows[name].reason}\n{rows[name].log_tail}"
-    through = rows["pp"]
+    through = rows[REPEATED]
     assert rows[ON].losses == pytest.approx(through.losses[: len(rows[ON].losses)], rel=1e-6)
     path = max((base / "checkpoints").glob("step-*"))
     files = json.loads((path / INDEX).read_text())["weight_map"]
@@ -167,16 +250,16 @@ def test_a_checkpoint_is_a_plain_model_s_and_training_goes_on(runs, train_here):
 
 @pytest.mark.parametrize("case", LOST)
 def test_stages_that_are_not_what_was_asked_for_are_noticed(case, runs):
-    name, words = LOST[case]
-    row = runs[0][name]
+    recipe, name, words = LOST[case]
+    row = runs[0][f"{recipe} {name}"]
     assert row.status is Status.VOID, row.log_tail
     failed = {check.name: check.found for check in row.audit if not check.ok}
-    assert words in failed["evidence: pp"]
+    assert any(check.startswith("evidence: pp") and words in failed[check] for check in failed)
 
 
 @pytest.mark.parametrize("case", UNLIKE)
 def test_stages_that_are_not_one_training_are_noticed(case, runs):
-    row = runs[0][UNLIKE[case]]
+    row = runs[0][" ".join(UNLIKE[case])]
     assert row.status is Status.VOID, row.log_tail
     assert verdict(row, runs).word == "DIFFERS"
     reference = runs[0]["ddp"]
@@ -187,19 +270,23 @@ def test_stages_that_are_not_one_training_are_noticed(case, runs):
 # ---- cut ----
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_model_is_cut_into_equal_runs_of_blocks_with_the_whole_model_s_names(count):
-    stages = []
+@pytest.mark.parametrize("homes", [(0, 1), (0, 1, 2, 3), (0, 1, 0, 1), (0, 1, 1, 0)])
+def test_a_model_is_cut_into_equal_runs_of_blocks_with_the_whole_model_s_names(homes):
+    stages, count = [], max(homes) + 1
     for index in range(count):
         module = SUBJECT.make()
         named = list(dict(module.named_parameters()))
-        made = cut.cut(module, SUBJECT.blocks(module), index, count)
-        assert cut.cut(module, SUBJECT.blocks(module), index, count) is made
+        made = cut.cut(module, SUBJECT.blocks(module), index, homes)
+        assert cut.cut(module, SUBJECT.blocks(module), index, homes) is made
         assert list(made.everywhere(module)) == named
         assert len(SUBJECT.blocks(module)) == SUBJECT.depth // count
-        stages.append(set(dict(module.named_parameters())))
+        own = dict(module.named_parameters())
+        parts = [part for run in made.blocks for part in made.parts(module, run)]
+        held = [p for part in parts for p in part.parameters()]
+        assert {*map(id, held)} == {*map(id, own.values())} and len(held) == len(own)
+        stages.append(set(own))
     assert set.union(*stages) == set(named) and sum(map(len, stages)) == len(named)
-    assert "pos_embed" in stages[0] and "final_layer.linear.weight" in stages[-1]
+    assert "pos_embed" in stages[0] and "final_layer.linear.weight" in stages[homes[-1]]
     assert "blocks.0.attn.qkv.weight" in stages[0]
 
 
@@ -217,12 +304,16 @@ def test_entering_running_and_leaving_is_the_forward_pass():
 @pytest.mark.parametrize(
     ("text", "processes", "wanted"),
     [
-        ("pp", 4, ["4 processes are not 2 stages", "--processes 2, or stages=4"]),
+        ("pp", 3, ["3 processes are not 2 stages", "--processes 2, or stages=3"]),
         ("pp", 1, ["1 processes are not 2 stages", "or single"]),
         ("pp:stages=3", 3, ["4 blocks are not 3 equal stages", "2 or 4"]),
         ("pp:micro=3,stages=4", 4, ["1f1b fills 4 stages", "micro=4"]),
-        ("pp:schedule=interleaved", 2, ["interleaved", "take schedule=1f1b"]),
-        ("pp:schedule=zero_bubble", 2, ["zero_bubble", "take schedule=1f1b"]),
+        ("pp:schedule=interleaved,stages=4", 4, ["4 equal stages of 2 runs", "take stages of 2"]),
+        ("pp:schedule=interleaved,runs=1", 2, ["take runs=2, or schedule=1f1b"]),
+        ("pp:schedule=zero_bubble,stages=5,micro=16", 5, ["3 equal rounds", "micro=15 or 20"]),
+        ("pp:schedule=zbv,runs=4", 2, ["take runs=2, or zero_bubble"]),
+        ("pp:runs=2", 2, ["take schedule=interleaved"]),
+        ("pp:schedule=zbv+checkpoint", 2, ["leave checkpoint out, or take schedule=interleaved"]),
         ("pp+accumulate:steps=2", 2, ["leave accumulate out"]),
         ("pp+sp", 2, ["not shown beside", "take ddp"]),
         ("pp+prune", 2, ["masks", "take ddp"]),
@@ -251,7 +342,8 @@ def test_a_model_that_cannot_be_cut_is_refused():
     [
         ("pp:stages=1", "stages is 1; a whole number from 2"),
         ("pp:micro=1", "micro is 1; a whole number from 2; one micro batch at a time is"),
-        ("pp:schedule=fast", "schedule is 'fast'; one of gpipe, 1f1b"),
+        ("pp:schedule=fast", "schedule is 'fast'; one of gpipe, 1f1b, interleaved, zero_bubble"),
+        ("pp:schedule=interleaved,runs=0", "runs is '0'; a whole number from 1, or auto"),
         ("model_parallel:micro=2", "has no parameter 'micro'"),
     ],
 )
@@ -260,7 +352,15 @@ def test_what_is_no_pipeline_is_refused(text, wanted):
         parse(text)
 
 
-@pytest.mark.parametrize("text", ["pp", "pp:stages=4,schedule=gpipe,micro=8", "model_parallel"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pp",
+        "pp:stages=4,schedule=gpipe,micro=8",
+        "pp:schedule=interleaved,runs=3",
+        "model_parallel",
+    ],
+)
 def test_a_pipeline_round_trips_as_text(text):
     recipe = parse(text)
     assert str(recipe) == text and parse(str(recipe)) == recipe
@@ -270,5 +370,7 @@ def test_a_pipeline_round_trips_as_text(text):
 
 
 def test_peaks_in_flight_are_those_of_the_schedules():
-    peaks = {name: [s.in_flight(i, 4, 8) for i in range(4)] for name, s in SCHEDULES.items()}
-    assert peaks == {"gpipe": [8] * 4, "1f1b": [4, 3, 2, 1]}
+    for (kind, stages, runs, micro), wanted in KEPT.items():
+        schedule = next(s for s in SCHEDULES.values() if s.kind == f"Schedule{kind}")
+        made = orders.order(schedule, stages, runs, micro)
+        assert tuple(orders.kept(parts, schedule.split) for parts in made) == wanted, kind

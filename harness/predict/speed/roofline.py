@@ -36,9 +36,10 @@ class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
     (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
     its phase), transfer (device to host or back), streamed (the same,
-    hidden behind the computation of its phase), host, nvme, chain (``count`` micro batches pass
-    through ``group`` ranks, one after the other). A collective is among ``group`` ranks
-    that are ``stride`` apart; 0: among all."""
+    hidden behind the computation of its phase), host, nvme, chain (a rank waits for others
+    (``group`` - 1) / ``count`` of what it computes, as where ``count`` micro batches pass through
+    ``group`` ranks). A collective is among ``group`` ranks that are ``stride`` apart; 0: among
+    all."""
 
     phase: str
     kind: str
@@ -124,8 +125,7 @@ def parts_of(
 
 def _waits(work: Sequence[Work]) -> float:
     """How long a rank waits for the others of its chain, as a multiple of what it computes forward
-    and backward: where all take equally long, (N - 1) / M of N ranks and M micro batches (Huang et
-    al. 2019, arXiv:1811.06965)."""
+    and backward (``strategies.engine.Engine.waits``)."""
     return sum((w.group - 1) / w.count for w in work if w.kind == "chain")
 
 

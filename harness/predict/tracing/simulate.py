@@ -214,10 +214,10 @@ def summary(
 
 def _chain(resolved: Resolved) -> list[Work]:
     """What makes a rank wait for those before and behind it."""
-    launch = resolved.launch
-    if launch.engine.chain == 1:
+    waits = resolved.launch.engine.waits
+    if not waits:
         return []
-    asked = {"count": launch.accumulation, "group": launch.engine.chain}
+    asked = {"count": waits.denominator, "group": waits.numerator + 1}
     return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
 
 

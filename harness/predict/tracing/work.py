@@ -49,7 +49,7 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             if name == "send":  # all of it is on the wire once: half of what two ranks pass around
-                self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2)
+                self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2, _distance(args))
             if name in PASSED:
                 return
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
@@ -125,6 +125,15 @@ def _ranks(args: Any) -> tuple[int, int]:
     ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(group.group_name))
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
+
+
+def _distance(args: Any) -> int:
+    """How far the rank is to which a tensor is sent."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = c10d._resolve_process_group(group_of(args).group_name)
+    peer = next(value for value in args if isinstance(value, int))
+    return abs(c10d.get_process_group_ranks(group)[peer] - c10d.get_rank())
 
 
 def _bytes(tensors: list[Any]) -> int:

@@ -6,7 +6,7 @@ Names stay those of the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,28 +33,39 @@ class Elsewhere:
 
 @dataclass
 class Cut:
-    """Stage ``index`` of ``count``. ``owners``: the name of each parameter of the whole model, in
-    its order -> its stage; ``elsewhere``: those of other stages."""
+    """What stage ``index`` keeps. ``homes``: the stage of each run of blocks, in the order in which
+    these run; ``blocks``: those of the runs that are here; ``owners``: the name of each parameter
+    of the whole model, in its order -> its stage; ``elsewhere``: those of other stages."""
 
     index: int
-    count: int
+    homes: tuple[int, ...]
+    blocks: dict[int, list[nn.Module]] = field(default_factory=dict)
     owners: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
 
     @property
-    def first(self) -> bool:
-        """Whether it has what runs before the blocks."""
-        return self.index == 0
+    def count(self) -> int:
+        """Stages."""
+        return max(self.homes) + 1
+
+    @property
+    def end(self) -> int:
+        """The last run of blocks, behind which are what leaves them and the loss."""
+        return len(self.homes) - 1
 
     @property
     def last(self) -> bool:
-        """Whether it has what runs behind them, and the loss."""
-        return self.index == self.count - 1
+        """Whether the last run is here."""
+        return self.end in self.blocks
 
     def everywhere(self, module: nn.Module) -> dict[str, Any]:
         """Name -> parameter, or what is known of it, in the order of the whole model."""
         here = dict(module.named_parameters())
         return {name: here[name] if name in here else self.elsewhere[name] for name in self.owners}
+
+    def parts(self, module: nn.Module, run: int) -> list[nn.Module]:
+        """What a run that is here uses of ``module``: its blocks, and at an end what lies there."""
+        return [part for found, part in _parts(module, self.blocks, self.end) if found == run]
 
 
 def cut_of(module: nn.Module) -> Cut | None:
@@ -62,15 +73,17 @@ def cut_of(module: nn.Module) -> Cut | None:
     return vars(module).get(KEY)
 
 
-def cut(module: nn.Module, blocks: Sequence[nn.Module], index: int, count: int) -> Cut:
-    """Take from ``module`` all that belongs to other stages."""
+def cut(module: nn.Module, blocks: Sequence[nn.Module], index: int, homes: tuple[int, ...]) -> Cut:
+    """Take from ``module`` all that belongs to other stages than ``index``; ``homes`` has the stage
+    of each run of ``blocks``."""
     done = cut_of(module)
     if done is not None:
         return done
-    owned = list(_parts(module, blocks, count))
+    owned = list(_owned(module, blocks, homes))
     stage_of = {id(p): stage for stage, part in owned for p in part.parameters()}
     named = dict(module.named_parameters())
-    made = Cut(index, count, {name: stage_of[id(p)] for name, p in named.items()})
+    runs = {n: own for n, own in _dealt(blocks, len(homes)).items() if homes[n] == index}
+    made = Cut(index, homes, runs, {name: stage_of[id(p)] for name, p in named.items()})
     made.elsewhere = {
         name: Elsewhere(p.shape, p.dtype, p.requires_grad)
         for name, p in named.items()
@@ -84,18 +97,32 @@ def cut(module: nn.Module, blocks: Sequence[nn.Module], index: int, count: int) 
     return made
 
 
+def _dealt(blocks: Sequence[nn.Module], runs: int) -> dict[int, list[nn.Module]]:
+    """Equal runs of blocks."""
+    size = len(blocks) // runs
+    return {n: list(blocks[n * size : (n + 1) * size]) for n in range(runs)}
+
+
 def _parts(
-    module: nn.Module, blocks: Sequence[nn.Module], count: int
+    module: nn.Module, runs: Mapping[int, Sequence[nn.Module]], end: int
 ) -> Iterator[tuple[int, nn.Module]]:
-    """(stage, part): blocks in equal runs, what runs before them to the first stage, what runs
-    behind them to the last."""
+    """(run, part): blocks, what runs before them with the first run, what runs behind them with
+    the last."""
     before, behind = module.ends
-    for stage, names in ((0, before), (count - 1, behind)):
-        for name in names:
-            part = getattr(module, name)
-            yield stage, part if isinstance(part, nn.Module) else nn.ParameterList([part])
-    for place, block in enumerate(blocks):
-        yield place * count // len(blocks), block
+    for run, names in ((0, before), (end, behind)):
+        for part in (getattr(module, name) for name in names if run in runs):
+            yield run, part if isinstance(part, nn.Module) else nn.ParameterList([part])
+    for run, blocks in runs.items():
+        for block in blocks:
+            yield run, block
+
+
+def _owned(
+    module: nn.Module, blocks: Sequence[nn.Module], homes: tuple[int, ...]
+) -> Iterator[tuple[int, nn.Module]]:
+    """(stage, part) of a whole model."""
+    for run, part in _parts(module, _dealt(blocks, len(homes)), len(homes) - 1):
+        yield homes[run], part
 
 
 def _take_out(module: nn.Module, foreign: set[int]) -> None:
@@ -108,14 +135,18 @@ def _take_out(module: nn.Module, foreign: set[int]) -> None:
 
 
 def fill(
-    module: nn.Module, draw: Draw, blocks: Sequence[nn.Module], place: tuple[int, int], device: Any
+    module: nn.Module,
+    draw: Draw,
+    blocks: Sequence[nn.Module],
+    place: tuple[int, tuple[int, ...]],
+    device: Any,
 ) -> None:
-    """Cut ``module`` to stage ``place`` (index, count), and give what stays its first values. All
+    """Cut ``module`` to stage ``place`` (index, homes), and give what stays its first values. All
     are drawn, one after the other, so that every rank tells the same first weights."""
-    index, count = place
+    index, homes = place
     others = {
         id(p): p
-        for stage, part in _parts(module, blocks, count)
+        for stage, part in _owned(module, blocks, homes)
         if stage != index
         for p in part.parameters()
     }
@@ -129,5 +160,5 @@ def fill(
         return p
 
     initial.replace(module, valued)
-    cut(module, blocks, index, count)
+    cut(module, blocks, index, homes)
     module.to(device)

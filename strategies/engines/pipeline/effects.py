@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from strategies.base import demand
-from strategies.engines.pipeline import joined
-from strategies.engines.pipeline.schedules import idle_share
+from strategies.engines.pipeline import joined, orders
+from strategies.engines.pipeline.orders import Part
 from strategies.engines.pipeline.staged import Staged
 from strategies.evidence import forward
 from strategies.parallel import beside_whole
@@ -30,18 +30,9 @@ LARGEST = 2 * 10**9
 
 @dataclass
 class Seen:
-    """What a stage ran in one step: numbers of micro batches by what was done with them, and the
-    most whose activations it kept at once."""
+    """What a stage ran in one step, in that order."""
 
-    forward: list[int] = field(default_factory=list)
-    backward: list[int] = field(default_factory=list)
-    most: int = 0
-
-    def tell(self, what: str, number: int) -> None:
-        """Called before each part of a micro batch."""
-        if what in ("forward", "backward"):
-            getattr(self, what).append(number)
-        self.most = max(self.most, len(self.forward) - len(self.backward))
+    parts: list[Part] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -50,9 +41,10 @@ def observe(trained: Trained) -> Iterator[Seen]:
     pipe, seen = trained.model.pipe, Seen()
     before = pipe.tell
 
-    def tell(what: str, number: int) -> None:
-        before(what, number)
-        seen.tell(what, number)
+    def tell(part: Part | None) -> None:
+        before(part)
+        if part and part != orders.OPTIMIZER:
+            seen.parts.append(part)
 
     pipe.tell = tell
     try:
@@ -69,35 +61,31 @@ def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
     """
     model = trained.model
     demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, not a stage")
-    demand(model.cut.count == engine.stages, f"the model is cut into {model.cut.count}")
+    homes = model.cut.homes
+    demand(homes == engine.homes, f"the model's runs of blocks are on stages {list(homes)}")
     facts = {"stages": model.cut.count, **_held(trained), **_stepped(trained)}
     kind = type(model.pipe.schedule).__name__
     demand(kind == engine.schedule.kind, f"the schedule is {kind}, not {engine.schedule.kind}")
     facts |= {"schedule": kind, **_ran(trained, engine), **_idle(trained, engine)}
-    return facts | _as_the_whole(trained)
-
-
-def _everyone(value: Any) -> list[Any]:
-    """``value`` of every rank, in order, on every rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    return facts | _replicas(trained) | _as_the_whole(trained)
 
 
 def _held(trained: Trained) -> dict[str, Any]:
-    """Each parameter of the model is held by one stage, and each has as many blocks."""
-    module, count = trained.module, trained.model.cut.count
+    """Each parameter of the model is held by one stage, and each has as many blocks, of as many
+    runs."""
+    module, cut, everyone = trained.module, trained.model.cut, trained.model.places.everyone
     mine = {name: p.numel() for name, p in module.named_parameters()}
-    each = _everyone(mine)
+    each = everyone(mine)
     holders = Counter(name for held in each for name in held)
     twice = sorted(name for name, times in holders.items() if times > 1)
     demand(not twice, f"{len(twice)} parameters are held by several stages, {twice[:1]}")
     total, wanted = sum(n for held in each for n in held.values()), trained.subject.parameters
     demand(total == wanted, f"all stages hold {total} elements, of {wanted}")
-    blocks = _everyone(len(trained.blocks()))
-    share = trained.subject.depth // count
-    demand(blocks == [share] * count, f"the stages have {blocks} blocks, not {share} each")
-    return {"blocks_of_stages": blocks, "elements_of_stages": [sum(h.values()) for h in each]}
+    blocks, share = everyone(len(trained.blocks())), trained.subject.depth // cut.count
+    demand(blocks == [share] * cut.count, f"the stages have {blocks} blocks, not {share} each")
+    runs = {"runs_of_stages": everyone([*cut.blocks])} if len(cut.homes) > cut.count else {}
+    elements = [sum(held.values()) for held in each]
+    return {"blocks_of_stages": blocks, **runs, "elements_of_stages": elements}
 
 
 def _stepped(trained: Trained) -> dict[str, Any]:
@@ -110,28 +98,40 @@ def _stepped(trained: Trained) -> dict[str, Any]:
 
 
 def _ran(trained: Trained, engine: Any) -> dict[str, Any]:
-    """What the watched step showed: each micro batch once forward and once backward, as many kept
-    at once as the schedule keeps, and what passed between stages."""
+    """What the watched step showed: each micro batch once forward and once backward in each run of
+    blocks, in the schedule's order, and what passed between stages."""
     if trained.observed is None:
         return {}
-    cut, seen = trained.model.cut, trained.observed.engine
-    wanted = [*range(engine.micro)]
-    for what in ("forward", "backward"):
-        found = sorted(getattr(seen, what))
-        demand(found == wanted, f"micro batches {found} ran {what}, not {wanted}")
-    most = engine.schedule.in_flight(cut.index, cut.count, engine.micro)
-    demand(seen.most == most, f"{seen.most} micro batches were kept at once, not {most}")
-    facts = {"micro_batches": len(wanted), "in_flight_of_stages": _everyone(seen.most)}
+    cut, parts = trained.model.cut, trained.observed.engine.parts
+    for run in cut.blocks:
+        _each_once(engine, run, parts)
+    schedule = engine.schedule
+    wanted = orders.order(schedule, engine.stages, engine.runs, engine.micro)[cut.index]
+    most, least = (orders.kept(each, schedule.split) for each in (parts, wanted))
+    demand(most == least, f"{most} micro batches were kept at once, not {least}")
+    demand(parts == wanted, f"the order was {parts[:4]}..., not {wanted[:4]}...")
+    each = trained.model.places.everyone(most)
+    facts = {"micro_batches": engine.micro, "in_flight_of_stages": each}
     return facts | (_passed(trained, engine) if trained.observed.ran else {})
+
+
+def _each_once(engine: Any, run: int, parts: Sequence[Part]) -> None:
+    """Each micro batch went through a run of blocks there and back."""
+    wanted = [*range(engine.micro)]
+    apart = (orders.WEIGHTS,) if engine.schedule.split else ()
+    for what in (orders.FORWARD, orders.BACKWARD, *apart):
+        found = sorted(part.number for part in parts if part.what == what and part.run == run)
+        demand(found == wanted, f"micro batches {found} ran {what}, not {wanted}")
 
 
 def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
     """Tensors sent to and received from the neighbours: what passes on, of each micro batch, and
-    its gradient back."""
-    cut, stage = trained.model.cut, trained.model.pipe.stage
-    # The last stage's own output is its loss: what passes is what comes in.
-    tensors = len(stage.submod.passes)
-    neighbours = (not cut.first) + (not cut.last)
+    its gradient back. Runs that follow on each other in one stage send nothing."""
+    cut, (stage, *_) = trained.model.cut, trained.model.pipe.stages
+    # The last run's own output is its loss: what passes is what comes in.
+    tensors, homes = len(stage.submod.passes), cut.homes
+    borders = [n for n in range(cut.end) if homes[n] != homes[n + 1]]
+    neighbours = sum((n in cut.blocks) + (n + 1 in cut.blocks) for n in borders)
     wanted = neighbours * tensors * engine.micro
     counts = Counter(ran.name for ran in trained.observed.ran)
     for name in ("c10d::send", "c10d::recv_"):
@@ -142,14 +142,34 @@ def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
     return {"sends": len(sizes), "sent_to_stages_bytes": sum(sizes)}
 
 
+def _replicas(trained: Trained) -> dict[str, Any]:
+    """Where each stage is there several times: gradients were averaged, all and once, and replicas
+    that saw other samples are equal."""
+    places, facts = trained.model.places, {}
+    if places.data == 1:
+        return {}
+    if trained.observed is not None and trained.observed.ran:
+        among = places.replicas.group_name
+        size = sum(s.bytes for s in trained.observed.sent if s.group == among)
+        whole = sum(p.nbytes for p in trained.module.parameters() if p.requires_grad)
+        demand(size == whole, f"{size} bytes of gradients were averaged, of {whole}")
+        facts["gradient_bytes_averaged"] = size
+    sums = torch.stack([p.detach().double().sum() for p in trained.module.parameters()])
+    each = [torch.empty_like(sums) for _ in range(places.data)]
+    dist.all_gather(each, sums, group=places.replicas)
+    spread = max(float((other - sums).abs().max()) for other in each)
+    demand(spread == 0.0, f"the replicas of a stage drifted apart by {spread:.3g}")
+    return {"replicas": places.data, "replica_spread": spread, **facts}
+
+
 def _idle(trained: Trained, engine: Any) -> dict[str, Any]:
-    """The share of a step that a stage waits: by the formula, and of the quickest step that this
-    run took (its own clock; on a GPU what is launched is not what has run)."""
-    computed = idle_share(engine.stages, engine.micro)
-    facts: dict[str, Any] = {"idle_share_computed": round(computed, 4)}
+    """The share of a step that a stage waits: as its order has it, and of the quickest step that
+    this run took (its own clock; on a GPU what is launched is not what has run)."""
+    waits = engine.waits
+    facts: dict[str, Any] = {"idle_share_computed": round(float(waits / (1 + waits)), 4)}
     if trained.accelerator.device.type != "cpu":
         return facts
-    each = _everyone(trained.model.pipe.seconds)
+    each = trained.model.places.everyone(trained.model.pipe.seconds)
     steps = [list(zip(*step, strict=True)) for step in zip(*each, strict=True)]
     busy, whole = min(steps, key=lambda step: max(step[1]))
     shares = [round(1 - mine / max(whole), 4) for mine in busy]

@@ -1,7 +1,10 @@
-"""A pipeline of stages by torch.distributed.pipelining: each rank has a run of the blocks.
+"""A pipeline of stages by torch.distributed.pipelining: each rank has a run of the blocks, or
+several that lie apart.
 
 The launch file says how many stages and micro batches there are; a recipe may choose others, and
-the schedule. How a model is cut stands in ``cut``, how a step runs in ``staged``, what shows it in
+the schedule. Where there are more ranks than stages, each stage is there several times, and works
+on other samples each time. How a model is cut stands in ``cut``, who has which stage in ``places``,
+how a step runs in ``staged``, what each stage runs when in ``orders``, what shows it in
 ``effects``, and its checkpoints in ``joined``.
 """
 
@@ -10,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import TRAITS
 from strategies.engine import Engine, Imitation
-from strategies.engines.pipeline.schedules import SCHEDULES, UNTRIED
+from strategies.engines.pipeline import orders
+from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule
 from strategies.holdings import Fragment, Holdings
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
@@ -52,6 +57,7 @@ class Pipeline(Engine):
             if not isinstance(block.get(key), int):
                 raise LaunchFileError(f"{file.path}: {BLOCK} says {key} {block.get(key)!r}")
         settings = {"stages": block[DEGREE], "micro": block[MICRO], "schedule": "1f1b"}
+        settings["runs"] = AUTO
         if settings["micro"] == 1:
             settings["schedule"] = "gpipe"
         return cls(dataclasses.replace(file, settings=settings))
@@ -60,7 +66,7 @@ class Pipeline(Engine):
 
     @property
     def stages(self) -> int:
-        """Ranks, each with one run of the blocks."""
+        """Ranks through which a micro batch passes, each with its blocks."""
         return self.file.settings["stages"]
 
     @property
@@ -69,9 +75,19 @@ class Pipeline(Engine):
         return self.file.settings["micro"]
 
     @property
-    def schedule(self) -> Any:
+    def schedule(self) -> Schedule:
         """The order in which a stage runs them."""
         return SCHEDULES[self.file.settings["schedule"]]
+
+    @property
+    def runs(self) -> int:
+        """Runs of blocks a stage."""
+        return self.schedule.runs(self.file.settings["runs"])
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The stage of each run of blocks, in the order in which they run."""
+        return self.schedule.homes(self.stages, self.runs)
 
     @property
     def naive(self) -> bool:
@@ -83,7 +99,7 @@ class Pipeline(Engine):
         known = self.file.settings
         if self.naive:
             return {"stages": known["stages"]}
-        return {name: known[name] for name in ("stages", "schedule", "micro")}
+        return {name: known[name] for name in ("stages", "schedule", "runs", "micro")}
 
     def chosen(self, choices: Mapping[str, Any]) -> Pipeline:
         settings = {**self.file.settings, **choices}
@@ -93,9 +109,10 @@ class Pipeline(Engine):
             if not isinstance(value, int) or value < low:
                 naive = "; one micro batch at a time is model_parallel" if name == "micro" else ""
                 raise ValueError(f"{name} is {value!r}; a whole number from {low}{naive}")
-        if settings["schedule"] not in {**SCHEDULES, **UNTRIED}:
-            known = ", ".join([*SCHEDULES, *UNTRIED])
+        if settings["schedule"] not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
             raise ValueError(f"schedule is {settings['schedule']!r}; one of {known}")
+        settings["runs"] = _counted(settings["runs"])
         return type(self)(dataclasses.replace(self.file, settings=settings))
 
     @property
@@ -109,25 +126,27 @@ class Pipeline(Engine):
         return self._parts(launch) or self._ranks(launch) or self._beside(launch)
 
     def _parts(self, launch: Launch) -> str | None:
-        subject, stages = launch.subject, self.stages
+        subject, stages, runs = launch.subject, self.stages, self.runs
         lack = subject.lacks("stages", "take ddp or fsdp2")
         if lack:
             return lack
-        if subject.depth % stages:
-            fitting = [str(n) for n in range(2, subject.depth + 1) if subject.depth % n == 0]
+        fault = self.schedule.fault(stages, runs, self.micro)
+        if fault:
+            return fault
+        if subject.depth % (stages * runs):
+            each = f" of {runs} runs" if runs > 1 else ""
+            counts = range(2, subject.depth // runs + 1)
+            fitting = [str(n) for n in counts if subject.depth % (n * runs) == 0]
             ways = f"take stages of {' or '.join(fitting)}" if fitting else "take ddp or fsdp2"
-            return f"{subject.depth} blocks are not {stages} equal stages; {ways}"
-        schedule = self.file.settings["schedule"]
-        if schedule in UNTRIED:
-            return f"{schedule}: {UNTRIED[schedule]}; take schedule=1f1b"
-        return self.schedule.fault(stages, self.micro)
+            return f"{subject.depth} blocks are not {stages} equal stages{each}; {ways}"
+        return None
 
     def _ranks(self, launch: Launch) -> str | None:
         ranks, stages = launch.processes, self.stages
-        if ranks != stages:
+        if ranks % stages:
             more = f"or stages={ranks}" if ranks > 1 else "or single"
             return (
-                f"{ranks} processes are not {stages} stages, and stages are not repeated; use "
+                f"{ranks} processes are not {stages} stages, once or several times; use "
                 f"--processes {stages}, {more}"
             )
         if launch.accumulation != self.micro:
@@ -138,6 +157,11 @@ class Pipeline(Engine):
 
     def _beside(self, launch: Launch) -> str | None:
         odd = sorted(launch.traits - BESIDE)
+        if not odd and self.schedule.split and "recomputes" in launch.traits:
+            return (
+                "gradients of weights are computed apart from the others, weight by weight, and "
+                "each would recompute its block; leave checkpoint out, or take schedule=interleaved"
+            )
         if not odd:
             return None
         return f"not shown beside a part where {TRAITS[odd[0]]}; leave that out, or take ddp"
@@ -147,8 +171,12 @@ class Pipeline(Engine):
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.pipeline import cut
 
-        place = (accelerator.process_index, self.stages)
+        place = (self._stage_of(accelerator), self.homes)
         cut.fill(module, draw, blocks, place, accelerator.device)
+
+    def _stage_of(self, accelerator: Any) -> int:
+        layout = self.layout(accelerator.num_processes)
+        return accelerator.process_index // layout.data
 
     def prepare(
         self,
@@ -157,13 +185,13 @@ class Pipeline(Engine):
         make_optimizer: Callable[[list[Any]], Any],
         blocks: Sequence[Any],
     ) -> tuple[Any, Any]:
-        """The cut model, called as the whole one is; not wrapped in DDP, for no two ranks have
-        the same weights."""
-        from strategies.engines.pipeline import cut, staged
+        """The cut model, called as the whole one is; not wrapped in DDP, which does not see what
+        torch's stages do with it."""
+        from strategies.engines.pipeline import cut, places, staged
 
-        made = cut.cut(module, blocks, accelerator.process_index, self.stages)
-        own = {id(part) for part in module.modules()}
-        model = staged.Staged(module, made, [block for block in blocks if id(block) in own])
+        made = cut.cut(module, blocks, self._stage_of(accelerator), self.homes)
+        rank, ranks = accelerator.process_index, accelerator.num_processes
+        model = staged.Staged(module, made, places.found(rank, ranks, self.layout(ranks).data))
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         model = accelerator.prepare_model(model, evaluation_mode=True)
         return model, accelerator.prepare_optimizer(optimizer)
@@ -187,7 +215,9 @@ class Pipeline(Engine):
         if pipe.schedule is None:
             pipe.begin(trained.subject, taken[0], trained.accelerator.device)
         losses = pipe.step(taken, loss_of)
-        pipe.tell("optimizer", 0)
+        own = (p.grad for p in trained.module.parameters() if p.grad is not None)
+        trained.model.places.average(own)
+        pipe.tell(orders.OPTIMIZER)
         arrived()
         trained.optimizer.step()
         trained.optimizer.zero_grad()
@@ -199,7 +229,7 @@ class Pipeline(Engine):
 
         mine = super().norm(trained)
         total = mine.detach().double().square()
-        torch.distributed.all_reduce(total)
+        torch.distributed.all_reduce(total, group=trained.model.places.pipe)
         return total.sqrt().to(mine.dtype)
 
     def clip(self, trained: Trained, limit: float) -> Any:
@@ -210,11 +240,11 @@ class Pipeline(Engine):
         pipe = trained.model.pipe
         before, entered = pipe.tell, ["forward"]
 
-        def tell(what: str, number: int) -> None:
-            before(what, number)
-            if what and entered[-1] != what:
-                entered.append(what)
-                enter(what)
+        def tell(part: Any) -> None:
+            before(part)
+            if part and entered[-1] != part.phase:
+                entered.append(part.phase)
+                enter(part.phase)
 
         pipe.tell = tell
         enter("forward")
@@ -229,7 +259,9 @@ class Pipeline(Engine):
         return trained.model.cut.everywhere(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        """Each stage has all of its own parameters, and nobody else has."""
+        """Each stage has all of its own parameters; of its replicas the first tells of them."""
+        if trained.model.places.share and not copies:
+            return
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
         for index, (name, p) in enumerate(named):
             yield Fragment(name, index, 0, p.numel(), 0)
@@ -262,15 +294,15 @@ class Pipeline(Engine):
         return effects.observe(trained)
 
     def unlike(self, launch: Launch) -> Sequence[int]:
-        return range(self.stages)
+        return range(0, launch.processes, self.layout(launch.processes).data)
 
     def standing_for(self, rank: int) -> Pipeline:
         settings = self.file.settings | {"rank": rank}
         return type(self)(dataclasses.replace(self.file, settings=settings))
 
     @property
-    def chain(self) -> int:
-        return self.stages
+    def waits(self) -> Fraction:
+        return orders.waits(self.schedule, self.stages, self.runs, self.micro)
 
     def imitation(self) -> Imitation:
         from strategies.engines.pipeline.imitation import Lonely
@@ -281,3 +313,12 @@ class Pipeline(Engine):
         from strategies.engines.pipeline import effects
 
         return effects.evidence(trained, self)
+
+
+def _counted(text: Any) -> Any:
+    """``runs`` of a recipe: a number, or what the schedule has where nothing is said."""
+    if isinstance(text, str) and text.isdigit() and int(text) > 0:
+        return int(text)
+    if text != AUTO and not isinstance(text, int):
+        raise ValueError(f"runs is {text!r}; a whole number from 1, or {AUTO}")
+    return text

@@ -31,12 +31,13 @@ def whole(trained: Trained, parameters: Sequence[Any]) -> Iterator[Tensor]:
     """Each of ``parameters`` (values of ``Engine.everywhere``, the same on all ranks) as its stage
     has it, on every rank until the next is asked for."""
     cut, device = trained.model.cut, trained.accelerator.device
+    places = trained.model.places
     names = {id(p): name for name, p in trained.engine.everywhere(trained).items()}
     for p in parameters:
         stage = cut.owners[names[id(p)]]
         mine = stage == cut.index
         found = p.detach() if mine else torch.empty(p.shape, dtype=p.dtype, device=device)
-        dist.broadcast(found, src=stage)
+        dist.broadcast(found, src=places.rank(stage), group=places.pipe)
         yield found
 
 
@@ -48,7 +49,14 @@ def _file(kind: str, stage: int, count: int, ending: str) -> str:
 
 
 def save(trained: Trained, path: Path) -> None:
-    """Write this stage's files; the first one's rank writes the index."""
+    """Write this stage's files; the first one's rank writes the index. Of replicas, whose weights
+    and states are alike, the first writes."""
+    if trained.model.places.share == 0:
+        _write(trained, path)
+    dist.barrier()
+
+
+def _write(trained: Trained, path: Path) -> None:
     cut = trained.model.cut
     path.mkdir(parents=True, exist_ok=True)
     named = dict(trained.module.named_parameters())
@@ -60,14 +68,13 @@ def save(trained: Trained, path: Path) -> None:
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     kept = {"state": state, "groups": groups}
     torch.save(kept, path / _file("optimizer", cut.index, cut.count, "pt"))
-    if cut.first:
+    if cut.index == 0:
         files = {n: _file("model", s, cut.count, "safetensors") for n, s in cut.owners.items()}
         total = sum(
             p.dtype.itemsize * p.shape.numel() for p in trained.engine.everywhere(trained).values()
         )
         index = {"metadata": {"total_size": total}, "weight_map": files}
         (path / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
-    dist.barrier()
 
 
 def load(trained: Trained, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stages that are not one training: what a run of ``pp`` does instead -> the sabotage
+"""Stages that are not one training: what a run does instead -> its recipe, the sabotage
 (``harness.worker.sabotage_stages``), and what gives it away: a word of its evidence's complaint, or
 parity with ddp, where the objects are as they should be and the numbers are not."""
 
@@ -6,17 +6,31 @@ from __future__ import annotations
 
 __all__ = ["LOST", "UNLIKE"]
 
+REPEATED = "pp:schedule=interleaved+checkpoint"
 LOST = {
     "another schedule runs": (
-        "all_forward_before_any_backward", "the schedule is ScheduleGPipe, not Schedule1F1B",
+        "pp", "all_forward_before_any_backward", "the schedule is ScheduleGPipe, not Schedule1F1B",
+    ),
+    "another schedule of several runs": (
+        "pp:schedule=interleaved", "all_forward_before_any_backward",
+        "the schedule is ScheduleLoopedBFS, not ScheduleInterleaved1F1B",
     ),
     "every rank holds everything": (
-        "every_stage_keeps_the_whole_model", "parameters are held by several stages",
+        "pp", "every_stage_keeps_the_whole_model", "parameters are held by several stages",
+    ),
+    "runs are mixed up": (
+        "pp:schedule=zbv", "runs_of_blocks_in_another_order", "away from the whole model's",
+    ),
+    "replicas train alone": (
+        REPEATED, "gradients_of_replicas_not_averaged", "0 bytes of gradients were averaged",
     ),
 }  # fmt: skip
 UNLIKE = {
-    "gradients are a sum": "gradients_not_divided_by_micro_batches",
-    "a micro batch is dropped": "last_micro_batch_of_the_schedule_lost",
-    "conditions are mixed up": "conditions_of_another_micro_batch",
-    "a norm is a stage's": "norm_of_one_stage",
-}
+    "gradients are a sum": ("pp", "gradients_not_divided_by_micro_batches"),
+    "a micro batch is dropped": ("pp", "last_micro_batch_of_the_schedule_lost"),
+    "conditions are mixed up": ("pp", "conditions_of_another_micro_batch"),
+    "a norm is a stage's": ("pp", "norm_of_one_stage"),
+    "gradients of weights are lost": (
+        "pp:schedule=zero_bubble", "weights_of_the_last_micro_batch_lost",
+    ),
+}  # fmt: skip

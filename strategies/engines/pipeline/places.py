@@ -1,0 +1,58 @@
+"""Where a rank is in a pipeline that is there once, or several times over other samples.
+
+Ranks of one stage are neighbours (``Layout``): what is sent most often, tokens from stage to stage,
+is the least there is to send, and gradients are averaged where wires are short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from strategies.parallel import groups
+
+__all__ = ["Places", "found"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Of one rank: ``stage``, and which ``share`` of the samples its pipeline works on, of
+    ``data``. ``pipe``: the ranks of that pipeline, ``replicas``: those of this stage in all; None:
+    all ranks, and nobody else."""
+
+    stage: int
+    share: int
+    data: int
+    pipe: Any = None
+    replicas: Any = None
+
+    def rank(self, stage: int) -> int:
+        """Who has a stage of this pipeline."""
+        return stage * self.data + self.share
+
+    def average(self, gradients: Iterable[Tensor]) -> None:
+        """Have each gradient be the mean over this stage's replicas, in its place."""
+        if self.data == 1:
+            return
+        sums = [dist.all_reduce(g.div_(self.data), group=self.replicas, async_op=True)
+                for g in gradients]  # fmt: skip
+        for work in sums:
+            work.wait()
+
+    def everyone(self, value: Any) -> list[Any]:
+        """``value`` of each stage of this pipeline, in order, on all of them."""
+        told: list[Any] = [None] * dist.get_world_size(self.pipe)
+        dist.all_gather_object(told, value, group=self.pipe)
+        return told
+
+
+def found(rank: int, ranks: int, data: int) -> Places:
+    """The place of ``rank``; all ranks call it."""
+    if data == 1:
+        return Places(rank, 0, 1)
+    own = groups.made(data, ranks)
+    return Places(rank // data, rank % data, data, pipe=own.alike, replicas=own.parts)
