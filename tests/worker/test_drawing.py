@@ -34,6 +34,7 @@ from strategies.base import Conflict
 PREDICTED = (
     *("single", "single+palette:bits=3", "single+int8", "single+float8", "single+nf4"),
     *("single+block_swap:blocks=3", "single+adapter", "ddp+sp"),
+    "single+bf16_pure+float8:dynamic=on,emulate=on",
 )
 TOGETHER = ("ddp+sp", "ddp+sp:how=gather+guidance:how=sequential", "ddp+sp+bf16_pure+int8")
 """Two ranks that draw the same samples."""
