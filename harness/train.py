@@ -30,6 +30,7 @@ from harness.system import process
 from harness.worker import measure, record, training
 from harness.worker.drawing import measure as drawing
 from harness.worker.sabotage import NAMES
+from harness.worker.sabotage_ranks import DRAWN
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
 
@@ -62,7 +63,8 @@ def _own(folder: Path) -> Path:
 
 
 def _check_words(spec: Spec, options: argparse.Namespace) -> None:
-    words = ("checkpoint", "samples", "trained", "anatomy", "memory_limit", "sabotage")
+    words = ["checkpoint", "samples", "trained", "anatomy", "memory_limit"]
+    words += ["sabotage"] if options.sabotage not in DRAWN else []
     asked = [word for word in words if getattr(options, word)] if spec.sampling else []
     if asked:
         raise Conflict(
@@ -74,7 +76,7 @@ def _check_words(spec: Spec, options: argparse.Namespace) -> None:
 def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporter) -> Result | None:
     """The run, by its workload; the result on rank 0."""
     if resolved.spec.sampling:
-        return drawing.measure(resolved, options.out, reporter)
+        return drawing.measure(resolved, options.out, reporter, control=options.sabotage)
     return measure.measure(
         resolved,
         options.out,

@@ -34,9 +34,10 @@ from strategies.precision.half import Fp16Pure
 from strategies.precision.mixed import Bf16, Fp32, Tf32
 from strategies.recipe import Recipe
 from strategies.sampling.adapter import Adapter
+from strategies.sampling.float8 import Float8
 from strategies.sampling.guidance import Guidance
 from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Float8, Int8, Nf4
+from strategies.sampling.quantised import Int8, Nf4
 from strategies.sharding import sharding_kinds
 from strategies.sparsity.prune import Prune
 from strategies.sparsity.prune_structured import PruneStructured

@@ -67,8 +67,10 @@ class Sharding(Strategy):
             self.engine("cuda").chosen(self.choices)
 
     def out_of_place(self, launch: Launch) -> str | None:
-        samples = launch.workload == SAMPLE and "one_process" in launch.engine.traits
-        return None if samples else super().out_of_place(launch)
+        alone = "one_process" in launch.engine.traits
+        together = "replicas" in launch.engine.traits and "cut_samples" in launch.traits
+        draws = launch.workload == SAMPLE and (alone or together)
+        return None if draws else super().out_of_place(launch)
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return launch.engine.needs

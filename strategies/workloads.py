@@ -18,14 +18,12 @@ WORKLOADS = {
 BOTH = (TRAIN, SAMPLE)
 
 NOT_SAMPLING = {
-    Slot.SHARD: "samples are drawn by one process, which has no gradients and no optimizer state "
-    "to shard or to average; take single",
+    Slot.SHARD: "samples are drawn by one process, or by replicas that share them by sp, and "
+    "there are no gradients and no optimizer state to shard or to average; take single, or ddp+sp",
     Slot.PRECISION: "it is of training; take bf16_pure, fp16_pure or bf16",
     Slot.CAST: "it stores frozen weights for a backward pass; take int8 or float8",
-    Slot.SEQUENCE: "the sampler, its measuring and its audit are of one process, which has nobody "
-    "to share a sample's tokens with; leave it out",
-    Slot.TENSOR: "the sampler, its measuring and its audit are of one process, which has nobody to "
-    "share weights with; leave it out",
+    Slot.TENSOR: "ranks that draw together have whole weights each; leave it out, or take ddp+sp, "
+    "which cuts the samples' tokens",
     Slot.LOSS: "no loss is computed when samples are drawn; leave it out",
     Slot.ADAPT: "it says which weights are trained, and sampling trains none; draw with what lora "
     "left by adapter:file=FILE, or give merged weights by --weights",

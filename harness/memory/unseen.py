@@ -8,15 +8,18 @@ __all__ = ["scratch"]
 
 FUSED_LOSS = "linear_cross_entropy_batch_chunked"
 FOUR_BITS = "bitsandbytes.gemm_4bit"
+FUSED_ROWS = 4
+"""Up to which every GPU multiplies by the codes themselves."""
 
 
 def scratch(func: Any, args: Any) -> int:
     """Bytes that ``func`` holds while it runs and that no operation of it tells: of torch's fused
     linear cross entropy the logits of one piece of the tokens; of bitsandbytes' product the weight
-    turned back, its scales and the output. (A GPU multiplies up to 1536 rows without, perhaps.)
+    turned back, its scales and the output.
 
     Source: torch 2.13, torch/nn/modules/linear_cross_entropy.py (``logits_buf``); bitsandbytes
-    0.50, backends/default/ops.py (``_gemm_4bit_default_impl``).
+    0.50, backends/default/ops.py (``_gemm_4bit_default_impl``) and backends/cuda/ops.py
+    (``_gemm_4bit_use_custom_cuda``, ``_dequant_linear_fallback``).
     """
     name = str(func)
     if FOUR_BITS in name:
@@ -30,4 +33,10 @@ def scratch(func: Any, args: Any) -> int:
 def _turned_back(given: Any, codes: Any, shape: Any, absmax: Any, block: int) -> int:
     out, width = shape
     rows, scales = given.numel() // width, -(-out * width // block)
-    return (out * width + rows * out) * given.dtype.itemsize + 4 * scales
+    on_gpu = codes.device.type != "cpu"
+    if on_gpu and rows <= FUSED_ROWS and width % block == 0:
+        return 0
+    # A GPU's fallback keeps the scales before and behind their offset. Up to 1536 rows a card may
+    # do without, by a table of its own: what may be needed is counted.
+    times = 2 if on_gpu else 1
+    return (out * width + rows * out) * given.dtype.itemsize + 4 * times * scales

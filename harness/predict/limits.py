@@ -23,8 +23,6 @@ LIMITS = {
     "topk": HOOK,
     "offload_adamw": "torchao takes {name} from a CUDA device alone, and a prediction has none",
     "paged_adam8bit": "{name} takes pages from the CUDA driver, and a prediction has none",
-    "nf4": "bitsandbytes' layer of {name} is followed on CPUs, and not on what stands for a GPU",
-    "qlora": "bitsandbytes' layer of {name} is followed on CPUs, and not on what stands for a GPU",
 }
 """A part, by its name or its text -> why a training with ``{name}`` is not traced."""
 

@@ -41,7 +41,8 @@ WAYS = {
     "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
     "fp16": "use bf16, which needs no scaling of the loss",
     "tf32": "leave tf32 out; float32 runs everywhere",
-    "fp8": "use bf16, or fp8:emulate=on for the numbers alone",
+    "fp8": "use bf16, or fp8:emulate=on (of samples float8:dynamic=on,emulate=on) for the numbers "
+    "alone",
     "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",
 }

@@ -5,12 +5,12 @@ training, done on purpose as in ``harness.worker.sabotage``. Losses alone forgiv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["CUT", "RANKS", "SHARED"]
+__all__ = ["CUT", "DRAWN", "RANKS", "SHARED"]
 
 
 def one_rank_left_out(run: Run) -> None:
@@ -34,6 +34,16 @@ def positions_of_the_first_part(run: Run) -> None:
     """Every rank's tokens have the positions of the first rank's."""
     trained = run.trained
     trained.subject.take_part(trained.module, 0, trained.launch.layout.sequence)
+
+
+def parts_not_joined(run: Run) -> None:
+    """Each rank takes its own part of a prediction for all parts."""
+    from harness.worker.drawing import batch
+
+    def own_alone(trained: Any, part: Any, samples: Any) -> Any:
+        return part.repeat(1, 1, trained.launch.layout.sequence, 1)
+
+    batch.joined = own_alone
 
 
 def gradients_not_averaged(run: Run) -> None:
@@ -94,6 +104,11 @@ SHARED: dict[str, Callable[[Run], None]] = {
     for change in (attention_of_own_tokens, positions_of_the_first_part, gradients_not_averaged)
 }
 """Name -> what is done to a run of ``ddp+sp`` before its first step."""
+DRAWN: dict[str, Callable[[Run], None]] = {
+    change.__name__: change
+    for change in (attention_of_own_tokens, positions_of_the_first_part, parts_not_joined)
+}
+"""Name -> what is done to ranks of ``ddp+sp`` before they draw."""
 CUT: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (

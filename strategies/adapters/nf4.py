@@ -11,11 +11,11 @@ from typing import Any
 from unittest import mock
 
 import bitsandbytes
-import torch
 from torch import Tensor, nn
 
 from strategies import initial
 from strategies.base import demand
+from strategies.precision.autocast import autocast_dtype
 
 __all__ = ["Packed", "packed_facts", "quantize"]
 
@@ -29,9 +29,7 @@ class Packed(bitsandbytes.nn.Linear4bit):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
+        x = x.to(autocast_dtype(x) or x.dtype)
         bias = self.bias.to(x.dtype)
         return bitsandbytes.matmul_4bit(x, self.weight, self.weight.quant_state, bias=bias)
 

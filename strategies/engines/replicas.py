@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import demand
 from strategies.engine import Engine, Imitation
+from strategies.evidence.stored import stored
 from strategies.holdings import Fragment, Holdings
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Replicas(Engine):
         Its reducer takes the reduced bucket from the collective's future, and the fake group's
         holds nothing (torch 2.13, comm.cpp: "expected the hook result is either a Tensor").
         """
+        if trained.sampling:
+            return
         if trained.launch.simulated and not trained.model._comm_hooks:
             trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
 
@@ -100,7 +103,10 @@ class Replicas(Engine):
 
     def held(self, trained: Trained) -> Holdings:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a
-        communication hook was shown them they are not hidden."""
+        communication hook was shown them they are not hidden. There are none where samples are
+        drawn."""
+        if trained.sampling:
+            return super().held(trained)
         logged = trained.model._get_ddp_logging_data()
         sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
         hooks = (getattr(state, "storages", ()) for _, state in trained.model._comm_hooks)
@@ -108,31 +114,38 @@ class Replicas(Engine):
         return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        """DDP by its class, and by its effect: replicas that saw other samples are equal."""
+        """DDP by its class, and by its effect: replicas that saw other samples are equal. Where
+        samples are drawn nothing is averaged, and the replicas are as they were made."""
         import torch
-        from torch.nn.parallel import DistributedDataParallel
 
-        demand(
-            isinstance(trained.model, DistributedDataParallel),
-            f"the model is a {type(trained.model).__name__}, not DistributedDataParallel",
-        )
+        facts = {"wrapper": self._wrapper(trained)}
         if trained.launch.simulated:  # nobody to compare with: a collective returns one's own
             size = trained.model.process_group.size()
             demand(size == trained.launch.layout.alike, f"DDP averages over {size} ranks")
-            return {"wrapper": "DistributedDataParallel", "replicas": size}
+            return {**facts, "replicas": size}
         with torch.no_grad():
             device = trained.accelerator.device  # a strategy may keep weights elsewhere
-            each = [p.double().sum().to(device) for p in trained.module.parameters()]
+            held = [stored(p.data) for p in trained.module.parameters()]
+            each = [sum(t.double().sum() for t in tensors).to(device) for tensors in held]
             sums = torch.stack(each)
         parts = trained.launch.layout.tensor
         alike = trained.accelerator.gather(sums[None])[trained.accelerator.process_index % parts :]
         spread = float((alike[::parts] - sums).abs().max())
-        demand(
-            spread == 0.0,
-            f"the replicas drifted apart by {spread:.3g}: gradients were not averaged",
-        )
-        facts = {"wrapper": "DistributedDataParallel", "replica_spread": spread}
-        return facts | self._wire(trained)
+        why = "they were drawn apart" if trained.sampling else "gradients were not averaged"
+        demand(spread == 0.0, f"the replicas are {spread:.3g} apart: {why}")
+        facts |= {"replica_spread": spread}
+        return facts if trained.sampling else facts | self._wire(trained)
+
+    def _wrapper(self, trained: Trained) -> str:
+        """What the model is wrapped in."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        kind = type(trained.model).__name__
+        if trained.sampling:
+            demand(trained.model is trained.module, f"the model is a {kind}")
+            return "none"
+        demand(isinstance(trained.model, DistributedDataParallel), f"the model is a {kind}")
+        return kind
 
     def _wire(self, trained: Trained) -> dict[str, Any]:
         """The type in which gradients were averaged, off the collectives of a watched backward;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __all__ = ["counting", "left_out"]
@@ -24,11 +25,18 @@ def left_out() -> dict[Any, Any]:
         ),
     }
     found = {op: _raw(flop_registry[same]) for op, same in alike.items() if op not in flop_registry}
+    if "bitsandbytes" in sys.modules:
+        found[torch.ops.bitsandbytes.gemm_4bit] = _raw(_four_bits)
     try:
         from torch.nn.modules import linear_cross_entropy  # noqa: F401 (it defines the operation)
     except ImportError:  # an older torch has no such loss
         return found
     return found | {torch.ops.torch_nn._linear_cross_entropy_batch_chunked: _raw(_fused_loss)}
+
+
+def _four_bits(x: Any, codes: Any, shape: Any, *_: Any, **__: Any) -> int:
+    """bitsandbytes' product by a weight [out, in] in 4 bits."""
+    return 2 * x.numel() * shape[0]
 
 
 def _fused_loss(x: Any, weight: Any, *given: Any, **_: Any) -> int:

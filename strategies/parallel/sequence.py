@@ -11,6 +11,7 @@ from strategies.base import Slot
 from strategies.engine import Launch, Trained
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import BOTH, TRAIN
 
 __all__ = ["SequenceParallel"]
 
@@ -24,11 +25,13 @@ class SequenceParallel(Strategy):
 
     ``how=ulysses`` exchanges heads for tokens around attention (heads must divide by ``ranks``);
     ``how=gather`` gathers the keys and values of all tokens. The engine averages gradients over all
-    ranks, as of any other samples; the global batch is divided among the groups alone.
+    ranks, as of any other samples; the global batch is divided among the groups alone. Where
+    samples are drawn one group draws them, and joins what its ranks predict.
     """
 
     name: ClassVar[str] = "sp"
     slot: ClassVar[Slot] = Slot.SEQUENCE
+    workloads: ClassVar[tuple[str, ...]] = BOTH
     source: ClassVar[str] = (
         "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509); gathered keys and values as "
         "in torchtitan's Flux"
@@ -61,12 +64,18 @@ class SequenceParallel(Strategy):
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
         if "one_process" in launch.traits:
-            return "one process has nobody to share a sample with; take ddp or fsdp2"
+            with_it = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
+            return f"one process has nobody to share a sample with; take {with_it}"
         if launch.layout.sequence != self.ranks:
             near = max(self.ranks, count // self.ranks * self.ranks)
             return (
                 f"{count} processes are not groups of {self.ranks}; use --processes {near}, or "
                 "another ranks"
+            )
+        if launch.workload != TRAIN and launch.layout.data > 1:
+            return (
+                f"{count} processes are {launch.layout.data} groups, and one group draws all "
+                f"samples; use --processes {self.ranks}, or ranks={count}"
             )
         return None
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
 from strategies.engine import Trained
+from strategies.parallel import joining
 from strategies.parallel.beside_whole import as_the_whole
 from strategies.survey import Attended
 
@@ -60,6 +61,7 @@ def evidence(
     if trained.observed is not None and trained.observed.ran:
         facts |= _tokens(trained, tokens) | _attended(trained, whole_heads)
         facts |= _exchanges(trained, way)
+        facts |= joining.joins(trained) if trained.sampling else {}
     if trained.launch.simulated:  # nobody is there whose tokens could be exchanged
         demand(trained.observed is not None, "nothing of it was seen")
         return facts
@@ -102,12 +104,12 @@ def _attended(trained: Trained, whole_heads: bool) -> dict[str, Any]:
 
 
 def _exchanges(trained: Trained, way: Any) -> dict[str, Any]:
-    """Collectives around each attention in a micro batch: in forward, and as often in backward;
-    where blocks are recomputed there, once more at most."""
+    """Collectives around each attention in a micro batch: in forward, and as often in backward,
+    where there is one; where blocks are recomputed there, once more at most."""
     sent = [s for s in trained.observed.sent if s.collective in AROUND]
     times = trained.observed.micro_steps * len(_over_all_tokens(trained))
     traits, counts = trained.launch.traits, {}
-    for phase in ("forward", "backward"):
+    for phase in ("forward",) if trained.sampling else ("forward", "backward"):
         low = getattr(way, f"{phase}_collectives") * times
         high = low
         if phase == "backward" and "recomputes" in traits:

@@ -35,7 +35,8 @@ class Fp8(Bf16):
     name: ClassVar[str] = "fp8"
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     idle: ClassVar[str] = (
-        "its layers are torchao's for training, which keep weights whole; take int8, or bf16_pure"
+        "its layers are torchao's for training, which keep weights whole; take bf16_pure with "
+        "float8:dynamic=on, which multiplies in float8 too"
     )
     unit: ClassVar[float] = 2**-4
     source: ClassVar[str] = (

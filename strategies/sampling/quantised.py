@@ -9,12 +9,10 @@ from strategies.engine import Launch
 from strategies.sampling.store import Stored
 from strategies.subject import Subject
 
-__all__ = ["Float8", "Int8", "Nf4"]
+__all__ = ["EightBits", "Int8", "Nf4"]
 
 NF4_BLOCK = 64
 """Weights that share a scale, by bitsandbytes' default."""
-FLOAT8_VALUES = 2**8 - 3
-"""Of its codes two are no numbers, and two are zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +46,6 @@ class Int8(EightBits):
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return 2**8, shape[1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float8(EightBits):
-    """Weights of the blocks' linear layers in float8 (four bits of exponent, three of mantissa)
-    with a scale a row, turned back for each product.
-    """
-
-    name: ClassVar[str] = "float8"
-    source: ClassVar[str] = (
-        "Micikevicius et al. 2022 (arXiv:2209.05433); torchao.Float8WeightOnlyConfig"
-    )
-    codes: ClassVar[str] = "float8_e4m3fn"
-    each_row: ClassVar[int] = 4
-
-    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return FLOAT8_VALUES, shape[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,7 @@ OTHERS: dict[str, list[str]] = {
     "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
+    "float8": ["single+float8", "single+float8:dynamic=on,emulate=on"],
     "palette": ["single+palette", "single+palette:bits=3,rows=16", "single+palette:bits=8"],
     "guidance": ["single+guidance", "single+guidance:how=sequential"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],

@@ -16,6 +16,7 @@ from conftest import living, predictions, settle
 from torch.profiler import ProfilerActivity, profile
 
 from harness import ROOT
+from harness.memory import unseen
 from harness.memory.record import peak
 from harness.memory.traced_step import trace_step
 from harness.predict.tracing.simulate import kernel_scratch, simulate, trace_training
@@ -27,6 +28,7 @@ from harness.worker.drawing.prepare import prepare
 from harness.worker.loop import Log, optimizer_step
 from strategies.activations.kernels import KERNELS
 from strategies.base import BadInput
+from strategies.sampling import layers
 
 BASE = Spec(recipe="single", model="DiT-T/2", data="synthetic", global_batch=8)
 LIMIT, DRAWN_LIMIT = 0.005, 0.01
@@ -194,6 +196,56 @@ def test_a_gpu_s_autocast_keeps_what_cuda_s_keeps():
     ops = {storage.op for storage in tracer.record.storages}
     assert "aten._scaled_dot_product_flash_attention.default" in ops
     assert not {op for op in ops if "bmm" in op or "softmax" in op}
+
+
+SAMPLES = {"workload": "sample", "objective": "flow", "sampler_steps": 1}
+IN_FOUR_BITS = {
+    # stored, whole -> bytes of a whole weight, and of the spec
+    ("single+bf16_pure+nf4", "single+bf16_pure"): (2, SAMPLES),
+    ("single+bf16+qlora", "single+bf16+lora"): (4, {}),
+}
+
+
+def four_bits(elements: int) -> int:
+    """Bytes of bitsandbytes' layout: half a byte a weight, a scale of a byte for 64 of them and one
+    of four bytes for 256 of those, tables of 16 and 256 numbers, and an offset."""
+    scales = -(-elements // 64)
+    return elements // 2 + scales + 4 * -(-scales // 256) + 4 * (16 + 256) + 4
+
+
+@pytest.mark.parametrize("texts", IN_FOUR_BITS, ids=lambda texts: texts[0])
+def test_a_gpu_holds_weights_in_four_bits_as_their_library_lays_them_out(texts, fresh):
+    size, fields = IN_FOUR_BITS[texts]
+    rows = [on_gpu(text, "DiT-S/4:depth=2", 4) for text in texts]
+    specs = [dataclasses.replace(row.spec, **fields) for row in rows]
+    found = []
+    for spec in specs:
+        fresh()
+        found.append(simulate(resolve(spec)))
+    plain = rows[0].subject.make()
+    names = layers.linears(plain, rows[0].subject) if fields else rows[0].subject.linears
+    counts = [plain.get_submodule(name).weight.numel() for name in names]
+    stored, whole = found
+    assert whole.between - stored.between == sum(size * n - four_bits(n) for n in counts)
+    products = [[w for w in one.work if w.kind == "product"] for one in found]
+    flops = [sum(w.flops * w.count for w in some) for some in products]
+    assert flops[0] == flops[1], "the same products, by weights that are turned back"
+
+
+@pytest.mark.parametrize(("rows", "times"), [(4, 0), (5, 1), (2048, 1)])
+def test_a_gpu_turns_a_weight_in_four_bits_back_where_rows_are_many(rows, times):
+    """For up to four rows it multiplies by the codes; else bfloat16 values, the output, and its
+    scales twice."""
+    func = "bitsandbytes.gemm_4bit.default"
+    given, codes = (
+        torch.empty(shape, device="meta", dtype=dtype)
+        for shape, dtype in (((rows, 128), torch.bfloat16), ((128 * 512 // 2, 1), torch.uint8))
+    )
+    asked = (given, codes, [512, 128], None, 64)
+    wanted = 2 * (512 * 128 + rows * 512) + 2 * 4 * (512 * 128 // 64)
+    assert unseen.scratch(func, asked) == times * wanted
+    host = (given, torch.empty((128 * 512 // 2, 1), dtype=torch.uint8), *asked[2:])
+    assert unseen.scratch(func, host) == wanted - 4 * (512 * 128 // 64)
 
 
 MODELLED = {

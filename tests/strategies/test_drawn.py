@@ -162,10 +162,14 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
         ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
         ("single+compile:budget=0.5", SAMPLE, ["compile", "leave budget=0.5 out"]),
         ("single+lora", SAMPLE, ["lora", "adapter:file=FILE", "merged weights"]),
-        ("single+sp", SAMPLE, ["sp: the sampler", "one process", "leave it out"]),
+        ("single+sp", SAMPLE, ["sp: one process has nobody", "take ddp"]),
+        ("ddp", SAMPLE, ["ddp: samples are drawn by one process", "take single, or ddp+sp"]),
+        ("fsdp2+sp", SAMPLE, ["fsdp2: samples are drawn", "take single, or ddp+sp"]),
+        ("ddp+tp", SAMPLE, ["ddp: samples are drawn"]),
         ("single+adapter", TRAIN, ["adapter", "train one with lora"]),
         ("single+adapter+int8", SAMPLE, ["weights in codes", "how=merged"]),
         ("single+adapter+block_swap", SAMPLE, ["streamed weights", "leave block_swap out"]),
+        ("single+fp8", SAMPLE, ["fp8: its layers", "float8:dynamic=on"]),
         ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
         ("single+palette", TRAIN, ["palette", "no gradient"]),
         ("single+guidance:how=sequential", TRAIN, ["guidance", "predicts each sample once"]),
@@ -217,6 +221,21 @@ def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
 def test_the_doctor_looks_at_a_part_where_it_has_an_effect(name, tmp_path):
     lack = why_not(name, machine(tmp_path))
     assert lack is None or "--workload sample" not in lack.way_out + lack.reason
+
+
+def test_products_in_float8_are_refused_where_they_cannot_be():
+    spec = dataclasses.replace(DRAWN, recipe="single+float8:dynamic=on", processes=1)
+    assert "fp8" in resolve(spec).needs and resolve(spec).refusal is None
+    on_gpu = dataclasses.replace(spec, device="cuda")
+    assert "gives bfloat16; add bf16_pure" in resolve(on_gpu).refusal
+    pure = dataclasses.replace(on_gpu, recipe="single+bf16_pure+float8:dynamic=on")
+    assert resolve(pure).refusal is None
+    there = dataclasses.replace(on_gpu, recipe="single+float8:dynamic=on,emulate=on")
+    assert "leave emulate out" in resolve(there).refusal
+    odd = dataclasses.replace(spec, model="DiT-T/8:width=72,heads=3")
+    assert "multiples of 16, and the width is 72" in resolve(odd).refusal
+    with pytest.raises(RecipeError, match="give dynamic=on too"):
+        parse("single+float8:emulate=on", workload=SAMPLE)
 
 
 def test_codes_do_not_divide_where_a_width_does_not():

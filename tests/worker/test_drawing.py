@@ -28,24 +28,35 @@ from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
 from harness.worker import weights
+from harness.worker.sabotage_ranks import DRAWN as DRAWN_APART
 from strategies.base import Conflict
 
 PREDICTED = (
     *("single", "single+palette:bits=3", "single+int8", "single+float8", "single+nf4"),
-    *("single+block_swap:blocks=3", "single+adapter"),
+    *("single+block_swap:blocks=3", "single+adapter", "ddp+sp"),
+    "single+bf16_pure+float8:dynamic=on,emulate=on",
 )
-RECIPES = (*PREDICTED, "single+guidance:how=sequential")
+TOGETHER = ("ddp+sp", "ddp+sp:how=gather+guidance:how=sequential", "ddp+sp+bf16_pure+int8")
+"""Two ranks that draw the same samples."""
+RECIPES = (*PREDICTED, "single+guidance:how=sequential", *TOGETHER[1:])
+NOTICED = {
+    "attention_of_own_tokens": {"evidence: sp"},
+    "positions_of_the_first_part": {"evidence: sp"},
+    "parts_not_joined": {"evidence: sp", "samples of all ranks alike"},
+}
 BASE = dataclasses.replace(DRAWN, model="DiT-T/4", warmup=1, steps=2)
 
 
 def spec_of(recipe: str, **fields) -> Spec:
-    return dataclasses.replace(BASE, recipe=recipe, **fields)
+    ranks = 2 if recipe.startswith("ddp") else 1
+    return dataclasses.replace(BASE, recipe=recipe, processes=ranks, **fields)
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("drawn")
     cases = {recipe.replace(":", "_"): Case(spec_of(recipe)) for recipe in RECIPES}
+    cases |= {name: Case(spec_of("ddp+sp"), ("--sabotage", name)) for name in DRAWN_APART}
     found = launched_together(cases, folder)
     assert (folder / "single" / "samples.png").stat().st_size > 1000
     return found
@@ -63,7 +74,9 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert [check for check in found.audit if not check.ok] == []
     names = {check.name for check in found.audit}
     assert {"samples", "calls of the model", "noise", "samples finite"} <= names
-    (rank,), told = found.ranks, found.drawn
+    (rank, *others), told = found.ranks, found.drawn
+    assert len(others) == found.spec.processes - 1
+    assert {other.categories.total for other in others} <= {rank.categories.total}
     assert len(rank.step_seconds) == 2 and len(told.latency_seconds) == 3
     assert {"load", "prepare", "first_step", "steady"} == set(rank.phases)
     host = rank.categories.host.parameters if rank.categories.host else 0
@@ -73,6 +86,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert drawn.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
     assert told.evaluations == 4 and told.echo > 0
     assert len(told.taken_for) == 2 and set(told.taken_for) <= set(range(10))
+    assert ("samples of all ranks alike" in names) == bool(others)
     assert (found.flops_per_step > 0) == ("adapter" not in recipe) and found.losses == []
 
 
@@ -82,7 +96,8 @@ def test_the_report_compares_what_was_drawn(rows):
     report = build(results, [], suite)
     (group,) = report.groups
     verdicts = {r.label: r.versus.parity for r in group.rows}
-    assert verdicts["single+guidance:how=sequential"] == "equal"
+    for same in ("single+guidance:how=sequential", *TOGETHER[:2]):
+        assert verdicts[same] == "equal", same
     assert verdicts["single+int8"] == verdicts["single+palette:bits=3"] == "by design"
     away = {r.label: r.drawn.away for r in group.rows}
     assert away["single"] is None and "single" in {r.label for r in group.rows}
@@ -107,6 +122,28 @@ def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
     same = dataclasses.replace(liar, drawn=row(rows, "single").drawn)
     assert drawn.against(same, row(rows, "single")).word == "equal"
     assert drawn.distance(same, row(rows, "single")).psnr_db == float("inf")
+
+
+@pytest.mark.parametrize("recipe", TOGETHER)
+def test_ranks_that_draw_together_show_it(recipe, rows):
+    found = row(rows, recipe)
+    facts, calls = found.evidence["sp"], 8 if "sequential" in recipe else 4
+    assert facts["ranks_a_sample"] == 2 and facts["data_parallel"] == 1
+    assert facts["joined_predictions"] == calls and facts["tokens_in_blocks"] == 32
+    assert facts["keys_inside"] == 64 and facts["exchanged_bytes"] > 0
+    once = 2.0 if "gather" in recipe else 4.0
+    assert facts["collectives_an_attention"] == {"forward": once}
+    half, whole = (row(rows, r).ranks[0].categories for r in ("ddp+sp", "single"))
+    assert half.workspace < 0.6 * whole.workspace and half.parameters == whole.parameters
+
+
+@pytest.mark.parametrize("name", DRAWN_APART)
+def test_ranks_that_do_not_draw_together_are_noticed(name, rows):
+    found = rows[name]
+    assert found.status is Status.VOID, found.log_tail
+    failed = {check.name for check in found.audit if not check.ok}
+    assert failed - {"untouched"} == NOTICED[name]
+    assert drawn.against(found, row(rows, "single")).word == "DIFFERS", "the samples tell too"
 
 
 def moved(result: Result, change):

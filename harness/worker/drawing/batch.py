@@ -20,6 +20,7 @@ from harness.subjects.guidance import guided_by
 from harness.subjects.named_objectives import objective_of
 from strategies.engine import Trained
 from strategies.initial import keyed
+from strategies.parallel.joining import joined
 
 __all__ = ["Drawing", "digest", "labels_of", "noise_of"]
 
@@ -39,7 +40,8 @@ def noise_of(resolved: Resolved) -> Tensor:
 
 @dataclass(kw_only=True)
 class Drawing:
-    """One rank's sampler. ``calls`` are the samples of each call of the model in the last
+    """One rank's sampler; ranks that share samples have each all of their noise, and draw the same.
+    ``calls`` are the samples of each call of the model in the last
     batch, ``drawn`` what it gave, and ``began`` a hash of what its first call was given."""
 
     resolved: Resolved
@@ -89,7 +91,10 @@ class Drawing:
         self.calls.append(len(x))
         if self.began == "unseen":
             self.began = digest(x[: len(self.labels_B)])
-        out = self.trained.subject.predict(self.trained.model, x, t_B, conditions)
+        trained = self.trained
+        out = trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
+        if trained.launch.layout.sequence > 1:
+            out = joined(trained, out, x)
         return out.float()  # the two halves are far larger than their difference
 
     def step(self) -> None:

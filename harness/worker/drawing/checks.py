@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.resolve import Resolved
 from harness.result import Check
+from harness.worker.audit import gather
 from harness.worker.drawing.batch import Drawing, digest, noise_of
 from strategies.evidence.updates import relative_error
 
@@ -27,14 +28,15 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
 
     Args:
         drawing: behind a watched batch.
-        kept: the samples of the last timed batch.
+        kept: the samples of the last timed batch, on this rank; every rank asks.
     """
     spec, trained = resolved.spec, drawing.trained
     accelerator, shape = trained.accelerator, resolved.subject.data.sample_shape
     apart = relative_error(drawing.drawn.double(), kept.double())
     gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
+    ranks = gather(trained, digest(kept))
     rows = [
-        ("processes", 1, accelerator.num_processes),
+        ("processes", spec.processes, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
         ("samples", [spec.global_batch, *shape], list(kept.shape)),
@@ -45,6 +47,8 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
         ("parameters with a gradient", 0, len(gradients)),
         ("drawn again alike", True, apart <= AGAIN),
     ]
+    if len(ranks) > 1:
+        rows.append(("samples of all ranks alike", 1, len(set(ranks))))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.resolve import Resolved
 from harness.result import Drawn, Result
 from harness.worker import grid, setup
-from harness.worker.audit import collect_evidence
+from harness.worker.audit import collect_evidence, gather
 from harness.worker.drawing.batch import Drawing, digest, labels_of, noise_of
 from harness.worker.drawing.checks import audit
 from harness.worker.drawing.prepare import prepare
@@ -29,6 +29,7 @@ from harness.worker.measuring import heap
 from harness.worker.measuring.bench import Bench
 from harness.worker.measuring.gpu_watch import GpuWatch
 from harness.worker.measuring.meter import make_meter
+from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from strategies.evidence.updates import relative_error
 from strategies.evidence.watching import observe_step
@@ -59,11 +60,15 @@ class DrawingBench(Bench):
         self.drawing.step()
 
 
-def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result:
-    """Draw samples from noise, and measure it. One process does."""
+def measure(
+    resolved: Resolved, folder: Path, reporter: Reporter, *, control: str | None = None
+) -> Result | None:
+    """Draw samples from noise, and measure it: one process, or ranks that share each sample. The
+    result on rank 0, None elsewhere. ``control`` names a sabotage."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter)
     drawing, trained = bench.drawing, bench.run.trained
+    touched = [sabotage(bench.run, control)] if control else []
     _batches(bench)
     kept = bench.kept = drawing.drawn
     alone = _alone(bench)
@@ -72,12 +77,15 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result:
     observe_step(trained, resolved.recipe.strategies, drawing.watched_step)
     reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, trained)
-    checks += audit(resolved, drawing, kept)
+    checks = touched + checks + audit(resolved, drawing, kept)
     moved = drawing.batch(drawing.moved())
     reporter.enter("save")
+    ranks = gather(trained, measured_rank(bench, categories))
+    if not bench.accelerator.is_main_process:
+        return None
     grid.write_grid(kept, folder / PICTURE, COLUMNS, grey=resolved.spec.data == "digits")
     result = result_of(
-        bench, [measured_rank(bench, categories)], [], checks,
+        bench, ranks, [], checks,
         {"started": started, "evidence": evidence},
     )  # fmt: skip
     result.parameters = resolved.subject.parameters  # codes are not the weights they stand for
@@ -105,7 +113,8 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench
         digest=building.digest,
         notes=building.notes,
     )
-    watch = GpuWatch(1 if accelerator.device.type == "cuda" else 0)
+    asks = accelerator.device.type == "cuda" and accelerator.is_main_process
+    watch = GpuWatch(resolved.spec.local_processes if asks else 0)
     return DrawingBench(
         resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log(),
         watch=watch, drawing=drawing,
@@ -144,16 +153,18 @@ def _take(bench: DrawingBench, count: int) -> None:
 
 
 def _alone(bench: DrawingBench) -> list[float]:
-    """Seconds of single samples, one after the other, from noise to sample."""
-    seconds = []
+    """Seconds of single samples, one after the other, from noise to sample; of ranks that draw it
+    together those of the slowest."""
+    seconds, trained = [], bench.run.trained
     for index in range(1 + ALONE):
         bench.meter.synchronize()
+        trained.accelerator.wait_for_everyone()
         start = time.perf_counter()
         bench.drawing.batch(first=1)
         bench.meter.synchronize()
         seconds.append(time.perf_counter() - start)
         bench.reporter.at(bench.resolved.spec.steps + index)
-    return seconds[1:]
+    return [max(each) for each in zip(*gather(trained, seconds[1:]), strict=True)]
 
 
 def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) -> Drawn:

@@ -12,14 +12,16 @@ from strategies.precision.half import Fp16Pure
 from strategies.precision.mixed import Bf16, Fp32
 from strategies.sampling import adapting, eight_bits, layers, palettes
 from strategies.sampling.adapter import Adapter
+from strategies.sampling.float8 import Float8
 from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Float8, Int8, Nf4
+from strategies.sampling.quantised import Int8, Nf4
 from strategies.streaming.block_swap import BlockSwap
 from tests.made.stubs import streaming
 from tests.made.stubs.parts import Table, nothing
 
 AS_BF16 = {"mixed_precision": "bf16"}
 NF4, PALETTE, ADAPTER = Nf4.store, Palette.store, Adapter.edit_model
+DYNAMIC = "single+float8:dynamic=on,emulate=on"
 BESIDE, MERGED = "single+adapter", "single+adapter:how=merged"
 
 
@@ -104,6 +106,8 @@ LOST: Table = {
     "int8 as floats": ("single+int8", Int8, "store", FLOAT8),
     "float8 of nothing": ("single+float8", Float8, "edit_model", nothing),
     "float8 of one block": ("single+float8", Float8, "edit_model", first_block),
+    "float8 of one operand": (DYNAMIC, Float8, "store", FLOAT8),
+    "float8 of both, of one block": (DYNAMIC, Float8, "edit_model", first_block),
     "float8 as integers": ("single+float8", Float8, "store", INT8),
     "nf4 of nothing": ("single+nf4", Nf4, "edit_model", nothing),
     "nf4 of one block": ("single+nf4", Nf4, "edit_model", first_block),
