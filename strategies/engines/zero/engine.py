@@ -67,6 +67,8 @@ class Zero(Engine):
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
             raise LaunchFileError(f"{path}: no zero_optimization block with a stage from 1 to 3")
+        if fault := chosen.fault(config):
+            raise LaunchFileError(f"{path}: {fault}")
         return cls(dataclasses.replace(file, settings=config))
 
     # ---- facts ----
