@@ -4,6 +4,7 @@ and what accelerate makes of an optimizer that is offloaded."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from harness.resolve import resolve
 from harness.spec import Spec
 from strategies import CATALOG, engines, parse
 from strategies.absent import ABSENT, ALIASES, absent
-from strategies.base import Conflict, Settings
+from strategies.base import Settings
 from strategies.engines.broken import Broken
 from strategies.engines.zero.sizes import piece_size
 from strategies.launch_file import FOLDER
@@ -86,8 +87,8 @@ def test_values_out_of_range_are_refused_by_name(recipe, words):
     ],
 )
 def test_groups_that_cannot_be_are_refused_before_anything_starts(recipe, processes, words):
-    with pytest.raises(Conflict, match=words):
-        launch(recipe, processes)
+    spec = Spec(recipe=recipe, processes=processes, global_batch=processes, device="cuda")
+    assert re.search(words, resolve(spec).refusal)
 
 
 def test_pieces_are_small_enough_for_the_share_that_is_asked_for():
@@ -135,9 +136,7 @@ def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
 def test_what_a_file_may_not_ask_for_is_refused_by_name(name, settings, words, tmp_path):
     assert not isinstance(engines.of_file(changed(tmp_path, name)), Broken)
     found = engines.of_file(changed(tmp_path, name, **settings))
-    with pytest.raises(AssertionError, match=words):
-        raise AssertionError(found.refuses(launch("zero2", 2)))
-    assert isinstance(found, Broken)
+    assert isinstance(found, Broken) and re.search(words, found.refuses(launch("zero2", 2)))
 
 
 def test_other_spellings_are_of_what_is_not_here():
