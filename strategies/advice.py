@@ -14,6 +14,8 @@ LIGHTER = {
     "zero1_offload": ("zero2_offload", "zero3_offload"),
     "zero2_offload": ("zero3_offload",),
     "zero3": ("zero3_offload",),
+    "zero3_hpz": ("zero3", "zero3_offload"),
+    "zero3_offload_partial": ("zero3_offload",),
     "fsdp2": ("fsdp2_offload", "zero3_offload"),
     "hsdp": ("fsdp2", "fsdp2_offload"),
 }
@@ -35,8 +37,8 @@ def ways_out(recipe: str, processes: int, *, host: bool) -> str:
     ways = [] if "checkpoint" in names else ["add checkpoint (recomputes activations)"]
     if "accumulate" not in names:
         ways.append("feed less at once with accumulate:steps=2")
-    if host and names[0].endswith("_offload"):
-        ways.append(f"take {names[0].removesuffix('_offload')} without offload, or zero3_nvme")
+    if host and "_offload" in names[0]:
+        ways.append(f"take {names[0].partition('_offload')[0]} without offload, or zero3_nvme")
     elif not host and lighter(names[0], processes):
         ways.append(f"hold less with {_either(lighter(names[0], processes))}")
     return ", or ".join([*ways, "a smaller --global-batch"])

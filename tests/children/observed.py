@@ -24,6 +24,7 @@ from harness.worker import measure
 from strategies import CATALOG, sharding
 from strategies.base import NotInForce
 from strategies.engine import Trained
+from strategies.engines.zero import chosen
 from strategies.evidence import forward
 from strategies.evidence.watching import observe_step
 
@@ -58,7 +59,9 @@ def crossed(trained: Trained) -> dict[str, str]:
 PRETENCES = {
     "zero1": ["zero2", "zero2_offload"],
     "zero2": ["zero1", "zero2_offload"],
-    "zero3": ["zero3_offload"],
+    "zero3": ["zero3_offload", "zero3_hpz", "zero3_offload_partial"],
+    "zero3_hpz": ["zero3"],
+    "zero3_offload_partial": ["zero3", "zero3_offload"],
     "zero1_offload": ["zero1"],
     "zero2_offload": ["zero2"],
     "zero3_offload": ["zero3", "zero3_nvme"],
@@ -98,6 +101,7 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
         "offload_optimizer": host["optimizer"],
         "offload_param": host["parameters"],
         "swap_optimizer": engine.place("optimizer") == "nvme",
+        "partial_offload": chosen.ratio(engine.zero),
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(ds, "zero_optimization_stage", lambda: engine.stage))
@@ -137,6 +141,15 @@ def kept_whole(trained: Trained) -> str:
         return watched_again(trained, lambda loss: trained.model.backward(loss))
 
 
+def not_kept_again(trained: Trained) -> str:
+    """What hpZ's evidence says where no rank keeps a second share: all gather among all again."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    with mock.patch.object(Init, "_partition_param_sec", lambda *given, **named: None):
+        trained.model.optimizer.invalidate_secondary_tensor()
+        return watched_again(trained, lambda loss: trained.model.backward(loss))
+
+
 def observe(resolved: Any, trained: Trained) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
     collected = real(resolved, trained)
@@ -149,6 +162,8 @@ def observe(resolved: Any, trained: Trained) -> Any:
     pretending |= other_bytes(trained)
     if trained.launch.sharding.startswith("zero3"):
         pretending["kept whole"] = kept_whole(dataclasses.replace(trained))
+    if trained.launch.sharding == "zero3_hpz":
+        pretending["no second share"] = not_kept_again(dataclasses.replace(trained))
     rank = trained.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
     (FOLDER / f"pretended{rank}.json").write_text(json.dumps(pretending))

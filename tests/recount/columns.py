@@ -290,6 +290,9 @@ TABLES: dict[str, dict[str, Take]] = {
     "DeepSpeed buckets": {
         **RECIPE,
         "Stage": lambda row: str(w.zero_block(row)["stage"]),
+        "overlap_comm": w.overlap,
+        "Second share among": w.second_share,
+        "Offloaded %": lambda row: percent(w.offloaded(row)),
         **{
             name: w.bucket(name)
             for name in (

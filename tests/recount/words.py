@@ -93,6 +93,21 @@ def zero_block(row: Row) -> dict[str, Any]:
     return config.get("zero_optimization", {}) if isinstance(config, dict) else {}
 
 
+def overlap(row: Row) -> str | None:
+    told = zero_block(row).get("overlap_comm")
+    return ("yes" if told else "no") if isinstance(told, bool) else None
+
+
+def second_share(row: Row) -> str | None:
+    size = zero_block(row).get("zero_hpz_partition_size")
+    return None if size in (None, 1) else str(size)
+
+
+def offloaded(row: Row) -> float | None:
+    block = zero_block(row).get("offload_optimizer") or {}
+    return block["ratio"] if block.get("ratio", 1) != 1 else None
+
+
 def bucket(name: str) -> Take:
     def cell(row: Row) -> Any:
         elements = zero_block(row).get(name)

@@ -115,14 +115,29 @@ def test_the_bytes_are_those_of_a_real_engine(tmp_path, monkeypatch):
     assert "overlap_comm" in row.evidence["zero2"]["settings_not_effects"]
 
 
+def priced(zero: dict, device: str = "cuda") -> dict[str, lint.Finding]:
+    job = dataclasses.replace(job_of(SPEC), device=device)
+    return {found.key: found for found in lint.prices(zero, job)}
+
+
+def test_what_stage_3_holds_for_speed_is_told():
+    """What it gathers ahead, and what hpZ keeps a second time in each group."""
+    found = priced({"stage": 3, **RIGHT, "zero_hpz_partition_size": 4})
+    assert found["stage3_prefetch_bucket_size"].bytes == 2 * (BLOCKS // 4) * 7 // 8
+    assert found["zero_hpz_partition_size"].bytes == 2 * XL // 4
+    none = {"stage": 3, **RIGHT, "stage3_prefetch_bucket_size": 0, "zero_hpz_partition_size": 8}
+    assert priced(none) == {}, "nothing ahead, and one group of all is no second share"
+    assert "stage3_prefetch_bucket_size" not in priced({"stage": 3}), "so much is waste"
+
+
 def test_overlapping_costs_a_second_bucket_which_is_told_and_is_no_waste(tmp_path, capsys):
     for stage, value, known in ((1, "auto", True), (2, True, True), (2, False, False),
                                 (2, None, False), (3, "auto", False)):  # fmt: skip
         zero = {"stage": stage, **RIGHT, "overlap_comm": value}
-        found = lint.prices(zero, job_of(SPEC))
-        assert bool(found) is known and lint.waste(zero, job_of(SPEC)) == []
-        on_a_cpu = lint.prices(zero, dataclasses.replace(job_of(SPEC), device="cpu"))
-        assert bool(on_a_cpu) is (value is True), "auto does not overlap on a CPU"
+        found = priced(zero)
+        assert ("overlap_comm" in found) is known and lint.waste(zero, job_of(SPEC)) == []
+        assert ("stage3_prefetch_bucket_size" in found) is (stage == 3)
+        assert ("overlap_comm" in priced(zero, "cpu")) is (value is True), "no auto on a CPU"
     auto = lint.prices({"stage": 2, **RIGHT, "overlap_comm": "auto"}, job_of(SPEC))
     assert auto[0].bytes == 2 * (XL // 16 // 2 + XL // 16 // 2 % 2)
     assert cli.main(["lint"]) == 0

@@ -19,7 +19,7 @@ SPEC = Spec(
     learning_rate=1e-3,
 )  # fmt: skip
 HALF, WHOLE = "step-00000003", "step-00000006"
-RECIPES = ["ddp", "zero2", "zero3", "fsdp2"]
+RECIPES = ["ddp", "zero2", "zero3", "zero3_offload_partial", "fsdp2"]
 
 
 OTHER = "ddp+checkpoint"

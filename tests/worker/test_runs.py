@@ -31,7 +31,7 @@ from harness.subjects import objectives as diffusion
 from harness.subjects.dit import model, presets
 from harness.system import probe
 from strategies import CATALOG, parse
-from strategies.engines.zero.sizes import buffer_sizes
+from strategies.engines.zero.sizes import buffer_sizes, piece_size
 from strategies.evidence.settings import settings
 from strategies.sharding import sharding_kinds
 from strategies.sizes import Sizes
@@ -40,17 +40,18 @@ from strategies.sizes import Sizes
 # because every engine clips, decays and steps alike, not because nothing happens.
 SPEC = Spec(
     recipe="ddp", model="DiT-T/4", data="digits", global_batch=8, warmup=1, steps=3, processes=2,
-    learning_rate=1e-3, weight_decay=0.01, beta2=0.99, grad_clip=0.25, ema=0.9,
+    learning_rate=1e-3, weight_decay=0.1, beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
 STEPS = SPEC.warmup + SPEC.steps
 EVERYTHING = "zero3_offload+bf16+checkpoint+accumulate:steps=2"
 LAUNCHES = [*sharding_kinds()]
 FILES = ROOT / "launch_configs"
-PROCESSES = {"single": 1, "hsdp": 4}
+PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4}
 """Of launches that do not take two."""
 ZERO = [
     *("zero1", "zero2", "zero3"),
     *("zero1_offload", "zero2_offload", "zero3_offload", "zero3_nvme"),
+    *("zero3_hpz", "zero3_offload_partial"),
 ]
 EXACT = [n for n in LAUNCHES if n != "ddp"] + ["ddp+checkpoint:every=2", "ddp+accumulate:steps=2"]
 ALL = ["ddp", *EXACT, EVERYTHING]
@@ -167,7 +168,8 @@ def test_memory_has_every_phase_and_plausible_categories(run):
         # Swapped state is not in memory at the peak of a forward or backward.
         if "nvme" not in row.spec.recipe:
             hosted = found.host.optimizer_state if found.host else 0
-            assert (found.optimizer_state > 0) is not (hosted > 0) and found.ema > 0
+            both = "partial" in row.spec.recipe
+            assert ((found.optimizer_state > 0) is not (hosted > 0)) is not both and found.ema > 0
         assert found.placed_by == BY_ENGINE
         assert (found.host is not None) is any(word in row.spec.recipe for word in ("_off", "nvme"))
         stepped = max(rank.phases[p].allocated for p in ("forward", "backward", "optimizer"))
@@ -263,17 +265,17 @@ def test_the_average_put_together_is_the_plain_loops(run):
 
 
 @zero
-def test_each_rank_holds_half(run, runs):
+def test_each_rank_holds_its_share(run, runs):
     row, _ = run
-    facts = row.evidence[row.spec.recipe]
+    facts, share = row.evidence[row.spec.recipe], 1 / row.spec.processes
     assert facts["stage"] == int(row.spec.recipe[4]) and facts["skipped_steps"] == 0
-    assert facts["optimizer_share"] == pytest.approx(0.5, abs=0.03)
+    assert facts["optimizer_share"] == pytest.approx(share, abs=0.03)
     full = runs("ddp")[0].evidence["ema"]["bytes"]
     assert full == 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
-    assert row.evidence["ema"]["bytes"] == pytest.approx(full / 2, rel=0.03)
+    assert row.evidence["ema"]["bytes"] == pytest.approx(full * share, rel=0.03)
     if facts["stage"] == 3:
-        assert facts["parameter_share"] == pytest.approx(0.5, abs=0.03)
-        assert facts["gradient_share"] == pytest.approx(0.5, abs=0.03)
+        assert facts["parameter_share"] == pytest.approx(share, abs=0.03)
+        assert facts["gradient_share"] == pytest.approx(share, abs=0.03)
 
 
 SIZES = {"input_size": 32, "channels": 4}
@@ -301,6 +303,8 @@ def test_bucket_sizes_are_derived_from_the_model(run):
     wanted = buffer_sizes(sizes)
     used = row.configs["deepspeed"]["zero_optimization"]
     found = {key: used[key] for key in wanted if key in used}
+    if "partial" in row.spec.recipe:
+        assert found.pop("sub_group_size") == piece_size(sizes, 2)
     assert "reduce_bucket_size" in found and found == {key: wanted[key] for key in found}
     assert row.evidence[row.spec.recipe]["buckets"].items() >= found.items()
     assert row.configs["deepspeed"]["gradient_clipping"] == SPEC.grad_clip
@@ -312,6 +316,31 @@ def test_offload_is_where_it_should_be(runs):
     assert (facts["optimizer_on"], facts["parameters_on"]) == ("cpu", "cpu")
     assert runs("zero2_offload")[0].evidence["adamw"]["class"] == "DeepSpeedCPUAdam"
     assert all(rank.nvme_bytes == 0 for rank in runs("zero3_offload")[0].ranks)
+
+
+def test_a_second_share_is_gathered_from_in_backward_alone(runs):
+    row, plain = runs("zero3_hpz")[0], runs("zero3")[0]
+    facts = row.evidence["zero3_hpz"]
+    assert facts["second_share"] == pytest.approx(0.5, abs=0.02)
+    assert facts["backward_gathered_among"] == facts["ranks_that_share_again"] == 2
+    # A rank hands over its quarter in forward, and the half that it has again in backward.
+    sent, whole = facts["sent_bytes"], plain.evidence["zero3"]["sent_bytes"]
+    gathered = "allgather_base float32"
+    assert sent["forward"][gathered] < 0.6 * whole["forward"][gathered]
+    assert sent["backward"][gathered] == pytest.approx(whole["backward"][gathered], rel=0.1)
+
+
+def test_half_of_the_optimizer_is_on_the_host_and_both_halves_are_stepped(runs):
+    row, _ = runs("zero3_offload_partial")
+    facts = row.evidence["zero3_offload_partial"]
+    held = facts["stepped_elements"] + facts["stepped_on_device"]
+    assert 4 * held == row.evidence["ema"]["bytes"]
+    assert facts["host_share"] == pytest.approx(0.5, abs=0.05)
+    assert facts["stepped_elements"] == pytest.approx(facts["host_share"] * held, rel=1e-3)
+    found = row.ranks[0].categories
+    # Weights and two moments, and beside those of the host a gradient that stays.
+    assert found.host.optimizer_state == 12 * facts["stepped_elements"]
+    assert found.optimizer_state == pytest.approx(12 * facts["stepped_on_device"], rel=0.01)
 
 
 def test_nvme_holds_the_optimizers_state(runs):
@@ -362,7 +391,23 @@ PRETENDED = {
         ["zero2", "zero2_offload"], "5184000 bytes of gradients were alive in backward, of 5184000"
     ),
     "zero2": {"zero1": "not kept whole", "zero2_offload": "CPU Adam wrote 0 elements"},
-    "zero3": {"zero3_offload": "CPU Adam wrote 0 elements", "kept whole": "were whole at once"},
+    "zero3": {
+        "zero3_offload": "CPU Adam wrote 0 elements",
+        "zero3_offload_partial": "elements of the optimizer are on the host, 0.5 were asked",
+        "zero3_hpz": "kept 0.000 of the weights for backward, 0.500 were expected",
+        "kept whole": "were whole at once",
+    },
+    "zero3_hpz": {
+        "zero3": "and none was asked for",
+        # The frozen table of positions keeps the share that it has had since it was cut.
+        "no second share": "kept 0.003 of the weights for backward, 0.500 were expected",
+        "kept whole": "were whole at once",
+    },
+    "zero3_offload_partial": {
+        "zero3": "optimizer for host memory took the step",
+        "zero3_offload": "elements on the device, all were to be offloaded",
+        "kept whole": "were whole at once",
+    },
     "zero1_offload": {"zero1": "optimizer for host memory took the step"},
     "zero2_offload": {"zero2": "optimizer for host memory took the step"},
     "zero3_offload": {
@@ -399,10 +444,11 @@ def test_what_zero_shows_is_read_off_a_step_and_settings_are_labelled(run):
     most = facts["most_gradient_bytes"]
     # Stage 2 keeps its own share between the buckets; where that goes to the host, a bucket alone.
     assert most == whole if facts["stage"] == 1 else most < 0.6 * whole
-    assert ("optimizer_on" in settings(facts)) == (place == "offload"), "one memory on a CPU"
-    if place:
+    assert ("optimizer_on" in settings(facts)) == ("offload" in place), "one memory on a CPU"
+    if place not in ("", "hpz"):
         assert facts["stepped_by"] == "DeepSpeedCPUAdam.adam_update"
-        assert 4 * facts["stepped_elements"] == row.evidence["ema"]["bytes"]
+        held = facts["stepped_elements"] + facts.get("stepped_on_device", 0)
+        assert 4 * held == row.evidence["ema"]["bytes"]
     if place == "nvme":
         assert facts["swapped_bytes_as_written"] == 12 * facts["stepped_elements"]
 

@@ -76,7 +76,9 @@ NOTES = {
     "siblings": "Rows that change the computation by design, each beside the plainest other row "
     "that changes the same: of one computation they are held to each other, within what rounding "
     "explains. Of another computation (in brackets) the distance is only shown.",
-    "buckets": "As the engine used them, in elements, and MiB at the type the row computes in.",
+    "buckets": "As the engine used them, in elements, and MiB at the type the row computes in. "
+    "overlap_comm: whether communication runs beside the computation; stages 1 and 2 then have two "
+    "reduce buckets. Stage 3 gathers up to a prefetch bucket ahead, whether it overlaps or not.",
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
     "own trace (rank 0): not an independent measure, for one tracer makes both. Worst category: of "

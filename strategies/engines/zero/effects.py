@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from strategies.base import demand
 from strategies.engine import Trained
 from strategies.engines.zero import facts as read_back
-from strategies.engines.zero import gathered
+from strategies.engines.zero import gathered, partial, secondary
 from strategies.evidence.settings import label
 
 if TYPE_CHECKING:
@@ -49,14 +49,17 @@ class Write(NamedTuple):
 class Effects:
     """What one step showed. ``most`` and ``between``: bytes of gradients that parameters held, at
     most as one arrived, and at most between two micro steps; ``gathered``: elements of the weights
-    that were whole, each time that stage 3 had made some so; ``weights``: the storages that the
-    model's weights were in."""
+    that were whole, each time that stage 3 had made some so, and ``again`` those of second shares
+    (``secondary``); ``weights``: the storages that the model's weights were in; ``on_device``: what
+    an optimizer stepped beside the one in host memory (``partial``)."""
 
     most: int = 0
     between: int = 0
     gathered: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
     weights: frozenset[int] = frozenset()
     writes: list[Write] = field(default_factory=list)
+    on_device: list[tuple[int, bool]] = field(default_factory=list)
 
 
 # ---- watching ----
@@ -77,7 +80,12 @@ def observe(trained: Trained) -> Iterator[Effects]:
     handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
     handles.append(trained.module.register_forward_pre_hook(began))
     try:
-        with _kernel_watched(trained, found.writes), gathered.watched(trained, found.gathered):
+        counts = (found.gathered, found.again)
+        with (
+            _kernel_watched(trained, found.writes),
+            partial.watched(trained, found.on_device),
+            gathered.watched(trained, *counts),
+        ):
             yield found
     finally:
         for handle in handles:
@@ -176,6 +184,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
     facts |= gathered.evidence(trained, seen.engine.gathered)
+    facts |= secondary.evidence(trained, max(seen.engine.again, default=0))
     facts |= _wire(trained)
     facts = _gradients(trained, seen.engine, facts)
     return _offload(trained, seen.engine, facts)
@@ -228,7 +237,9 @@ def _offload(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str
         demand(not seen.writes, "DeepSpeed's optimizer for host memory took the step")
         return facts
     elements = sum(write.numel for write in seen.writes)
-    held = sum(master.numel() for _, master in read_back.masters(trained))
+    facts |= partial.evidence(trained, seen.on_device)
+    on_device = sum(numel for numel, _ in seen.on_device)
+    held = sum(master.numel() for _, master in read_back.masters(trained)) - on_device
     demand(elements == held, f"DeepSpeed's CPU Adam wrote {elements} elements of {held}")
     demand(all(write.moved for write in seen.writes), "it wrote and the weights stayed")
     devices = frozenset().union(*(write.devices for write in seen.writes))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.engine import Engine, Enter, Imitation, Workload
-from strategies.engines.zero import effects, facts, settled
+from strategies.engines.zero import chosen, effects, facts, partial, secondary, settled
 from strategies.engines.zero.inputs import give_by_place
 from strategies.engines.zero.ops import plain_file_access
 from strategies.engines.zero.waste import Job, prices, waste
@@ -67,6 +67,8 @@ class Zero(Engine):
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
             raise LaunchFileError(f"{path}: no zero_optimization block with a stage from 1 to 3")
+        if fault := chosen.fault(config):
+            raise LaunchFileError(f"{path}: {fault}")
         return cls(dataclasses.replace(file, settings=config))
 
     # ---- facts ----
@@ -79,6 +81,19 @@ class Zero(Engine):
     @property
     def stage(self) -> int:
         return self.zero["stage"]
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        return chosen.choices(self.zero)
+
+    def chosen(self, choices: Mapping[str, Any]) -> Zero:
+        settings = chosen.with_choices(self.file.settings, choices)
+        return type(self)(dataclasses.replace(self.file, settings=settings))
+
+    @property
+    def partly(self) -> bool:
+        """Whether a share of the optimizer alone is offloaded."""
+        return chosen.ratio(self.zero) < 1
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -104,6 +119,9 @@ class Zero(Engine):
         device = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
         return "device" if device == "none" else device
 
+    def refuses(self, launch: Launch) -> str | None:
+        return chosen.refusal(self.zero, launch.processes)
+
     def environment(self, device: str) -> dict[str, str]:
         # ACCELERATE_USE_CPU must stay unset here: accelerate would silently train DDP.
         return {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
@@ -117,6 +135,7 @@ class Zero(Engine):
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
         alone = "one process: ZeRO has nobody to share with, all of the state is on it"
         texts = [alone] if launch.processes == 1 else []
+        texts += [partial.REMARK] if self.partly and launch.device == "cpu" else []
         if sizes is None:
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
@@ -131,7 +150,11 @@ class Zero(Engine):
         if settled.nvme_blocks(config):
             plain_file_access()
             work.scratch.mkdir(parents=True, exist_ok=True)
+        chosen.write(config, self.zero)
         settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
+        secondary.forget_group()
+        if accelerator.device.type == "cpu":
+            partial.name_device(self.partly)
 
     def settled(
         self,
@@ -226,11 +249,24 @@ class Zero(Engine):
     def shape(self, parameter: Any) -> torch.Size:
         return getattr(parameter, "ds_shape", parameter.shape)
 
+    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
+        return partial.state_of(trained, shard)
+
+    def save(self, trained: Trained, path: Path) -> None:
+        super().save(trained, path)
+        if self.partly:
+            partial.save(trained, path)
+
+    def load(self, trained: Trained, path: Path) -> None:
+        super().load(trained, path)
+        if self.partly:
+            partial.load(trained, path)
+
     def held(self, trained: Trained) -> Holdings:
         return Holdings(facts.held(trained), host=tuple(facts.hosted(trained)))
 
     def makers(self) -> tuple[Maker, ...]:
-        return tuple(facts.makers())
+        return (*facts.makers(), *secondary.makers())
 
     # ---- proof and prediction ----
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Trained
+from strategies.engines.zero import chosen, partial, secondary
 from strategies.engines.zero.sizes import overlaps
 from strategies.evidence.stored import stored, tensors, within
 from strategies.holdings import Fragment, Maker
@@ -137,8 +138,10 @@ def _offload(trained: Trained) -> dict[str, Any]:
     for flag, place in _flags(trained).items():
         value = bool(getattr(ds.optimizer, flag))
         demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, asked is {place}")
+    share, asked = getattr(ds.optimizer, "partial_offload", 1.0), chosen.ratio(trained.engine.zero)
+    demand(share == asked, f"DeepSpeed offloads {share} of the optimizer, asked is {asked}")
     if trained.engine.place("optimizer") == "cpu":
-        devices = {master.device.type for _, master in masters(trained)}
+        devices = {master.device.type for master in partial.hosted(trained)}
         demand(devices == {"cpu"}, f"the optimizer's weights live on {devices}, not in host memory")
         facts["optimizer_on"] = "cpu"
     if trained.engine.place("optimizer") == "nvme":
@@ -209,9 +212,11 @@ def held(trained: Trained) -> dict[str, list[torch.Tensor]]:
         *_flat(optimizer, "fp16_partitioned_groups_flat"),
     ]
     whole = [t for p in trained.module.parameters() for t in stored(p.data)]
+    again = secondary.kept(list(trained.module.parameters()))
+    beside = within(list(partial.states(trained).values()))
     return {
-        "parameters": [*whole, *parts, *flats, *trained.module.buffers()],
-        "optimizer_state": [*tensors(trained.inner_optimizer), *optimized],
+        "parameters": [*whole, *parts, *again, *flats, *trained.module.buffers()],
+        "optimizer_state": [*tensors(trained.inner_optimizer), *beside, *optimized],
         "buckets": [t for b in optimizer.ipg_buckets.values() for t in within(vars(b))],
         "gradients": [
             *_gradient_buffers(optimizer),
@@ -226,7 +231,7 @@ def hosted(trained: Trained) -> Iterator[Any]:
     are not persistent. On a CPU all of it is on one device; on a GPU these are ``cpu`` tensors."""
     optimizer = trained.model.optimizer
     if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
-        masters = trained.optimized()
+        masters = partial.hosted(trained)
         yield from (*masters, *(m.grad for m in masters if m.grad is not None))
         yield from tensors(trained.inner_optimizer)
         for name in HOST_BUFFERS:

@@ -8,15 +8,16 @@ from typing import Any
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines.zero import facts
+from strategies.engines.zero import facts, secondary
 
 __all__ = ["evidence", "watched"]
 
 
 @contextlib.contextmanager
-def watched(trained: Trained, counts: list[int]) -> Iterator[None]:
+def watched(trained: Trained, counts: list[int], again: list[int]) -> Iterator[None]:
     """While it lasts, ``counts`` gets the elements of the weights that are whole, each time that
-    DeepSpeed has gathered those of a module. Of other stages, nothing."""
+    DeepSpeed has gathered those of a module, and ``again`` those of second shares (``secondary``).
+    Of other stages, nothing."""
     if trained.engine.stage < 3:
         yield
         return
@@ -26,6 +27,7 @@ def watched(trained: Trained, counts: list[int]) -> Iterator[None]:
     def fetched(*given: Any, **named: Any) -> None:
         fetch(*given, **named)
         counts.append(sum(p.data.numel() for p in parameters))
+        again.append(sum(share.numel() for share in secondary.kept(parameters)))
 
     coordinator.fetch_sub_module = fetched
     try:

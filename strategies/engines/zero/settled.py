@@ -9,7 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from strategies.engines.zero.sizes import buffer_sizes, overlaps, reduce_buckets, swap_block_bytes
+from strategies.engines.zero import chosen
+from strategies.engines.zero.sizes import (
+    buffer_sizes,
+    overlaps,
+    piece_size,
+    reduce_buckets,
+    swap_block_bytes,
+)
 from strategies.settled import Settled
 
 if TYPE_CHECKING:
@@ -34,6 +41,8 @@ def settle(config: dict[str, Any], work: Workload, processes: int, device: str) 
         block["nvme_path"] = str(work.scratch)
     zero = config["zero_optimization"]
     sizes = buffer_sizes(work.sizes, reduce_buckets(zero, device))
+    if chosen.ratio(zero) < 1:
+        sizes["sub_group_size"] = piece_size(work.sizes, processes)
     _fill(zero, {**sizes, "overlap_comm": overlaps(zero, device)})
     block_size = swap_block_bytes(work.sizes.tensor, processes)
     _fill(config.get("aio", {}), {"block_size": block_size})

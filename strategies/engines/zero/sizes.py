@@ -7,7 +7,10 @@ from typing import Any
 
 from strategies.sizes import Sizes
 
-__all__ = ["buffer_sizes", "overlaps", "reduce_buckets", "swap_block_bytes"]
+__all__ = ["buffer_sizes", "overlaps", "piece_size", "reduce_buckets", "swap_block_bytes"]
+
+PIECES = 16
+"""Into how many a rank's optimizer is cut where a share of it is offloaded."""
 
 
 def overlaps(zero: Mapping[str, Any], device: str) -> bool:
@@ -52,6 +55,12 @@ def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
         # A model that stands for a deeper one is walked in as many.
         "sub_group_size": max((model.here or total) // 8, tensor, 2**20),
     }
+
+
+def piece_size(model: Sizes, processes: int) -> int:
+    """Elements of a rank's optimizer that are dealt to host or device together, where some of it is
+    offloaded: small enough for the share that was asked for."""
+    return max(1, (model.here or model.total) // (PIECES * processes))
 
 
 def _even(size: int) -> int:

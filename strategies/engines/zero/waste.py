@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strategies.engines.zero.chosen import group
 from strategies.engines.zero.sizes import buffer_sizes, reduce_buckets
 from strategies.sizes import Sizes
 
@@ -123,6 +124,35 @@ def second_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
         )
 
 
+def gathered_ahead(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """Stage 3 gathers weights before they are used. No waste: without it each module waits for its
+    own; up to the bound of ``wide_prefetch``, that is."""
+    ahead = _number(zero, "stage3_prefetch_bucket_size")
+    size = min(job.auto["stage3_prefetch_bucket_size"] if ahead is None else ahead, job.sizes.total)
+    if int(zero.get("stage", 0)) == 3 and job.ranks > 1 and 0 < size <= 2 * job.sizes.block:
+        yield Finding(
+            key="stage3_prefetch_bucket_size",
+            at_most=True,
+            value=zero.get("stage3_prefetch_bucket_size", size),
+            bytes=size * job.itemsize * (job.ranks - 1) // job.ranks,
+            why="the next weights are gathered while a module computes",
+            fix='"stage3_prefetch_bucket_size": 0 to save it and wait for each module\'s',
+        )
+
+
+def second_share(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
+    """hpZ: weights lie in each group once more, for backward to gather them there."""
+    size = group(zero)
+    if int(zero.get("stage", 0)) == 3 and 1 < size < job.ranks:
+        yield Finding(
+            key="zero_hpz_partition_size",
+            value=size,
+            bytes=job.sizes.total * job.itemsize // size,
+            why=f"backward gathers among {size} ranks, which keep a second share of the weights",
+            fix='"zero_hpz_partition_size": 1 to save it and gather among all',
+        )
+
+
 def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """ZeRO-3 lets go of a parameter only if its next use lies beyond the reuse distance.
 
@@ -214,7 +244,7 @@ RULES: tuple[Rule, ...] = (
     unsharded_weights,
     whole_shard_swapped,
 )
-PRICES: tuple[Rule, ...] = (second_bucket,)
+PRICES: tuple[Rule, ...] = (second_bucket, gathered_ahead, second_share)
 
 
 def _mib(size: int) -> str:

@@ -115,8 +115,29 @@ def _bucket(name: str) -> Callable[[Row], str | None]:
     return cell
 
 
+def _overlap(row: Row) -> str | None:
+    """Whether communication runs beside the computation."""
+    asked = zero_block(row).get("overlap_comm")
+    return {True: "yes", False: "no"}.get(asked)
+
+
+def _second_share(row: Row) -> str | None:
+    """Among how many ranks weights lie once more (hpZ)."""
+    size = zero_block(row).get("zero_hpz_partition_size", 1)
+    return str(size) if size != 1 else None
+
+
+def _offloaded(row: Row) -> float | None:
+    """The share of the optimizer that is offloaded, where that is not all of it."""
+    share = (zero_block(row).get("offload_optimizer") or {}).get("ratio", 1.0)
+    return share if share < 1 else None
+
+
 BUCKETS = (
     RECIPE,
     Column("Stage", lambda r: _text_or_none(zero_block(r).get("stage"))),
+    Column("overlap_comm", _overlap),
+    Column("Second share among", _second_share),
+    Column("Offloaded %", _offloaded, "percent"),
     *(Column(name, _bucket(name)) for name in BUCKET_NAMES),
 )

@@ -1,0 +1,182 @@
+"""ZeRO's further settings, in process: what a recipe chooses, what a launch file may not ask for,
+and what accelerate makes of an optimizer that is offloaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.resolve import resolve
+from harness.spec import Spec
+from strategies import CATALOG, engines, parse
+from strategies.absent import ABSENT, ALIASES, absent
+from strategies.base import Settings
+from strategies.engines.broken import Broken
+from strategies.engines.zero.sizes import piece_size
+from strategies.launch_file import FOLDER
+from strategies.sizes import Sizes
+
+JSONS = sorted(FOLDER.glob("*.json"))
+
+
+def launch(recipe: str, processes: int, device: str = "cuda"):
+    spec = Spec(recipe=recipe, processes=processes, global_batch=processes, device=device)
+    return resolve(spec).launch
+
+
+def changed(folder: Path, name: str, **zero) -> Path:
+    """The launch file ``name`` and its JSON with other settings, in a folder of their own; a key
+    that a JSON has outside of its zero_optimization is changed there."""
+    config, yaml = json.loads((FOLDER / f"{name}.json").read_text()), FOLDER / f"{name}.yaml"
+    for key, value in zero.items():
+        (config if key in config else config["zero_optimization"])[key] = value
+    own, file = folder / "own.json", folder / "own.yaml"
+    own.write_text(json.dumps(config))
+    file.write_text(yaml.read_text().replace(f"launch_configs/{name}.json", str(own)))
+    return file
+
+
+# -- what a recipe chooses --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes", "device", "size"),
+    [
+        ("zero3_hpz", 64, "cuda", 8),
+        ("zero3_hpz", 4, "cpu", 2),
+        ("zero3_hpz:group=4", 8, "cuda", 4),
+        ("zero3_hpz:group=4", 8, "cpu", 4),
+    ],
+)
+def test_a_group_is_a_node_unless_another_is_named(recipe, processes, device, size):
+    assert launch(recipe, processes, device).engine.zero["zero_hpz_partition_size"] == size
+
+
+def test_a_ratio_is_the_files_unless_another_is_named():
+    found = launch("zero3_offload_partial:ratio=0.25", 8).engine
+    assert found.zero["offload_optimizer"]["ratio"] == 0.25 and found.partly
+    assert launch("zero3_offload_partial", 8).engine.zero["offload_optimizer"]["ratio"] == 0.5
+    assert not launch("zero3_offload", 8).engine.partly and launch("zero3", 8).engine.choices == {}
+    assert str(parse("zero3_offload_partial:ratio=0.5")) == "zero3_offload_partial"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("zero3_hpz:group=1", "group is 1; node, or a whole number of ranks from 2"),
+        ("zero3_hpz:group=all", "group is all; node, or a whole number"),
+        ("zero3_offload_partial:ratio=1.0", "ratio is 1.0; a share of the optimizer between 0"),
+        ("zero3_offload_partial:ratio=0.0", "ratio is 0.0; a share of the optimizer between 0"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(recipe, words):
+    with pytest.raises(ValueError, match=words):
+        parse(recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes", "words"),
+    [
+        ("zero3_hpz", 8, "each 8 of 8 processes takes memory and saves no traffic .* take group=4"),
+        ("zero3_hpz:group=2", 2, "take more processes, or zero3"),
+        ("zero3_hpz:group=4", 6, "6 processes are not groups of 4; take a group that divides them"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_before_anything_starts(recipe, processes, words):
+    spec = Spec(recipe=recipe, processes=processes, global_batch=processes, device="cuda")
+    assert re.search(words, resolve(spec).refusal)
+
+
+def test_pieces_are_small_enough_for_the_share_that_is_asked_for():
+    """DeepSpeed deals whole pieces, and gives all of them to the host where there is one."""
+    sizes = Sizes(total=10**9, block=10**7, tensor=10**6, bias=10**3)
+    for ranks in (1, 8, 1024):
+        count = -(-(sizes.total // ranks) // piece_size(sizes, ranks))
+        assert 16 <= count <= 17
+
+
+# -- what a launch file may not ask for -------------------------------------------------------
+
+
+def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
+    offloading = [p.name for p in JSONS if "offload_optimizer" in p.read_text()]
+    assert len(offloading) >= 5
+    for name in offloading:
+        assert json.loads((FOLDER / name).read_text())["zero_force_ds_cpu_optimizer"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("zero3", {"mics_shard_size": 2}, "there is no mics: .* take hsdp"),
+        ("zero3", {"zero_quantized_weights": True}, "there is no qwz: .* take zero3_hpz"),
+        ("zero3", {"zero_quantized_gradients": True}, "there is no qgz: .* take zero2"),
+        ("zero2_offload", {"zenflow": {"topk_ratio": 0.1}}, "there is no zenflow: .* take zero3"),
+        (
+            "zero3",
+            {"offload_optimizer": {"device": "cpu", "super_offload": True}},
+            "there is no superoffload: .* take zero3_offload_partial",
+        ),
+        (
+            "zero2_offload",
+            {"zero_force_ds_cpu_optimizer": True},
+            'without decoupled weight decay and betas: write "zero_force_ds_cpu_optimizer": false',
+        ),
+        (
+            "zero2_offload",
+            {"offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+            "a ratio, which is of stage 3",
+        ),
+    ],
+)
+def test_what_a_file_may_not_ask_for_is_refused_by_name(name, settings, words, tmp_path):
+    assert not isinstance(engines.of_file(changed(tmp_path, name)), Broken)
+    found = engines.of_file(changed(tmp_path, name, **settings))
+    assert isinstance(found, Broken) and re.search(words, found.refuses(launch("zero2", 2)))
+
+
+def test_other_spellings_are_of_what_is_not_here():
+    assert set(ALIASES.values()) <= set(ABSENT) and not set(ALIASES) & set(ABSENT)
+    assert absent("Super-Offload") == ABSENT["superoffload"]
+    assert not (set(ALIASES) | set(ABSENT)) & set(CATALOG)
+
+
+# -- weight decay under offload ---------------------------------------------------------------
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """A weight behind three steps, whose last gradients are smaller than its decay."""
+    (weight,) = optimizer.param_groups[0]["params"]
+    for size in (1.0, 1e-3, 1e-3):
+        weight.grad = torch.linspace(-size, size, weight.numel())
+        optimizer.step()
+    return weight.detach()
+
+
+def weights() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.linspace(-1, 1, 1000).roll(17))]
+
+
+def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
+    """Unless the JSON forbids it, accelerate makes an offloaded optimizer anew; one that is no
+    ``torch.optim.AdamW`` gets Adam's decay, which is added to the gradient: nothing that a run
+    without weight decay shows, and a thousandth of the loss with one."""
+    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
+
+    settings = Settings(learning_rate=1e-3, weight_decay=0.1)
+    engine = launch("zero2_offload", 2, "cpu").engine
+    plain = stepped(torch.optim.AdamW(weights(), **settings.adam))
+    ours = engine.host_adamw(weights(), settings)
+    assert ours.adam_w_mode and torch.allclose(stepped(ours), plain, rtol=0, atol=1e-6)
+    remade = map_pytorch_optim_to_deepspeed(engine.host_adamw(weights(), settings))
+    assert not remade.adam_w_mode
+    away = (stepped(remade) - plain).abs()
+    assert away.max() > settings.learning_rate and (away > 1e-5).float().mean() > 0.3
+    without = Settings(learning_rate=1e-3)
+    same = map_pytorch_optim_to_deepspeed(engine.host_adamw(weights(), without))
+    plain = stepped(torch.optim.AdamW(weights(), **without.adam))
+    assert torch.allclose(stepped(same), plain, rtol=0, atol=1e-6)
