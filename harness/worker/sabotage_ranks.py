@@ -45,16 +45,16 @@ def heads_dealt_as_they_lie(run: Run) -> None:
     """Each rank has neighbouring rows of the packed queries, keys and values: the first all queries
     and half of the keys, and takes them for its heads."""
     import torch
-
-    from strategies.parallel import gathering
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     trained = run.trained
-    group = gathering.group_of(trained.module)
+    packed = [p for block in trained.blocks() for p in block.attn.qkv.parameters()]
     with torch.no_grad():
-        for block in trained.blocks():
-            for p in block.attn.qkv.parameters():
-                rows = gathering.whole(p, p, group).chunk(p.share.parts)
-                p.copy_(rows[p.share.index])
+        for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
+            mine = whole.chunk(p.share.parts)[p.share.index]
+            if isinstance(p, DTensor):
+                mine = distribute_tensor(mine, p.device_mesh, p.placements, src_data_rank=None)
+            p.copy_(mine)
 
 
 def products_not_summed(run: Run) -> None:

@@ -61,16 +61,22 @@ class TensorParallel(Strategy):
     def _ranks(self, launch: Launch) -> str | None:
         if "one_process" in launch.traits:
             return "one process has nobody to share weights with; take ddp"
-        if "replicas" not in launch.traits:
+        if not launch.traits & {"replicas", "dtensor_weights"}:
             return (
                 f"{launch.sharding} shards weights in a way of its own, and a part of one has not "
-                "been sharded; take ddp"
+                "been sharded; take ddp or fsdp2"
             )
         if launch.layout.tensor != self.ranks:
             near = max(self.ranks, launch.processes // self.ranks * self.ranks)
             return (
                 f"{launch.processes} processes are not groups of {self.ranks}; use --processes "
                 f"{near}, or another ranks"
+            )
+        if "dtensor_weights" in launch.traits and launch.layout.shard == 1:
+            enough = 2 * launch.layout.replicate * self.ranks
+            return (
+                f"of {launch.processes} processes one has each part, and shards it with nobody; "
+                f"use --processes {enough}, or ddp"
             )
         return None
 
@@ -100,10 +106,13 @@ class TensorParallel(Strategy):
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
         from strategies.parallel import groups, products
 
-        mine = groups.made(self.ranks, accelerator.num_processes)
+        if "dtensor_weights" in launch.traits:  # the engine made groups of those who have the same
+            parts = accelerator.torch_device_mesh["tp"].get_group()
+        else:
+            parts, alike = groups.made(self.ranks, accelerator.num_processes)
+            accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, alike)
         for layer in products.layers(module):
-            layer.group = mine.parts
-        accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, mine.alike)
+            layer.group = parts
 
     def attach(self, trained: Trained) -> None:
         from strategies.parallel import saving

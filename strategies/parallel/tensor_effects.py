@@ -95,7 +95,8 @@ def _alike(trained: Trained) -> dict[str, Any]:
     """What is whole is the same on all ranks, since each had all of its gradient."""
     group = gathering.group_of(trained.module)
     with torch.no_grad():
-        each = [p.double().sum() for p in trained.module.parameters() if share_of(p) is None]
+        alike = [p for p in trained.module.parameters() if share_of(p) is None]
+        each = [trained.engine.part(p).double().sum() for p in alike]
     most, least = torch.stack(each), torch.stack(each)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
