@@ -68,13 +68,19 @@ def _part(saved: Any, p: Tensor) -> Any:
     return share.part(saved).clone(memory_format=torch.contiguous_format)
 
 
-def _of_parameters(optimizer: Any) -> dict[int, Any]:
-    """The number by which a state dict names each parameter -> the parameter."""
-    return dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+def _of_parameters(optimizer: Any, state: Mapping[str, Any]) -> dict[Any, Any]:
+    """The key by which a state dict names each parameter (torch's distributed checkpoints take
+    names for numbers) -> the parameter."""
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return {
+        key: p
+        for saved, own in pairs
+        for key, p in zip(saved["params"], own["params"], strict=True)
+    }
 
 
 def _states(optimizer: Any, state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
-    named = _of_parameters(optimizer)
+    named = _of_parameters(optimizer, state)
     joined = {
         index: {key: _joint(value, named[index], module) for key, value in kept.items()}
         for index, kept in state["state"].items()
@@ -88,7 +94,7 @@ def _joint(value: Any, p: Tensor, module: nn.Module) -> Any:
 
 
 def _part_states(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    named = _of_parameters(optimizer)
+    named = _of_parameters(optimizer, state)
     parts = {
         index: {k: _part(v, named[index]) if isinstance(v, Tensor) else v for k, v in kept.items()}
         for index, kept in state["state"].items()

@@ -488,3 +488,6 @@ def test_collectives_of_a_phase_that_overlaps_are_counted_so():
     assert {(w.phase, w.kind, w.bytes) for w in counter.work()} == {
         ("forward", "collective", 64), ("backward", "overlapped", 64),
     }  # fmt: skip
+    counter = Counter("meta", "cpu", frozenset({"backward"}), neighbours=(0, 1))
+    counter.see("backward", AllReduce, [torch.empty(8, device="meta")], None)
+    assert [w.kind for w in counter.work()] == ["collective"], "who shares weights waits"

@@ -31,10 +31,18 @@ FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
 
 class Counter:
     """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
-    ``beside``: phases whose collectives run beside the computation."""
+    ``beside``: phases whose collectives run beside the computation, but for those of ranks that
+    have parts of the same weights: ``neighbours`` (how many, how far apart), which are awaited."""
 
-    def __init__(self, device: str, host: str | None, beside: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        device: str,
+        host: str | None,
+        beside: Container[str] = (),
+        neighbours: tuple[int, int] | None = None,
+    ) -> None:
         self.device, self.host, self.beside = device, host, beside
+        self.neighbours = neighbours
         self.formulas = {**flop_registry, **left_out()}
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
@@ -53,9 +61,10 @@ class Counter:
             if name in PASSED:
                 return
             size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
-            beside = phase in self.beside and name not in AWAITED
-            kind = "overlapped" if beside else "collective"
-            self.add(phase, kind, "", 0, size, *_ranks(args))
+            among = _ranks(args)
+            awaited = name in AWAITED or among == self.neighbours
+            kind = "overlapped" if phase in self.beside and not awaited else "collective"
+            self.add(phase, kind, "", 0, size, *among)
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):

@@ -29,9 +29,10 @@ def groups(module: nn.Module) -> list[Any]:
 
 
 def process_groups(module: nn.Module) -> list[Any]:
-    """Those among which torch gathers and reduces: of the ranks that share, and of those that hold
-    the same."""
-    found = [size for group in groups(module) for size in _groups_of(group.mesh_info)]
+    """Those among which torch gathers and reduces: of the ranks that share (of fewer of them, where
+    blocks are cut again behind their forward), and of those that hold the same."""
+    meshes = [m for g in groups(module) for m in (g.mesh_info, g.post_forward_mesh_info)]
+    found = [group for mesh in meshes for group in _groups_of(mesh)]
     return list({group.group_name: group for group in found}.values())
 
 
