@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness.result import Check
-from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
+from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
 from harness.worker.sabotage_stages import STAGES
 
 if TYPE_CHECKING:
@@ -181,10 +181,10 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run before its first step."""
-NAMES = (*SABOTAGES, *RANKS, *SHARED, *CUT, *STAGES)
+NAMES = (*SABOTAGES, *RANKS, *SHARED, *CUT, *BETWEEN, *STAGES)
 
 
 def sabotage(run: Run, name: str) -> Check:
     """Do ``name`` to ``run``; the check of the audit that makes its result void."""
-    (SABOTAGES | RANKS | SHARED | CUT | STAGES)[name](run)
+    (SABOTAGES | RANKS | SHARED | CUT | BETWEEN | STAGES)[name](run)
     return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["CUT", "RANKS", "SHARED"]
+__all__ = ["BETWEEN", "CUT", "RANKS", "SHARED"]
 
 
 def one_rank_left_out(run: Run) -> None:
@@ -87,6 +87,13 @@ def norm_of_own_parts(run: Run) -> None:
     trained.gradient_norm = lambda: nn.utils.clip_grad_norm_(trained.module.parameters(), limit)
 
 
+def modulation_of_own_tokens(run: Run) -> None:
+    """What shifts, scales and gates the tokens learns from this rank's alone."""
+    from strategies.parallel import between
+
+    between.spread = lambda out, group: out
+
+
 RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}
 """Name -> what is done to a run of several replicas before its first step."""
 SHARED: dict[str, Callable[[Run], None]] = {
@@ -104,3 +111,7 @@ CUT: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run of ``ddp+tp`` before its first step."""
+BETWEEN: dict[str, Callable[[Run], None]] = {
+    modulation_of_own_tokens.__name__: modulation_of_own_tokens
+}
+"""The same, of ``ddp+tp:norms=tokens``."""

@@ -18,6 +18,7 @@ from strategies.base import demand
 from strategies.engine import Trained
 from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
+from strategies.parallel import between
 from strategies.parallel.beside_whole import close_to, random_sample
 
 __all__ = ["LAYERS", "as_whole_blocks"]
@@ -39,7 +40,7 @@ def as_whole_blocks(trained: Trained) -> dict[str, Any]:
         for handle in handles:
             handle.remove()
     away = 0.0
-    for block, args, named, out in given:
+    for block, args, named, out in map(_of_all_tokens, given):
         with torch.no_grad(), trained.accelerator.autocast(), _whole(block, trained):
             wanted = block(*args, **named)
         _let_go(block)
@@ -47,6 +48,15 @@ def as_whole_blocks(trained: Trained) -> dict[str, Any]:
     close = close_to(trained, given[-1][-1].dtype)
     demand(away <= close, f"a block's output is {away:.2g} of the norm away from a whole one's")
     return {"away_from_whole_blocks": float(f"{away:.2g}")}
+
+
+def _of_all_tokens(call: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """What a block was given and returned, where that was of this rank's tokens."""
+    block, (x, *args), named, out = call
+    if between.has_own(block):
+        group = block.attn.qkv.group
+        x, out = between.all_tokens(x, group), between.all_tokens(out, group)
+    return block, (x, *args), named, out
 
 
 def _let_go(block: Any) -> None:

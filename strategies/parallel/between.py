@@ -21,7 +21,7 @@ from strategies.activations.runners import surround
 from strategies.parallel.products import Columns, Rows, Spread
 from strategies.subject import Subject
 
-__all__ = ["GatheredColumns", "OwnTokens", "ScatteredRows", "all_tokens", "connect", "own_tokens"]
+__all__ = ["KINDS", "all_tokens", "connect", "has_own"]
 
 
 def own_tokens(x_BTD: Tensor, group: Any) -> Tensor:
@@ -31,15 +31,16 @@ def own_tokens(x_BTD: Tensor, group: Any) -> Tensor:
 
 def all_tokens(x_BTD: Tensor, group: Any) -> Tensor:
     """The stripes of all ranks, in their order."""
-    parts = x_BTD.new_empty(group.size(), *x_BTD.shape)
+    batch, *rest = x_BTD.shape
+    parts = x_BTD.new_empty(group.size() * batch, *rest)
     dist.all_gather_into_tensor(parts, x_BTD.contiguous(), group=group)
-    return parts.movedim(0, 1).flatten(1, 2)
+    return parts.unflatten(0, (-1, batch)).movedim(0, 1).flatten(1, 2)
 
 
 def summed_own(x_BTD: Tensor, group: Any) -> Tensor:
     """The sum of all ranks' ``x``, of this rank's stripe."""
-    parts = x_BTD.unflatten(1, (group.size(), -1)).movedim(1, 0).contiguous()
-    mine = torch.empty_like(parts[0])
+    parts = x_BTD.unflatten(1, (group.size(), -1)).movedim(1, 0).flatten(0, 1)
+    mine = torch.empty_like(parts[: len(x_BTD)])
     dist.reduce_scatter_tensor(mine, parts, group=group)
     return mine
 
@@ -124,6 +125,10 @@ class ScatteredRows(Rows):
         return Scattered.apply(out, bias, self.group)
 
 
+KINDS = (GatheredColumns, ScatteredRows)
+"""As ``products.KINDS``."""
+
+
 class OwnTokens:
     """Runs the blocks on this rank's tokens of what it is given, by ``inner``."""
 
@@ -142,6 +147,11 @@ def connect(module: nn.Module, subject: Subject, group: Any) -> None:
     for block in subject.blocks(module):
         # Shift, scale and gate are of all tokens, and each rank's gradient of them is of its own.
         block.adaLN_modulation.register_forward_hook(lambda layer, given, out: spread(out, group))
+
+
+def has_own(block: Any) -> bool:
+    """Whether ``block`` is given this rank's tokens alone."""
+    return isinstance(block.attn.qkv, GatheredColumns)
 
 
 def spread(out: Tensor, group: Any) -> Tensor:
