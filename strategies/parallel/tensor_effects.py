@@ -105,7 +105,7 @@ def _exchanged(trained: Trained, by_tokens: bool) -> dict[str, Any]:
             name = {GATHER: "gathers_a_block", SUM: "sums_a_block"}.get(kind, "scatters_a_block")
             counts.setdefault(name, {})[phase] = found / blocks
     size = sum(s.bytes for s in sent if s.phase in WHOLE)
-    return {**counts, "summed_bytes": size}
+    return {**counts, "exchanged_bytes" if by_tokens else "summed_bytes": size}
 
 
 def _between(trained: Trained) -> dict[str, Any]:

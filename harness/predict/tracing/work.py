@@ -52,15 +52,15 @@ class Counter:
 
     def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
         """Count one op; ``beside``: where it copies it does so beside the computation."""
-        ins = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-        outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        ins, outs = _tensors(args), _tensors(out)
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             if name == "send":  # all of it is on the wire once: half of what two ranks pass around
                 self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2)
             if name in PASSED:
                 return
-            size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
+            # What is gathered, or cut: one of the arguments, and not with what it is made of.
+            size = max(_bytes(_tensors(arg)) for arg in (*args, out)) * WIRE.get(name, 1)
             among = _ranks(args)
             awaited = name in AWAITED or among == self.neighbours
             kind = "overlapped" if phase in self.beside and not awaited else "collective"
@@ -113,7 +113,7 @@ def _written(func: Any, args: Any) -> list[Any]:
     """Tensors that an op without output changes (fused and foreach optimizers)."""
     named = zip(func._schema.arguments, args, strict=False)
     changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
-    return [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor)]
+    return _tensors(changed)
 
 
 def _ranks(args: Any) -> tuple[int, int]:
@@ -126,6 +126,10 @@ def _ranks(args: Any) -> tuple[int, int]:
     ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(group.group_name))
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: list[Any]) -> int:
