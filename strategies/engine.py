@@ -69,13 +69,15 @@ class Workload:
     """What an engine must know of the training before it is prepared.
 
     ``micro_batch`` in samples a rank, ``clip`` the limit of the gradient norm (0: none), ``sizes``
-    those of the edited model in elements, ``scratch`` a folder to swap to, which may not exist yet.
+    those of the edited model in elements, ``scratch`` a folder to swap to, which may not exist yet,
+    ``layout`` that of the launch, with what the recipe cuts beside the engine.
     """
 
     micro_batch: int
     clip: float
     sizes: Sizes
     scratch: Path
+    layout: Layout
 
 
 class Imitation:

@@ -30,7 +30,7 @@ from harness.spec import Spec
 from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
+from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
 from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
 
 __all__ = ["add_arguments", "controls"]
@@ -48,9 +48,10 @@ SAME = {
     "adamw:impl=plain": "adamw:impl=plain",
 }
 """Another way to the same numbers -> what it adds to the recipe."""
-SHARING = {"sp": SHARED, "tp": CUT}
+TOKENS = "tp:norms=tokens"
+SHARING = {"sp": SHARED, "tp": CUT, TOKENS: BETWEEN}
 """What pairs of processes share -> the ways in which that can fail."""
-SAME_SHARED = {"sp": "sp", "sp:how=gather": "sp:how=gather", "tp": "tp"}
+SAME_SHARED = {"sp": "sp", "sp:how=gather": "sp:how=gather", "tp": "tp", TOKENS: TOKENS}
 """The same, for several processes."""
 STAGED, APART = "pp", "pp:schedule=zero_bubble"
 SAME_STAGED = {

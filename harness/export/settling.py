@@ -32,6 +32,7 @@ def settle(resolved: Resolved, folder: Path) -> Settled:
             clip=resolved.settings.grad_clip,
             sizes=trained_sizes(resolved),
             scratch=scratch,
+            layout=launch.layout,
         )
 
     def configure(accelerator: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness.result import Check
-from harness.worker.sabotage_ranks import CUT, DRAWN, RANKS, SHARED
+from harness.worker.sabotage_ranks import BETWEEN, CUT, DRAWN, RANKS, SHARED
 from harness.worker.sabotage_stages import STAGES
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run before its first step."""
-ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | STAGES
+ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | BETWEEN | STAGES
 NAMES = tuple(ALL)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["CUT", "DRAWN", "RANKS", "SHARED"]
+__all__ = ["BETWEEN", "CUT", "DRAWN", "RANKS", "SHARED"]
 
 
 def one_rank_left_out(run: Run) -> None:
@@ -55,16 +55,16 @@ def heads_dealt_as_they_lie(run: Run) -> None:
     """Each rank has neighbouring rows of the packed queries, keys and values: the first all queries
     and half of the keys, and takes them for its heads."""
     import torch
-
-    from strategies.parallel import gathering
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     trained = run.trained
-    group = gathering.group_of(trained.module)
+    packed = [p for block in trained.blocks() for p in block.attn.qkv.parameters()]
     with torch.no_grad():
-        for block in trained.blocks():
-            for p in block.attn.qkv.parameters():
-                rows = gathering.whole(p, p, group).chunk(p.share.parts)
-                p.copy_(rows[p.share.index])
+        for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
+            mine = whole.chunk(p.share.parts)[p.share.index]
+            if isinstance(p, DTensor):
+                mine = distribute_tensor(mine, p.device_mesh, p.placements, src_data_rank=None)
+            p.copy_(mine)
 
 
 def products_not_summed(run: Run) -> None:
@@ -97,6 +97,13 @@ def norm_of_own_parts(run: Run) -> None:
     trained.gradient_norm = lambda: nn.utils.clip_grad_norm_(trained.module.parameters(), limit)
 
 
+def modulation_of_own_tokens(run: Run) -> None:
+    """What shifts, scales and gates the tokens learns from this rank's alone."""
+    from strategies.parallel import between
+
+    between.spread = lambda out, group: out
+
+
 RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}
 """Name -> what is done to a run of several replicas before its first step."""
 SHARED: dict[str, Callable[[Run], None]] = {
@@ -119,3 +126,7 @@ CUT: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run of ``ddp+tp`` before its first step."""
+BETWEEN: dict[str, Callable[[Run], None]] = {
+    modulation_of_own_tokens.__name__: modulation_of_own_tokens
+}
+"""The same, of ``ddp+tp:norms=tokens``."""

@@ -119,6 +119,7 @@ def prepare(
         clip=resolved.settings.grad_clip,
         sizes=resolved.subject.sizes_of(building.module),
         scratch=scratch,
+        layout=launch.layout,
     )
     launch.engine.configure(accelerator, work)
     module = building.finish(accelerator)

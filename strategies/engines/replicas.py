@@ -9,6 +9,7 @@ from strategies.base import demand
 from strategies.engine import Engine, Imitation
 from strategies.evidence.stored import stored
 from strategies.holdings import Fragment, Holdings
+from strategies.parallel import cut
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained
@@ -38,15 +39,6 @@ def divide(divided, bucket):
     done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     done.set_result(buffer)
     return done
-
-
-def _cut(trained: Trained) -> Any:
-    """What knows of weights that neighbours have parts of; None where each rank has them whole."""
-    if trained.launch.layout.tensor == 1:
-        return None
-    from strategies.parallel import gathering
-
-    return gathering
 
 
 class Replicas(Engine):
@@ -79,27 +71,31 @@ class Replicas(Engine):
             trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
 
     def norm(self, trained: Trained) -> Any:
-        cut = _cut(trained)
-        return cut.norm(trained) if cut else super().norm(trained)
+        parts = cut.gatherer(trained)
+        return parts.norm(trained) if parts else super().norm(trained)
 
     def clip(self, trained: Trained, limit: float) -> Any:
-        if _cut(trained) is None:
+        if cut.gatherer(trained) is None:
             return super().clip(trained, limit)
         return self.clip_by(trained, self.norm(trained), limit)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        holder = _cut(trained) or super()
-        return holder.fragments(trained, copies=copies)
+        parts = cut.gatherer(trained)
+        if parts is None:
+            return super().fragments(trained, copies=copies)
+        # The first ranks that have all parts together yield them.
+        first = trained.launch.layout.share(trained.accelerator.process_index) == 0
+        own = super().fragments(trained, copies=True) if copies or first else iter(())
+        return parts.placed(trained, own, copies=copies)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
-        cut = _cut(trained)
-        if cut is None:
+        parts = cut.gatherer(trained)
+        if parts is None:
             return super().whole(trained, parameters)
-        group = cut.group_of(trained.module)
-        return (cut.whole(p, p, group) for p in parameters)
+        return (parts.whole(p, p, trained.module) for p in parameters)
 
     def shape(self, parameter: Any) -> Any:
-        return parameter.share.shape if hasattr(parameter, "share") else parameter.shape
+        return cut.shape(parameter)
 
     def held(self, trained: Trained) -> Holdings:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from strategies.base import demand
 from strategies.engine import Trained
 from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
-from strategies.parallel import gathering
+from strategies.parallel import between
 from strategies.parallel.beside_whole import close_to, random_sample
 
 __all__ = ["LAYERS", "as_whole_blocks"]
@@ -39,13 +40,29 @@ def as_whole_blocks(trained: Trained) -> dict[str, Any]:
         for handle in handles:
             handle.remove()
     away = 0.0
-    for block, args, named, out in given:
-        with torch.no_grad(), trained.accelerator.autocast(), _whole(block):
+    for block, args, named, out in map(_of_all_tokens, given):
+        with torch.no_grad(), trained.accelerator.autocast(), _whole(block, trained):
             wanted = block(*args, **named)
+        _let_go(block)
         away = max(away, relative_error(out.double(), wanted.double()))
     close = close_to(trained, given[-1][-1].dtype)
     demand(away <= close, f"a block's output is {away:.2g} of the norm away from a whole one's")
     return {"away_from_whole_blocks": float(f"{away:.2g}")}
+
+
+def _of_all_tokens(call: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """What a block was given and returned, where that was of this rank's tokens."""
+    block, (x, *args), named, out = call
+    if between.has_own(block):
+        group = block.attn.qkv.group
+        x, out = between.all_tokens(x, group), between.all_tokens(out, group)
+    return block, (x, *args), named, out
+
+
+def _let_go(block: Any) -> None:
+    """Of what was gathered for a block alone, which only a forward of the whole model would end."""
+    if isinstance(block, FSDPModule):
+        block.reshard()
 
 
 def _keep(given: list[Any]) -> Any:
@@ -53,12 +70,12 @@ def _keep(given: list[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _whole(block: Any) -> Iterator[None]:
+def _whole(block: Any, trained: Trained) -> Iterator[None]:
     """The block as one of a model that nobody shares."""
     cut = {name: block.get_submodule(name) for name in LAYERS}
     heads = block.attn.num_heads
     for name, layer in cut.items():
-        block.set_submodule(name, _plain(layer))
+        block.set_submodule(name, _plain(layer, trained))
     block.attn.num_heads = heads * cut["attn.qkv"].weight.share.parts
     try:
         yield
@@ -68,12 +85,11 @@ def _whole(block: Any) -> Iterator[None]:
             block.set_submodule(name, layer)
 
 
-def _plain(layer: Any) -> nn.Linear:
+def _plain(layer: Any, trained: Trained) -> nn.Linear:
     """An ordinary layer with the weights of all ranks."""
-    weight = gathering.whole(layer.weight, layer.weight, layer.group)
+    mine = [p for p in (layer.weight, layer.bias) if p is not None]
+    weight, *bias = (p.detach() for p in trained.engine.whole(trained, mine))
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        bias = gathering.whole(layer.bias, layer.bias, layer.group).detach()
-        plain.bias = nn.Parameter(bias, requires_grad=False)
+    plain.bias = nn.Parameter(bias[0], requires_grad=False) if bias else None
     return plain

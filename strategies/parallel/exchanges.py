@@ -1,6 +1,6 @@
 """Attention of tokens that are cut among the ranks of a group: what each has to be given of others.
 
-Both ways move tensors once in forward and once in backward. They keep nothing for it, and a
+Both ways here move tensors once in forward and once in backward. They keep nothing for it, and a
 rank's gradients are those of its own part of the loss: who averages gradients over all ranks has
 the whole batch's.
 
@@ -10,13 +10,13 @@ Shape suffixes: B batch, N heads, T tokens, K head size; P ranks of the group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Gathered", "Ulysses", "plain"]
+__all__ = ["Around", "Gathered", "Ulysses", "plain"]
 
 Attended = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS, TOKENS = 1, 2
@@ -67,27 +67,36 @@ class Gather(torch.autograd.Function):
         return got.sum(0), None
 
 
-class Ulysses:
-    """All tokens of a share of the heads: q, k, v [B, N, T/P, K] -> [B, N/P, T, K], attention, and
-    back again. Source: Jacobs et al. 2023 (arXiv:2309.14509)."""
+class Around:
+    """What takes the place of an attention (``inner``) so that it sees the tokens of ``group``.
 
-    forward_collectives, backward_collectives = 4, 4
+    ``forward_collectives`` and ``backward_collectives``: how often a rank sends. ``cut``: what of
+    attention a rank has a part of ("heads", "queries", "keys").
+    """
+
+    forward_collectives: ClassVar[int]
+    backward_collectives: ClassVar[int]
+    cut: ClassVar[frozenset[str]]
 
     def __init__(self, inner: Attended, group: Any) -> None:
         self.inner, self.group = inner, group
+
+
+class Ulysses(Around):
+    """All tokens of a share of the heads: q, k, v [B, N, T/P, K] -> [B, N/P, T, K], attention, and
+    back again. Source: Jacobs et al. 2023 (arXiv:2309.14509)."""
+
+    forward_collectives, backward_collectives, cut = 4, 4, frozenset({"heads"})
 
     def __call__(self, q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
         whole = (Exchange.apply(x, self.group, HEADS, TOKENS) for x in (q_BNTK, k_BNTK, v_BNTK))
         return Exchange.apply(self.inner(*whole), self.group, TOKENS, HEADS)
 
 
-class Gathered:
+class Gathered(Around):
     """Keys and values of all tokens, queries of one's own: any number of heads will do."""
 
-    forward_collectives, backward_collectives = 2, 2
-
-    def __init__(self, inner: Attended, group: Any) -> None:
-        self.inner, self.group = inner, group
+    forward_collectives, backward_collectives, cut = 2, 2, frozenset({"queries"})
 
     def __call__(self, q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
         keys, values = (Gather.apply(x, self.group) for x in (k_BNTK, v_BNTK))
@@ -96,4 +105,4 @@ class Gathered:
 
 def plain(attend: Any) -> Any:
     """The attention of whole tokens inside one of the above; any other as it is."""
-    return attend.inner if isinstance(attend, (Ulysses, Gathered)) else attend
+    return attend.inner if isinstance(attend, Around) else attend

@@ -6,21 +6,22 @@ Imports torch: import it only where it is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from strategies.holdings import Fragment
 from strategies.parallel.products import layers
-from strategies.parallel.shares import share_of
+from strategies.parallel.shares import Share, share_of
 
 if TYPE_CHECKING:
     from strategies.engine import Trained
 
-__all__ = ["fragments", "group_of", "norm", "whole"]
+__all__ = ["group_of", "norm", "placed", "whole"]
 
 
 def group_of(module: nn.Module) -> Any:
@@ -28,10 +29,10 @@ def group_of(module: nn.Module) -> Any:
     return layers(module)[0].group
 
 
-def whole(mine: Tensor, p: Tensor, group: Any) -> Tensor:
-    """What ``mine``, laid out as the part ``p`` of a weight, is a part of; all ranks of the group
-    call it. As it is where ``p`` is whole."""
-    share = share_of(p)
+def whole(mine: Tensor, p: Tensor, module: nn.Module) -> Tensor:
+    """What ``mine``, laid out as the part ``p`` of a weight of ``module``, is a part of; all ranks
+    that have the others call it. As it is where ``p`` is whole."""
+    share, group = share_of(p), group_of(module)
     if share is None:
         return mine
     mine = mine.detach().contiguous()
@@ -42,23 +43,38 @@ def whole(mine: Tensor, p: Tensor, group: Any) -> Tensor:
 
 def norm(trained: Trained) -> Tensor:
     """Global L2 norm of the gradients: of each part once, and once of what all ranks have."""
-    total = torch.nn.utils.get_total_norm
     grads = [(p.grad, share_of(p)) for p in trained.module.parameters() if p.grad is not None]
-    parts = total([g for g, share in grads if share]).float().square()
+    parts = _total([g for g, share in grads if share])
     dist.all_reduce(parts, group=group_of(trained.module))
-    alike = total([g for g, share in grads if not share]).float().square()
-    return (parts + alike).sqrt()
+    return (parts + _total([g for g, share in grads if not share])).sqrt()
 
 
-def fragments(trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-    """``Engine.fragments``: parts come from the first ranks that have all of them together, what is
-    whole from the main process."""
-    rank, layout = trained.accelerator.process_index, trained.launch.layout
-    named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-    for index, (name, p) in enumerate(named):
-        share = share_of(p)
-        if share is None and (copies or rank == 0):
-            yield Fragment(name, index, 0, p.numel(), 0)
-        elif share is not None and (copies or layout.share(rank) == 0):
-            for start, offset, numel in share.runs():
-                yield Fragment(name, index, start, numel, offset)
+def _total(gradients: list[Tensor]) -> Tensor:
+    """The square of their norm, over all ranks that shard them."""
+    found = torch.nn.utils.get_total_norm(gradients)
+    found = found.full_tensor() if isinstance(found, DTensor) else found
+    return found.float().square()
+
+
+def placed(trained: Trained, own: Iterable[Fragment], *, copies: bool) -> Iterator[Fragment]:
+    """An engine's ``own`` fragments, whose offsets are those in what this rank has part of, with
+    offsets in the whole; what is whole on all neighbours comes from the first of them, unless
+    ``copies`` are asked for."""
+    parameters = dict(trained.module.named_parameters())
+    first = trained.accelerator.process_index % trained.launch.layout.tensor == 0
+    for piece in own:
+        share = share_of(parameters[piece.name])
+        if share is not None:
+            yield from _within(piece, share)
+        elif copies or first:
+            yield piece
+
+
+def _within(piece: Fragment, share: Share) -> Iterator[Fragment]:
+    """A fragment of the part in the whole: as many as it touches runs."""
+    end = piece.offset + piece.numel
+    for start, offset, numel in share.runs():
+        low, high = max(start, piece.offset), min(start + numel, end)
+        if low < high:
+            mine = piece.start + low - piece.offset
+            yield Fragment(piece.name, piece.shard, mine, high - low, offset + low - start)

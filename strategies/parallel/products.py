@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from strategies import initial
 from strategies.parallel.shares import held
 
-__all__ = ["Columns", "Cut", "Rows", "cut_block", "layers"]
+__all__ = ["KINDS", "Columns", "Cut", "Rows", "Spread", "cut_block", "layers"]
 
 
 class Spread(torch.autograd.Function):
@@ -96,15 +96,21 @@ PACKED = 3
 """Queries, keys and values, which ``qkv`` makes in one product."""
 
 
-def cut_block(block: Any, index: int, parts: int) -> None:
+KINDS = (Columns, Rows)
+"""What takes the place of the layer that begins a half of a block, and of the one that ends it."""
+
+
+def cut_block(
+    block: Any, index: int, parts: int, kinds: tuple[type[Columns], type[Rows]] = KINDS
+) -> None:
     """Have a block of the part "halves" hold and compute the ``index``-th of so many ``parts``:
     whole heads, and as many of the MLP's inner features; norms and modulation stay whole."""
-    attn, mlp = block.attn, block.mlp
-    attn.qkv = Columns(attn.qkv, index, parts, PACKED)
-    attn.proj = Rows(attn.proj, index, parts)
+    (first, last), attn, mlp = kinds, block.attn, block.mlp
+    attn.qkv = first(attn.qkv, index, parts, PACKED)
+    attn.proj = last(attn.proj, index, parts)
     attn.num_heads //= parts
-    mlp.fc1 = Columns(mlp.fc1, index, parts)
-    mlp.fc2 = Rows(mlp.fc2, index, parts)
+    mlp.fc1 = first(mlp.fc1, index, parts)
+    mlp.fc2 = last(mlp.fc2, index, parts)
 
 
 def layers(module: nn.Module) -> list[Cut]:

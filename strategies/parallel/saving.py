@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from strategies.parallel.gathering import group_of, whole
+from strategies.parallel import boxed
+from strategies.parallel.gathering import whole
 from strategies.parallel.products import Cut, layers
 from strategies.parallel.shares import share_of
 
@@ -25,25 +27,28 @@ __all__ = ["save_whole"]
 def save_whole(trained: Trained) -> None:
     """Have the model and the optimizer give and take states of whole weights from now on: what is
     saved is a plain model's. All ranks must ask for a state; the main process alone has all of it
-    whole, in host memory."""
+    whole, in host memory, or each rank its own rows for torch's distributed checkpoints."""
     for layer in layers(trained.module):
         layer.register_state_dict_post_hook(_joined)
         layer.register_load_state_dict_pre_hook(_parted)
-    group, optimizer = group_of(trained.module), trained.inner_optimizer
-    optimizer.register_state_dict_post_hook(lambda o, state: _states(o, state, group))
+    module, optimizer = trained.module, trained.inner_optimizer
+    optimizer.register_state_dict_post_hook(lambda o, state: _states(o, state, module))
     optimizer.register_load_state_dict_pre_hook(_part_states)
 
 
-def _kept(mine: Tensor, p: Tensor, group: Any) -> Tensor:
-    """The whole on the main process; elsewhere, where nobody writes it, the part."""
-    joined = whole(mine, p, group)
+def _kept(mine: Tensor, p: Tensor, module: nn.Module) -> Tensor:
+    """The whole on the main process; elsewhere, where nobody writes it, the part. Of what ranks
+    shard, which all write, where its rows lie in the whole."""
+    if isinstance(mine, DTensor):
+        return boxed.put(mine, p)
+    joined = whole(mine, p, module)
     return joined.cpu() if dist.get_rank() == 0 else mine
 
 
 def _joined(layer: Cut, state: dict[str, Any], prefix: str, _: Any) -> None:
     for name, p in layer.named_parameters(recurse=False):
         if share_of(p) is not None:
-            state[prefix + name] = _kept(p, p, layer.group)
+            state[prefix + name] = _kept(p, p, layer)
 
 
 def _parted(layer: Cut, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -57,31 +62,39 @@ def _part(saved: Any, p: Tensor) -> Any:
     share = share_of(p)
     if share is None or saved.shape != share.shape:
         return saved
+    if isinstance(saved, DTensor):
+        return boxed.taken(saved, p)
     # A view, whose strides are not its weight's, fused AdamW stepped wrongly, in silence.
     return share.part(saved).clone(memory_format=torch.contiguous_format)
 
 
-def _of_parameters(optimizer: Any) -> dict[int, Any]:
-    """The number by which a state dict names each parameter -> the parameter."""
-    return dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+def _of_parameters(optimizer: Any, state: Mapping[str, Any]) -> dict[Any, Any]:
+    """The key by which a state dict names each parameter (torch's distributed checkpoints take
+    names for numbers) -> the parameter."""
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return {
+        key: p
+        for saved, own in pairs
+        for key, p in zip(saved["params"], own["params"], strict=True)
+    }
 
 
-def _states(optimizer: Any, state: Mapping[str, Any], group: Any) -> dict[str, Any]:
-    named = _of_parameters(optimizer)
+def _states(optimizer: Any, state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    named = _of_parameters(optimizer, state)
     joined = {
-        index: {key: _joint(value, named[index], group) for key, value in kept.items()}
+        index: {key: _joint(value, named[index], module) for key, value in kept.items()}
         for index, kept in state["state"].items()
     }
     return {**state, "state": joined}
 
 
-def _joint(value: Any, p: Tensor, group: Any) -> Any:
+def _joint(value: Any, p: Tensor, module: nn.Module) -> Any:
     alike = isinstance(value, Tensor) and share_of(p) is not None and value.shape == p.shape
-    return _kept(value, p, group) if alike else value
+    return _kept(value, p, module) if alike else value
 
 
 def _part_states(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    named = _of_parameters(optimizer)
+    named = _of_parameters(optimizer, state)
     parts = {
         index: {k: _part(v, named[index]) if isinstance(v, Tensor) else v for k, v in kept.items()}
         for index, kept in state["state"].items()

@@ -24,7 +24,8 @@ class SequenceParallel(Strategy):
     of its tokens, and only attention sees all of them.
 
     ``how=ulysses`` exchanges heads for tokens around attention (heads must divide by ``ranks``);
-    ``how=gather`` gathers the keys and values of all tokens. The engine averages gradients over all
+    ``how=gather`` gathers the keys and values of all tokens; ``how=ring`` sends them round, a part
+    at a time, and merges what a rank's queries make of each. The engine averages gradients over all
     ranks, as of any other samples; the global batch is divided among the groups alone. Where
     samples are drawn one group draws them, and joins what its ranks predict.
     """
@@ -34,7 +35,7 @@ class SequenceParallel(Strategy):
     workloads: ClassVar[tuple[str, ...]] = BOTH
     source: ClassVar[str] = (
         "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509); gathered keys and values as "
-        "in torchtitan's Flux"
+        "in torchtitan's Flux; Liu et al. 2023, ring attention (arXiv:2310.01889)"
     )
 
     ranks: int = 2
@@ -47,8 +48,11 @@ class SequenceParallel(Strategy):
             raise ValueError(f"how is {self.how!r}; one of {', '.join(WAYS)}")
 
     def traits(self) -> frozenset[str]:
-        queries = {"cut_queries"} if self.how == "gather" else set()
-        return frozenset({"cut_samples"} | queries)
+        own = {"gather": {"cut_queries"}, "ring": {"flash_alone"}}.get(self.how, set())
+        return frozenset({"cut_samples"} | own)
+
+    def requires(self, launch: Launch) -> tuple[str, ...]:
+        return ("attention_flash",) if self.how == "ring" else ()
 
     def refuses(self, launch: Launch) -> str | None:
         return self._ring(launch) or self._ranks(launch) or self._subject(launch)
@@ -56,10 +60,11 @@ class SequenceParallel(Strategy):
     def _ring(self, launch: Launch) -> str | None:
         if self.how != "ring":
             return None
-        lack = "no GPU has tried it here"
-        if launch.device == "cpu":
-            lack = "torch's ring attention has no kernel for CPUs"
-        return f"{lack}; take how=ulysses or how=gather"
+        if "compiled" in launch.traits:
+            return "a ring inside a graph has not been tried; leave compile out, or take how=gather"
+        if launch.device == "cuda" and "half_compute" not in launch.traits:
+            return "its kernel takes 16 bits on GPUs; add bf16, or take how=gather"
+        return launch.subject.lacks("attend", "take how=ulysses or how=gather")
 
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
@@ -103,8 +108,10 @@ class SequenceParallel(Strategy):
 
     def _way(self) -> Any:
         """The class that makes of attention one that sees all tokens."""
-        from strategies.parallel import exchanges
+        from strategies.parallel import exchanges, ring
 
+        if self.how == "ring":
+            return ring.of(self.ranks)
         return exchanges.Ulysses if self.how == "ulysses" else exchanges.Gathered
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -127,9 +134,7 @@ class SequenceParallel(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         from strategies.parallel import sequence_effects
 
-        return sequence_effects.evidence(
-            trained, self.note(trained), self._way(), whole_heads=self.how == "gather"
-        )
+        return sequence_effects.evidence(trained, self.note(trained), self._way())
 
 
 def _group(ranks: int) -> Any:

@@ -18,7 +18,7 @@ from strategies.survey import Attended
 __all__ = ["attention_operands", "evidence", "observe"]
 
 ATTENTION = "aten::_scaled_dot_product_"
-AROUND = ("alltoall_base_", "allgather_")
+AROUND = ("alltoall_base_", "allgather_", "send")
 """Collectives that exchange tokens; engines use others."""
 
 
@@ -43,15 +43,12 @@ def observe(trained: Trained) -> Iterator[set[int]]:
             handle.remove()
 
 
-def evidence(
-    trained: Trained, tokens: set[int] | None, way: Any, *, whole_heads: bool
-) -> dict[str, Any]:
+def evidence(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]:
     """Facts of the watched step, and of a forward pass beside the whole model's.
 
     Args:
         tokens: what ``observe`` noted; None where no step was watched.
-        way: the class in ``exchanges`` that was asked for.
-        whole_heads: whether each rank attends with all heads, of its own queries alone.
+        way: the kind of ``exchanges.Around`` that was asked for.
 
     Raises:
         NotInForce: some of it is not so.
@@ -59,7 +56,7 @@ def evidence(
     layout = trained.launch.layout
     facts: dict[str, Any] = {"ranks_a_sample": layout.sequence, "data_parallel": layout.data}
     if trained.observed is not None and trained.observed.ran:
-        facts |= _tokens(trained, tokens) | _attended(trained, whole_heads)
+        facts |= _tokens(trained, tokens) | _attended(trained, way)
         facts |= _exchanges(trained, way)
         facts |= joining.joins(trained) if trained.sampling else {}
     if trained.launch.simulated:  # nobody is there whose tokens could be exchanged
@@ -88,19 +85,24 @@ def attention_operands(trained: Trained) -> set[tuple[int, int, int]]:
     return {(q[1], q[2], k[2]) for q, k, *_ in seen}
 
 
-def _attended(trained: Trained, whole_heads: bool) -> dict[str, Any]:
+def _attended(trained: Trained, way: Any) -> dict[str, Any]:
     """What torch's attention is given in forward."""
     parts, found = trained.launch.layout.sequence, attention_operands(trained)
     if not found:  # attention is written out in products: the forward pass tells
         return {}
-    heads, queries = (1, parts) if whole_heads else (parts, 1)
-    cut = {(a.heads // heads, a.queries // queries, a.keys) for a in _over_all_tokens(trained)}
+    cut = {_inside(call, way.cut, parts) for call in _over_all_tokens(trained)}
     calls = trained.subject.survey.attention
     other = {(a.heads, a.queries // parts, a.keys) for a in calls if a.queries != a.keys}
     told = f"attention had heads, queries and keys {sorted(found)}"
     demand(cut <= found <= cut | other, f"{told}, not {sorted(cut)}")
     names = ("heads_inside", "queries_inside", "keys_inside")
     return dict(zip(names, max(cut, key=lambda shape: shape[2]), strict=True))
+
+
+def _inside(call: Attended, cut: frozenset[str], parts: int) -> tuple[int, int, int]:
+    """Heads, queries and keys that a rank attends with, of those that the whole ``call`` has."""
+    names = ("heads", "queries", "keys")
+    return tuple(getattr(call, name) // (parts if name in cut else 1) for name in names)
 
 
 def _exchanges(trained: Trained, way: Any) -> dict[str, Any]:

@@ -58,6 +58,21 @@ class Share:
         for row in range(rows):
             yield row * numel, (row * self.parts + self.index) * numel, numel
 
+    def boxes(self, first: int, rows: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """(start, rows, offsets) of what is one box of the whole, of so many ``rows`` of the part
+        from ``first``: from the ``start``-th of these rows, at these ``offsets`` in the whole."""
+        offsets = [0] * len(self.shape)
+        if self.axis > 0:
+            offsets[self.axis] = self.shape[self.axis] // self.parts * self.index
+            yield 0, rows, (first, *offsets[1:])
+            return
+        length = self.shape[0] // (self.parts * self.packed)
+        for block in range(self.packed):
+            low, high = max(first, block * length), min(first + rows, (block + 1) * length)
+            if low < high:
+                there = (block * (self.parts - 1) + self.index) * length + low
+                yield low - first, high - low, (there, *offsets[1:])
+
 
 def share_of(parameter: Any) -> Share | None:
     """What ``parameter`` is a part of; None where it is whole."""

@@ -40,17 +40,30 @@ class TensorParallel(Strategy):
 
     Embedders, norms, modulation and the final layer are whole on every rank. All of a group work on
     the same samples; gradients are averaged among the ranks that have the same parts.
+    ``norms=tokens`` cuts what lies between the products by tokens: each half of a block gathers all
+    tokens and leaves each rank the sum of its own (``whole``: all ranks have all of it).
     """
 
     name: ClassVar[str] = "tp"
     slot: ClassVar[Slot] = Slot.TENSOR
-    source: ClassVar[str] = "Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053)"
+    source: ClassVar[str] = (
+        "Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053); norms=tokens: Korthikanti et al. 2022, "
+        "sequence parallelism (arXiv:2205.05198)"
+    )
 
     ranks: int = 2
+    norms: str = "whole"
 
     def __post_init__(self) -> None:
         if not isinstance(self.ranks, int) or self.ranks < 2:
             raise ValueError(f"ranks is {self.ranks!r}; so many share the weights, from 2 on")
+        if self.norms not in ("whole", "tokens"):
+            raise ValueError(f"norms is {self.norms!r}; one of whole, tokens")
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether a rank has some of the tokens alone, between the products."""
+        return self.norms == "tokens"
 
     def traits(self) -> frozenset[str]:
         return frozenset({"cut_weights"})
@@ -61,16 +74,22 @@ class TensorParallel(Strategy):
     def _ranks(self, launch: Launch) -> str | None:
         if "one_process" in launch.traits:
             return "one process has nobody to share weights with; take ddp"
-        if "replicas" not in launch.traits:
+        if not launch.traits & {"replicas", "dtensor_weights"}:
             return (
                 f"{launch.sharding} shards weights in a way of its own, and a part of one has not "
-                "been sharded; take ddp"
+                "been sharded; take ddp or fsdp2"
             )
         if launch.layout.tensor != self.ranks:
             near = max(self.ranks, launch.processes // self.ranks * self.ranks)
             return (
                 f"{launch.processes} processes are not groups of {self.ranks}; use --processes "
                 f"{near}, or another ranks"
+            )
+        if "dtensor_weights" in launch.traits and launch.layout.shard == 1:
+            enough = 2 * launch.layout.replicate * self.ranks
+            return (
+                f"of {launch.processes} processes one has each part, and shards it with nobody; "
+                f"use --processes {enough}, or ddp"
             )
         return None
 
@@ -86,24 +105,33 @@ class TensorParallel(Strategy):
                 f"{heads} heads cannot be dealt to {self.ranks} ranks; take ranks of "
                 f"{' or '.join(fitting) or 'none'}"
             )
+        tokens = subject.dimensions.tokens if lack is None else 0
+        if self.by_tokens and tokens % self.ranks:
+            return f"{tokens} tokens are not {self.ranks} equal stripes; take norms=whole"
         return lack
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch.distributed as dist
 
-        from strategies.parallel import products
+        from strategies.parallel import between, products
 
         rank = dist.get_rank() if dist.is_initialized() else 0
+        kinds = between.KINDS if self.by_tokens else products.KINDS
         for block in subject.blocks(module):
-            products.cut_block(block, rank % self.ranks, self.ranks)
+            products.cut_block(block, rank % self.ranks, self.ranks, kinds)
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        from strategies.parallel import groups, products
+        from strategies.parallel import between, groups, products
 
-        mine = groups.made(self.ranks, accelerator.num_processes)
+        if "dtensor_weights" in launch.traits:  # the engine made groups of those who have the same
+            parts = accelerator.torch_device_mesh["tp"].get_group()
+        else:
+            parts, alike = groups.made(self.ranks, accelerator.num_processes)
+            accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, alike)
         for layer in products.layers(module):
-            layer.group = mine.parts
-        accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, mine.alike)
+            layer.group = parts
+        if self.by_tokens:
+            between.connect(module, launch.subject, parts)
 
     def attach(self, trained: Trained) -> None:
         from strategies.parallel import saving
@@ -113,4 +141,4 @@ class TensorParallel(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         from strategies.parallel import tensor_effects
 
-        return tensor_effects.evidence(trained)
+        return tensor_effects.evidence(trained, by_tokens=self.by_tokens)

@@ -25,9 +25,22 @@ HALVES = 2
 """Of a block: attention and MLP, each summed once in forward and once in backward."""
 
 
-def evidence(trained: Trained) -> dict[str, Any]:
+GATHER, SCATTER, SUM = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+WHOLE = {"forward": {SUM: HALVES}, "backward": {SUM: HALVES}}
+"""Phase -> collectives in a block among those who share weights."""
+BY_TOKENS = {
+    "forward": {GATHER: HALVES, SCATTER: HALVES},
+    "backward": {GATHER: 2 * HALVES, SCATTER: HALVES, SUM: 1},
+}
+"""The same where each has some of the tokens: in backward what went into a product is gathered
+again, for it was kept as each rank's own, and the gradients of the modulation are summed."""
+EDGE = {GATHER: 1}
+"""Beside those of the blocks: behind the last in forward, before the first in backward."""
+
+
+def evidence(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
     """Facts of what is held, of the watched step, and of blocks beside whole ones; every rank takes
-    part.
+    part. ``by_tokens``: between the products each is to have some of the tokens alone.
 
     Raises:
         NotInForce: some of it is not so.
@@ -36,7 +49,8 @@ def evidence(trained: Trained) -> dict[str, Any]:
     facts: dict[str, Any] = {"ranks_a_weight": layout.tensor, "data_parallel": layout.data}
     facts |= _held(trained)
     if trained.observed is not None and trained.observed.ran:
-        facts |= _attended(trained) | _summed(trained)
+        facts |= _attended(trained) | _exchanged(trained, by_tokens)
+        facts |= _between(trained) if by_tokens else {}
     if trained.launch.simulated:  # nobody is there who has the other parts
         demand(trained.observed is not None, "nothing of it was seen")
         return facts
@@ -73,29 +87,44 @@ def _attended(trained: Trained) -> dict[str, Any]:
     return {"heads_inside": max(heads for heads, *_ in wanted)}
 
 
-def _summed(trained: Trained) -> dict[str, Any]:
-    """Sums among the ranks that share weights, a block and micro batch; blocks that are recomputed
-    in backward sum there as often as they are."""
+def _exchanged(trained: Trained, by_tokens: bool) -> dict[str, Any]:
+    """Collectives among the ranks that share weights, a block and micro batch; blocks that are
+    recomputed in backward have those of forward as often again as they are."""
     group = gathering.group_of(trained.module).group_name
     sent = [s for s in trained.observed.sent if s.group == group]
-    blocks = len(trained.blocks()) * trained.observed.micro_steps
-    again = "recomputes" in trained.launch.traits
-    counts = {}
-    for phase in ("forward", "backward"):
-        found = sum(s.phase == phase and s.collective == "allreduce_" for s in sent)
-        more = again and phase == "backward" and found > HALVES * blocks
-        told = f"{found} sums in {phase}, not {HALVES} in each of {blocks} blocks"
-        demand(found == HALVES * blocks or more, told)
-        counts[phase] = found / blocks
-    size = sum(s.bytes for s in sent if s.phase in counts)
-    return {"sums_a_block": counts, "summed_bytes": size}
+    micro = trained.observed.micro_steps
+    blocks, again = len(trained.blocks()) * micro, "recomputes" in trained.launch.traits
+    counts: dict[str, dict[str, float]] = {"sums_a_block": {}}
+    for phase, each in (BY_TOKENS if by_tokens else WHOLE).items():
+        for kind, times in each.items():
+            edge = EDGE.get(kind, 0) * micro
+            found = sum(s.phase == phase and s.collective == kind for s in sent) - edge
+            more = again and phase == "backward" and found > times * blocks
+            told = f"{found} of {kind} in {phase}, not {times} in each of {blocks} blocks"
+            demand(found == times * blocks or more, told)
+            name = {GATHER: "gathers_a_block", SUM: "sums_a_block"}.get(kind, "scatters_a_block")
+            counts.setdefault(name, {})[phase] = found / blocks
+    size = sum(s.bytes for s in sent if s.phase in WHOLE)
+    return {**counts, "exchanged_bytes" if by_tokens else "summed_bytes": size}
+
+
+def _between(trained: Trained) -> dict[str, Any]:
+    """Tokens that the blocks' norms were given in forward; the final layer's has all."""
+    parts, blocks = trained.launch.layout.tensor, len(trained.blocks())
+    own = trained.subject.dimensions.tokens // parts
+    norms = [r for r in trained.observed.ran if "layer_norm" in r.name and r.phase == "forward"]
+    found = sum(r.shapes[0][1] == own for r in norms)
+    wanted = HALVES * blocks * trained.observed.micro_steps
+    demand(found == wanted, f"{found} norms were of {own} tokens, not {wanted}")
+    return {"tokens_between": own}
 
 
 def _alike(trained: Trained) -> dict[str, Any]:
     """What is whole is the same on all ranks, since each had all of its gradient."""
     group = gathering.group_of(trained.module)
     with torch.no_grad():
-        each = [p.double().sum() for p in trained.module.parameters() if share_of(p) is None]
+        alike = [p for p in trained.module.parameters() if share_of(p) is None]
+        each = [trained.engine.part(p).double().sum() for p in alike]
     most, least = torch.stack(each), torch.stack(each)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)

@@ -11,7 +11,7 @@ from harness.launch import launch
 from harness.result import Check, Result, Status
 from harness.system import machine as machines
 from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_ranks import CUT, RANKS, SHARED
+from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
 from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
 from tests.made.machines import machine
 
@@ -50,7 +50,7 @@ def called(tmp_path, *words: str) -> int:
 def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
     assert called(tmp_path) == 0
     same = controls.SAME | controls.SAME_SHARED | controls.SAME_STAGED
-    broken = {*SABOTAGES, *RANKS, *SHARED, *CUT, *NUMBERS, *SPLIT}
+    broken = {*SABOTAGES, *RANKS, *SHARED, *CUT, *BETWEEN, *NUMBERS, *SPLIT}
     names = {"plain", *(name.replace(":", "_") for name in same), *broken}
     assert {name for name in runs if name not in ("unnoticed", "broken")} == names
     assert runs["plain"] == ("ddp", [])
@@ -72,7 +72,7 @@ def test_replicas_of_stages_are_tried_where_there_are_several(runs, tmp_path):
 def test_one_process_trains_alone(runs, tmp_path):
     assert called(tmp_path, "--processes", "1") == 0
     assert runs["checkpoint"][0] == "single+checkpoint"
-    assert "stale" in runs and not set(runs) & {*RANKS, *SHARED, *CUT, *NUMBERS, *SPLIT}
+    assert "stale" in runs and not set(runs) & {*RANKS, *SHARED, *CUT, *BETWEEN, *NUMBERS, *SPLIT}
 
 
 @pytest.mark.parametrize("fault", ["unnoticed", "broken"])

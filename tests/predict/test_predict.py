@@ -488,3 +488,15 @@ def test_collectives_of_a_phase_that_overlaps_are_counted_so():
     assert {(w.phase, w.kind, w.bytes) for w in counter.work()} == {
         ("forward", "collective", 64), ("backward", "overlapped", 64),
     }  # fmt: skip
+
+    class Gather:
+        namespace = "c10d"
+        _schema = type("Schema", (), {"name": "c10d::_allgather_base_"})
+
+    counter = Counter("meta", "cpu")
+    whole, part = torch.empty(8, device="meta"), torch.empty(2, device="meta")
+    counter.see("forward", Gather, [whole, part], (whole, None))
+    assert [w.bytes for w in counter.work()] == [32], "what is gathered, without what was given"
+    counter = Counter("meta", "cpu", frozenset({"backward"}), neighbours=(0, 1))
+    counter.see("backward", AllReduce, [torch.empty(8, device="meta")], None)
+    assert [w.kind for w in counter.work()] == ["collective"], "who shares weights waits"

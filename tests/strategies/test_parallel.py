@@ -30,7 +30,8 @@ TWO = dataclasses.replace(
     beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
 FOUR = "fsdp2+sp"
-EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR]
+RINGS = ["ddp+sp:how=ring,ranks=4", "ddp+sp:how=ring+checkpoint"]
+EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR, *RINGS]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
 PUBLIC = {"flux-dev": "ddp+sp:how=gather", "wan2.1-1.3b": "fsdp2+sp+checkpoint"}
 """Public models in miniature, whose attention is exchanged where torch computes it."""
@@ -43,7 +44,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     base = tmp_path_factory.mktemp("parallel")
 
     def case(recipe: str, *words: str) -> Case:
-        ranks = 4 if recipe == FOUR else 2
+        ranks = 4 if recipe in (FOUR, RINGS[0]) else 2
         return Case(dataclasses.replace(TWO, recipe=recipe, processes=ranks), words)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
@@ -63,17 +64,20 @@ def test_ranks_that_share_samples_show_it(row):
     assert [check for check in row.audit if not check.ok] == []
     asked = {check.name: check.asked for check in row.audit}
     layout = resolve(row.spec).launch.layout
-    assert asked["samples shared alike"] is True and layout.sequence == 2
+    parts = layout.sequence
+    assert asked["samples shared alike"] is True and parts == (4 if "=4" in row.spec.recipe else 2)
     assert asked["micro batch"] == [row.spec.global_batch // layout.data // row.accumulation]
     facts = row.evidence["sp"]
-    assert facts["ranks_a_sample"] == 2 and facts["data_parallel"] == layout.data
+    assert facts["ranks_a_sample"] == parts and facts["data_parallel"] == layout.data
     assert 0 <= facts["away_from_the_whole"] < (1e-2 if "bf16" in str(row.spec.recipe) else 1e-5)
     if "compile" not in row.spec.recipe:
         whole, gathers = SUBJECT.dimensions, "gather" in row.spec.recipe
-        inside = (4, whole.tokens // 2) if gathers else (2, whole.tokens)
+        rings = "ring" in row.spec.recipe
+        inside = (4, whole.tokens // parts) if gathers or rings else (2, whole.tokens)
         assert (facts["heads_inside"], facts["queries_inside"]) == inside
-        assert facts["keys_inside"] == whole.tokens == 2 * facts["tokens_in_blocks"]
-        once = 2.0 if gathers else 4.0
+        assert facts["keys_inside"] == whole.tokens // (parts if rings else 1)
+        assert whole.tokens == parts * facts["tokens_in_blocks"]
+        once = parts - 1.0 if rings else 2.0 if gathers else 4.0
         assert facts["collectives_an_attention"]["forward"] == once
 
 
@@ -96,7 +100,7 @@ def test_what_is_saved_is_a_plain_model_s(runs, train_here):
 
 
 def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp_path):
-    rows = [runs[0][name] for name in ("ddp+sp:how=gather+checkpoint", FOUR, WAN)]
+    rows = [runs[0][name] for name in ("ddp+sp:how=gather+checkpoint", FOUR, *RINGS, WAN)]
     one = dataclasses.replace(TWO, model="DiT-T/2", data="synthetic:64", global_batch=1)
     alone = dataclasses.replace(one, recipe="single", processes=1)
     shared = dataclasses.replace(one, recipe="ddp+sp")
@@ -156,7 +160,8 @@ def test_replicas_that_are_not_one_training_are_noticed(name, runs):
     [
         ("single+sp", 1, "DiT-T/8", ["nobody to share", "take ddp or fsdp2"]),
         ("ddp+sp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
-        ("ddp+sp:how=ring", 2, "DiT-T/8", ["no kernel for CPUs", "how=ulysses"]),
+        ("ddp+sp:how=ring+compile", 2, "DiT-T/8", ["ring inside a graph", "how=gather"]),
+        ("ddp+sp:how=ring+attend", 2, "DiT-T/8", ["flash alone tells", "kernel=flash"]),
         ("ddp+sp:ranks=3", 3, "DiT-T/8", ["4 rows", "ranks of 2 or 4"]),
         ("ddp+sp:ranks=4", 4, "DiT-S/8", ["6 heads", "how=gather"]),
         ("ddp+sp+controlnet", 2, "DiT-T/8", ["whole samples", "leave sp out"]),

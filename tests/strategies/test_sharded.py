@@ -60,6 +60,7 @@ def rank_0(train_here, monkeypatch):
         ("fsdp2:reshard=2", 8, 1 / 8, 2),
         ("hsdp:replicate=4", 8, 1 / 2, 2),
         ("fsdp2_offload", 2, 1 / 2, 2),
+        ("fsdp2+tp", 4, 1 / 2, 2),
     ],
 )
 def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, most, rank_0):
@@ -119,6 +120,14 @@ def kept_in_forward(group):
         group._to_sharded()
 
 
+def among_all(accelerator, layout):
+    """What ranks have is sharded among all of them, as if those held the same."""
+    STAND_IN(accelerator, layout)
+    config = accelerator.parallelism_config
+    accelerator.state.device_mesh["dp_shard", "tp"]._flatten("everyone")
+    config.__class__ = type("Among", (type(config),), {"fsdp_dim_names": ("everyone",)})
+
+
 def always_in_sync(self, model=None):
     return contextlib.nullcontext()
 
@@ -173,6 +182,9 @@ LOST = {
     "one group of all ranks": (
         "hsdp", shard, "stand_in", one_group_of_all, "not (2, 2)",
     ),
+    "parts of weights are sharded among those who have others": (
+        "fsdp2+tp", shard, "stand_in", among_all, "meshes [(4,)], not (2,)",
+    ),
 }  # fmt: skip
 """What happened instead -> (recipe, owner, what is stubbed, the stub, what gives it away)."""
 
@@ -185,7 +197,7 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, rank_0, monkeypatch):
         monkeypatch.setattr(Fsdp, "fill", Engine.fill)
         monkeypatch.setattr("accelerate.Accelerator.prepare", lambda self, *objects: objects)
         monkeypatch.setattr("accelerate.Accelerator.no_sync", always_in_sync)
-    trained = rank_0(recipe, 4 if "hsdp" in recipe else 2)
+    trained = rank_0(recipe, 4 if {"hsdp", "fsdp2+tp"} & {recipe} else 2)
     with pytest.raises(NotInForce) as caught:
         trained.engine.evidence(trained)
     assert words in str(caught.value)

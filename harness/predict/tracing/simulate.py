@@ -109,7 +109,9 @@ def _train(
 
 def _counter(resolved: Resolved, imitation: Imitation) -> Counter:
     device = world.GPU if resolved.spec.device == "cuda" else "cpu"
-    return Counter(device, "cpu", imitation.beside(resolved.launch))
+    parts = resolved.launch.layout.tensor
+    neighbours = (parts, 1) if parts > 1 else None
+    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours)
 
 
 def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> StoragelessTracer:

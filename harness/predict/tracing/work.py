@@ -32,10 +32,18 @@ FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
 
 class Counter:
     """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
-    ``beside``: phases whose collectives run beside the computation."""
+    ``beside``: phases whose collectives run beside the computation, but for those of ranks that
+    have parts of the same weights: ``neighbours`` (how many, how far apart), which are awaited."""
 
-    def __init__(self, device: str, host: str | None, beside: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        device: str,
+        host: str | None,
+        beside: Container[str] = (),
+        neighbours: tuple[int, int] | None = None,
+    ) -> None:
         self.device, self.host, self.beside = device, host, beside
+        self.neighbours = neighbours
         self.formulas = {**flop_registry, **left_out()}
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
@@ -52,10 +60,12 @@ class Counter:
                 self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2, _distance(args))
             if name in PASSED:
                 return
-            size = max(_bytes(ins), _bytes(outs)) * WIRE.get(name, 1)
-            beside = phase in self.beside and name not in AWAITED
-            kind = "overlapped" if beside else "collective"
-            self.add(phase, kind, "", 0, size, *_ranks(args))
+            # What is gathered, or cut: one of the arguments, and not with what it is made of.
+            size = max(_bytes(_tensors(arg)) for arg in (*args, out)) * WIRE.get(name, 1)
+            among = _ranks(args)
+            awaited = name in AWAITED or among == self.neighbours
+            kind = "overlapped" if phase in self.beside and not awaited else "collective"
+            self.add(phase, kind, "", 0, size, *among)
             return
         outs = outs or _written(func, args)
         if outs and not is_free(func):
@@ -107,14 +117,6 @@ def _written(func: Any, args: Any) -> list[Any]:
     return _tensors(changed)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if type(value) in (list, tuple):
-        return [tensor for each in value for tensor in _tensors(each)]
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _ranks(args: Any) -> tuple[int, int]:
     """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
     from torch.distributed import distributed_c10d as c10d
@@ -134,6 +136,14 @@ def _distance(args: Any) -> int:
     group = c10d._resolve_process_group(group_of(args).group_name)
     peer = next(value for value in args if isinstance(value, int))
     return abs(c10d.get_process_group_ranks(group)[peer] - c10d.get_rank())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) in (list, tuple):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: list[Any]) -> int:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.engines.fsdp import objects
+from strategies.engines.fsdp import facts, objects
 from strategies.engines.fsdp.facts import groups
 from strategies.evidence.settings import label
 
@@ -164,7 +164,8 @@ def _wire(trained: Trained) -> dict[str, Any]:
     seen = trained.observed
     if not seen.ran:  # compiled blocks are not watched
         return {}
-    ours = [s for s in seen.sent if s.collective in KINDS]
+    among = {g.group_name for g in facts.process_groups(trained.module)}
+    ours = [s for s in seen.sent if s.collective in KINDS and s.group in among]
     sent = Counter((KINDS[s.collective], s.phase) for s in ours)
     sizes: Counter[tuple[str, str]] = Counter()
     for s in ours:

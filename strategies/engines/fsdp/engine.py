@@ -19,6 +19,7 @@ from strategies.engine import Engine, Imitation, Workload
 from strategies.holdings import Fragment, Holdings, Maker
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
+from strategies.parallel import cut
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +121,11 @@ class Fsdp(Engine):
                 f"{2 * groups} (or a multiple of {groups} above it), another replicate, or fsdp2"
             )
         size = self.reshard
-        if not isinstance(size, bool) and (layout.shard % size or size >= layout.shard):
+        sharers = launch.layout.sharers
+        if not isinstance(size, bool) and (sharers % size or size >= sharers):
             return (
-                f"reshard={size} cuts again among {size} of the {layout.shard} ranks that share; "
-                f"take a divisor of {layout.shard} from 2 that is smaller, on, or off"
+                f"reshard={size} cuts again among {size} of the {sharers} ranks that share; "
+                f"take a divisor of {sharers} from 2 that is smaller, on, or off"
             )
         if "compiled_whole" in launch.traits:
             return "it gathers between blocks, where one graph has no room; leave scope=model out"
@@ -134,10 +136,12 @@ class Fsdp(Engine):
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         asked = super().accelerator_kwargs(launch)
-        if self.hybrid and launch.device != "cpu" and not launch.simulated:
-            from strategies.engines.fsdp import shard
+        if launch.device == "cpu" or launch.simulated:
+            return asked
+        from strategies.engines.fsdp import shard
 
-            asked["parallelism_config"] = shard.parallelism(self.layout(launch.processes))
+        if shard.meshed(launch.layout):
+            asked["parallelism_config"] = shard.parallelism(launch.layout)
         return asked
 
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
@@ -149,7 +153,7 @@ class Fsdp(Engine):
         from strategies.engines.fsdp import shard
 
         if accelerator.device.type == "cpu":
-            shard.stand_in(accelerator, self.layout(accelerator.num_processes))
+            shard.stand_in(accelerator, work.layout)
         shard.settle(accelerator, self.reshard)
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
@@ -176,9 +180,12 @@ class Fsdp(Engine):
     # ---- one optimizer step ----
 
     def norm(self, trained: Trained) -> Any:
-        return _whole(super().norm(trained))
+        parts = cut.gatherer(trained)
+        return parts.norm(trained) if parts else _whole(super().norm(trained))
 
     def clip(self, trained: Trained, limit: float) -> Any:
+        if cut.gatherer(trained):
+            return self.clip_by(trained, self.norm(trained), limit)
         return _whole(super().clip(trained, limit))
 
     # ---- what is held ----
@@ -208,11 +215,17 @@ class Fsdp(Engine):
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         from strategies.engines.fsdp import facts
 
-        return facts.fragments(trained, copies=copies)
+        own, parts = facts.fragments(trained, copies=copies), cut.gatherer(trained)
+        return parts.placed(trained, own, copies=copies) if parts else own
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+        parts = cut.gatherer(trained)
         for parameter in parameters:
-            yield _whole(parameter.detach())
+            found = _whole(parameter.detach())
+            yield parts.whole(found, parameter, trained.module) if parts else found
+
+    def shape(self, parameter: Any) -> torch.Size:
+        return cut.shape(parameter)
 
     def part(self, parameter: Any) -> torch.Tensor:
         from strategies.engines.fsdp import facts

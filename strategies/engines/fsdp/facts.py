@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from strategies.engine import Trained
 from strategies.holdings import Fragment, Maker
 
-__all__ = ["fragments", "gathered", "groups", "local", "makers", "state_of"]
+__all__ = ["fragments", "gathered", "groups", "local", "makers", "process_groups", "state_of"]
 
 
 def groups(module: nn.Module) -> list[Any]:
@@ -26,6 +26,20 @@ def groups(module: nn.Module) -> list[Any]:
     states = [m._get_fsdp_state() for m in module.modules() if isinstance(m, FSDPModule)]
     found = [group for state in states for group in state._fsdp_param_groups]
     return list({id(group): group for group in found}.values())
+
+
+def process_groups(module: nn.Module) -> list[Any]:
+    """Those among which torch gathers and reduces: of the ranks that share (of fewer of them, where
+    blocks are cut again behind their forward), and of those that hold the same."""
+    meshes = [m for g in groups(module) for m in (g.mesh_info, g.post_forward_mesh_info)]
+    found = [group for mesh in meshes for group in _groups_of(mesh)]
+    return list({group.group_name: group for group in found}.values())
+
+
+def _groups_of(mesh: Any) -> Iterator[Any]:
+    for name in ("shard_process_group", "replicate_process_group"):
+        if hasattr(mesh, name):
+            yield getattr(mesh, name)
 
 
 def local(tensor: Any) -> Any:

@@ -127,7 +127,7 @@ def copies(trained: Trained) -> dict[str, Any]:
         return {}
     mine = [facts.local(p).detach().double().sum() for p in trained.module.parameters()]
     everyone = trained.accelerator.gather(torch.stack(mine)[None].to(trained.accelerator.device))
-    copies = everyone.view(layout.replicate, layout.sharers, -1)
+    copies = everyone.view(layout.replicate, -1)
     spread = float((copies - copies[:1]).abs().max())
     demand(spread == 0.0, f"groups drifted apart by {spread:.3g}: gradients were not averaged")
     return {"replica_spread": spread}

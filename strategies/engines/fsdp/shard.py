@@ -20,7 +20,7 @@ from strategies import initial
 from strategies.initial import Draw
 from strategies.layout import Layout
 
-__all__ = ["enlist", "parallelism", "settle", "shard", "stand_in"]
+__all__ = ["enlist", "meshed", "parallelism", "settle", "shard", "stand_in"]
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
@@ -40,18 +40,25 @@ def stand_in(accelerator: Any, layout: Layout) -> None:
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
         plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pages are pinned for a GPU
     accelerator.state.fsdp_plugin = plugin
-    if layout.replicate > 1:
+    if meshed(layout):
         config = parallelism(layout)
         accelerator.state.parallelism_config = config
         known = "cuda" if accelerator.device.type == "cuda" else "cpu"  # a prediction's is neither
         accelerator.state.device_mesh = config.get_device_mesh(known)
 
 
+def meshed(layout: Layout) -> bool:
+    """Whether others than all ranks shard the same, which accelerate must be told."""
+    return layout.replicate > 1 or layout.tensor > 1
+
+
 def parallelism(layout: Layout) -> Any:
     """accelerate's words for a layout of groups that share."""
     from accelerate.parallelism_config import ParallelismConfig
 
-    return ParallelismConfig(dp_replicate_size=layout.replicate, dp_shard_size=layout.sharers)
+    return ParallelismConfig(
+        dp_replicate_size=layout.replicate, dp_shard_size=layout.sharers, tp_size=layout.tensor
+    )
 
 
 def settle(accelerator: Any, reshard: bool | int) -> None:

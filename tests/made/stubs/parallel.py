@@ -15,4 +15,5 @@ LOST = {
 LOST_PARTS = {
     "products are of a part": ("tp", "products_not_summed"),
     "gradients are of a part": ("tp", "gradients_not_summed"),
+    "modulation learns from a part of the tokens": ("tp", "modulation_of_own_tokens"),
 }
