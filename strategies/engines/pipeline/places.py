@@ -10,12 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from strategies.parallel import groups
 
 __all__ = ["Places", "found"]
+
+BUCKET = 25 * 2**20
+"""Bytes of gradients that are averaged at a time: as many as DDP's."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,10 @@ class Places:
         """Have each gradient be the mean over this stage's replicas, in its place."""
         if self.data == 1:
             return
-        sums = [dist.all_reduce(g.div_(self.data), group=self.replicas, async_op=True)
-                for g in gradients]  # fmt: skip
-        for work in sums:
-            work.wait()
+        for some in _take_tensors(gradients, BUCKET):
+            bucket = _flatten_dense_tensors(some)
+            dist.all_reduce(bucket.div_(self.data), group=self.replicas)
+            torch._foreach_copy_(some, _unflatten_dense_tensors(bucket, some))
 
     def everyone(self, value: Any) -> list[Any]:
         """``value`` of each stage of this pipeline, in order, on all of them."""
