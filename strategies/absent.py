@@ -12,8 +12,6 @@ ABSENT = {
     "paged_attention": f"it keeps a cache in pages, and {CACHE}; take attend:kernel=flash",
     "speculative_decoding": "it guesses tokens that are decoded one after the other, and a sampler "
     "changes all of them together; take fewer --sampler-steps, or a student (distill, distilled)",
-    "cuda_graphs": "no GPU has been there to prove a captured sampler on; take compile, which "
-    "fuses kernels and so launches fewer",
 }
 """Name -> why it is not here, then "; " and what there is instead."""
 
