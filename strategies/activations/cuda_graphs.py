@@ -34,14 +34,13 @@ class CudaGraphs(Strategy):
         "a training step is not captured, for its data, its clipping and its optimizer are the "
         "host's; take compile, or --workload sample"
     )
+    needs: ClassVar[tuple[str, ...]] = ("cuda",)
     source: ClassVar[str] = "torch.cuda.CUDAGraph; Ng et al. 2021, Accelerating PyTorch with graphs"
 
     def traits(self) -> frozenset[str]:
         return frozenset({"captured"})
 
     def refuses(self, launch: Launch) -> str | None:
-        if launch.device == "cpu":
-            return "a CPU runs what it is given at once, and has no launches to save; take compile"
         return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
 
     def edit_model(self, module: Any, subject: Subject) -> None:

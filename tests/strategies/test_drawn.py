@@ -15,6 +15,7 @@ from harness.commands import listing
 from harness.commands.doctor import why_not
 from harness.predict.worker import predict
 from harness.resolve import resolve
+from harness.system.requirements import obstacle
 from strategies import CATALOG, parse
 from strategies.absent import ABSENT
 from strategies.base import Conflict, NotInForce
@@ -73,9 +74,10 @@ def test_a_captured_model_draws_what_the_model_draws(text, draw_here):
     assert facts["replays"] == 16 and facts["away_from_eager"] == 0
 
 
-def test_graphs_are_refused_where_nothing_is_launched():
+def test_graphs_are_refused_where_nothing_is_launched(tmp_path):
     spec = dataclasses.replace(DRAWN, recipe="single+cuda_graphs", processes=1)
-    assert "cuda_graphs: a CPU runs what it is given at once" in resolve(spec).refusal
+    lack = obstacle(resolve(spec), machine(tmp_path))
+    assert "NVIDIA GPU" in lack.reason and "a graph could save" in lack.reason and lack.way_out
     on_gpu = dataclasses.replace(spec, device="cuda")
     assert resolve(on_gpu).refusal is None
     found = predict(resolve(on_gpu))
