@@ -51,10 +51,9 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatc
     text, kind, stage, stub = LOST_WHEN_DRAWN[case]
     monkeypatch.setattr(kind, stage, stub)
     parts = parse(text, workload=SAMPLE).strategies
-    name = getattr(kind, "name", "cuda_graphs")
-    with STAND_INS.get(name, contextlib.nullcontext)():
+    with STAND_INS.get(kind.name, contextlib.nullcontext)():
         drawn = draw_here(drawing(text))
-        part = next(p for p in parts if p.name == name)
+        part = next(p for p in parts if type(p) is kind)
         with pytest.raises((NotInForce, AttributeError)):
             part.evidence(drawn.trained)
 
