@@ -6,6 +6,7 @@ from strategies import recipe
 from strategies.activations.attend import Attend
 from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile
+from strategies.activations.cuda_graphs import CudaGraphs
 from strategies.activations.offload_activations import OffloadActivations
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
@@ -85,6 +86,7 @@ CATALOG: dict[str, type[Strategy]] = {
     "checkpoint": Checkpoint,
     "offload_activations": OffloadActivations,
     "compile": Compile,
+    "cuda_graphs": CudaGraphs,
     "cross_entropy": CrossEntropy,
     "distill": Distill,
     "adamw": AdamW,

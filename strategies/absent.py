@@ -24,8 +24,6 @@ ABSENT = {
     "zenflow": "it makes its own interval the accumulation of gradients, and steps most columns "
     "with old ones, so that no step of it is the step that other rows take; its optimizer is of "
     "DeepSpeed's JSON alone; take zero3_offload_partial, or zero2_offload",
-    "cuda_graphs": "no GPU has been there to prove a captured sampler on; take compile, which "
-    "fuses kernels and so launches fewer",
 }
 """Name -> why it is not here, then "; " and what there is instead."""
 

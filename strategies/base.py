@@ -63,6 +63,7 @@ TRAITS = {
     "weight_norms": "norms of the frozen weights are part of what is computed",
     "streams_weights": "some blocks' weights are on the device for these blocks alone",
     "compiled": "the blocks run as compiled graphs",
+    "captured": "calls of the model are replayed graphs of kernels",
     "compiled_whole": "the whole model is one compiled graph",
     "half_compute": "matrix products take operands of 16 bits",
     "pure_bf16": "weights, gradients and the optimizer's weights are bfloat16, with no master",

@@ -33,6 +33,7 @@ from strategies.strategy import Strategy
 __all__ = ["main", "predict", "predict_each"]
 
 COMPILED = "compiled graphs keep other tensors than eager ones"
+CAPTURED = "captured graphs hold the memory of their calls, each size of them, for good"
 
 
 def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
@@ -40,6 +41,8 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
     if "compiled" in resolved.launch.traits:
         # The compiler decides anew what is kept for backward and what is fused away.
         return none(resolved, COMPILED)
+    if "captured" in resolved.launch.traits:
+        return none(resolved, CAPTURED)
     try:
         from harness.predict.tracing import extend, simulate
 
@@ -87,7 +90,8 @@ def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
     """What is traced of one row, each in a fork."""
     from harness.predict.tracing import extend
 
-    shallow = [] if "compiled" in row.launch.traits else extend.pieces(row, kind)
+    untraced = {"compiled", "captured"} & row.launch.traits
+    shallow = [] if untraced else extend.pieces(row, kind)
     if shallow:
         return [functools.partial(_or_why, row, piece) for piece in shallow]
     return [functools.partial(_whole, one, kind) for one in _ranks(row)]

@@ -96,7 +96,8 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need in EXTRAS and version(need) is None:
         return Lack(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
-        return Lack("without an NVIDIA GPU there is nothing to page or offload from", WAYS[need])
+        there = "nothing to page or offload from, and no launch of a kernel that a graph could save"
+        return Lack(f"without an NVIDIA GPU there is {there}", WAYS[need])
     if need == "linear_cross_entropy":
         return _lacks_fused_loss()
     if need == "sparse24":

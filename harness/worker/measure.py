@@ -138,6 +138,9 @@ def traced_steps(bench: Bench) -> dict[str, Any]:
         # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
         meter.notes.append("not traced by category: compiled graphs allocate unseen")
         return categories
+    if "captured" in trained.launch.traits:
+        meter.notes.append("not traced by category: a replayed graph allocates nothing")
+        return categories
     for kind in dict.fromkeys((device_type, "cpu")):
         categories[kind] = trace_step(trained, kind, bench.step, bench.baseline)
     return categories

@@ -3,11 +3,14 @@ recipe runs there is for ``tests/calibrate/test_check_on_gpu.py``."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from conftest import launched
 
 from harness.predict.attention import ORDERS, choose, preferred
+from harness.report.figures import drawn
 from harness.resolve import resolve
 from harness.result import Status
 from harness.spec import Spec
@@ -46,6 +49,22 @@ def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
     assert checks["processes"].found == 8 and checks["process group"].found == "fake"
     if "zero" in recipe:
         assert row.evidence[recipe.split("+")[0]]["overlap_comm"] is True
+
+
+def test_a_captured_model_draws_the_same_samples(here, tmp_path):
+    one = Spec(recipe="single", model="DiT-S/4", data="synthetic", global_batch=4, steps=2,
+               workload="sample", objective="flow", device="cuda")  # fmt: skip
+    rows = {}
+    for recipe in ("single+bf16_pure", "single+bf16_pure+cuda_graphs"):
+        spec = dataclasses.replace(one, recipe=recipe)
+        if lack := obstacle(resolve(spec), here):
+            pytest.skip(lack.reason)
+        rows[recipe] = launched(spec, tmp_path / str(len(rows)))
+        assert rows[recipe].status is Status.OK, rows[recipe].log_tail
+    plain, captured = rows.values()
+    assert drawn.distance(captured, plain).relative < 1e-3
+    facts = captured.evidence["cuda_graphs"]
+    assert facts["graphs"] == 2 and facts["replays"] > 10 * facts["graphs"]
 
 
 def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):

@@ -1,0 +1,84 @@
+"""CUDA graphs: all kernels of a call of the model launched by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Slot, demand
+from strategies.engine import Launch, Trained
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+from strategies.workloads import SAMPLE
+
+__all__ = ["CudaGraphs"]
+
+BESIDE = {
+    "streams_weights": "weights that come and go are the host's doing; leave block_swap out",
+    "cut_samples": "exchanges between ranks inside of a graph were never tried; leave sp out",
+    "compiled": "what is compiled has graphs of its own; leave one of the two out",
+}
+"""Trait -> why a call is not captured beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaGraphs(Strategy):
+    """Captures the model's call as one CUDA graph for each size of batch and replays it: the host
+    launches once where it launched each kernel. Each graph keeps the memory of its call for good.
+    """
+
+    name: ClassVar[str] = "cuda_graphs"
+    slot: ClassVar[Slot] = Slot.COMPILE
+    workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+    idle: ClassVar[str] = (
+        "a training step is not captured, for its data, its clipping and its optimizer are the "
+        "host's; take compile, or --workload sample"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("cuda",)
+    source: ClassVar[str] = "torch.cuda.CUDAGraph; Ng et al. 2021, Accelerating PyTorch with graphs"
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"captured"})
+
+    def refuses(self, launch: Launch) -> str | None:
+        return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.activations.captured import Captured
+
+        module.captured_by = Captured(module.forward)
+        module.forward = module.captured_by
+
+    def attach(self, trained: Trained) -> Any:
+        return getattr(trained.module, "captured_by", None)
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        """Calls that were replayed, all but those of a watched batch; and a replay beside the same
+        call as it is, of values that the graph was not captured with."""
+        from strategies.activations.captured import Captured
+
+        captured = trained.attached.get(self.name)
+        demand(isinstance(captured, Captured), "nothing was captured")
+        replays, eager = captured.noted
+        told = f"{replays} calls were replayed and {eager} were not, of {trained.micro_steps}"
+        watched = trained.observed.micro_steps if trained.observed else 0
+        demand(replays + eager == trained.micro_steps and eager <= watched, told)
+        facts = {"graphs": len(captured.graphs), "replays": replays, "calls_of_a_trace": eager}
+        demand(replays > len(captured.graphs) > 0, f"{len(captured.graphs)} graphs: {told}")
+        return {**facts, "away_from_eager": self._away(trained, captured)}
+
+    def _away(self, trained: Trained, captured: Any) -> float:
+        import torch
+
+        from strategies.evidence import forward
+        from strategies.evidence.updates import relative_error
+        from strategies.parallel.beside_whole import close_to, predicted
+
+        with torch.no_grad():
+            forward.forward_once(trained)  # captured, if this size was not, with zeros
+            mine = predicted(trained, trained.model, trained.cut)
+            with captured.set_aside():
+                wanted = predicted(trained, trained.model, trained.cut)
+        found, close = relative_error(mine.double(), wanted.double()), close_to(trained, mine.dtype)
+        demand(found <= close, f"a replay is {found:.2g} of the norm away from the call itself")
+        return float(f"{found:.2g}")
