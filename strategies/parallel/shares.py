@@ -58,7 +58,6 @@ class Share:
         for row in range(rows):
             yield row * numel, (row * self.parts + self.index) * numel, numel
 
-
     def boxes(self, first: int, rows: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """(start, rows, offsets) of what is one box of the whole, of so many ``rows`` of the part
         from ``first``: from the ``start``-th of these rows, at these ``offsets`` in the whole."""

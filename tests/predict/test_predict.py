@@ -488,6 +488,7 @@ def test_collectives_of_a_phase_that_overlaps_are_counted_so():
     assert {(w.phase, w.kind, w.bytes) for w in counter.work()} == {
         ("forward", "collective", 64), ("backward", "overlapped", 64),
     }  # fmt: skip
+
     class Gather:
         namespace = "c10d"
         _schema = type("Schema", (), {"name": "c10d::_allgather_base_"})
