@@ -77,6 +77,8 @@ class TensorParallel(Strategy):
 
     def _subject(self, subject: Subject) -> str | None:
         lack = subject.lacks("halves", "leave tp out, or take fsdp2")
+        if lack is None and self.by_tokens:
+            lack = subject.lacks("chain", "take norms=whole")
         heads = subject.dimensions.heads if lack is None else self.ranks
         if heads % self.ranks:
             fitting = [str(n) for n in range(2, heads + 1) if heads % n == 0]
