@@ -62,8 +62,8 @@ class GatheredColumns(Columns):
     """[B, T / P, K] -> [B, T, F / P]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        # What runs in a Function is not seen by autocast.
+        # What runs in a Function is not seen by autocast. A prediction's GPU is of no device type.
+        kind = "cpu" if x.device.type == "cpu" else "cuda"
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
         return Gathered.apply(x.to(dtype), self.weight.to(dtype), bias, self.group)
