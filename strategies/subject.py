@@ -47,7 +47,8 @@ PARTS = {
 
 ``attend``: the layers of ``attentions`` compute by an attribute ``attend(q, k, v)``.
 ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
-``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``.
+``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
+what it makes of the condition for all tokens alike is returned by ``adaLN_modulation``.
 ``head``, ``label_table``: what the methods of these names return.
 ``sized``: ``sized`` gives the same model in another size.
 ``stages``: the module has the part "chain", ``enter(*given)`` from what it is called with to the

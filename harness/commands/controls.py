@@ -51,7 +51,7 @@ SAME = {
 TOKENS = "tp:norms=tokens"
 SHARING = {"sp": SHARED, "tp": CUT, TOKENS: BETWEEN}
 """What pairs of processes share -> the ways in which that can fail."""
-SAME_SHARED = {"sp": "sp", "sp:how=gather": "sp:how=gather", "tp": "tp", TOKENS: TOKENS}
+SAME_SHARED = {name: name for name in ("sp", "sp:how=gather", "sp:how=ring", "tp", TOKENS)}
 """The same, for several processes."""
 STAGED, APART = "pp", "pp:schedule=zero_bubble"
 SAME_STAGED = {

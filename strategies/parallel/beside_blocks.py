@@ -18,7 +18,7 @@ from strategies.base import demand
 from strategies.engine import Trained
 from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
-from strategies.parallel import between
+from strategies.parallel import between, tokens
 from strategies.parallel.beside_whole import close_to, random_sample
 
 __all__ = ["LAYERS", "as_whole_blocks"]
@@ -55,7 +55,7 @@ def _of_all_tokens(call: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]
     block, (x, *args), named, out = call
     if between.has_own(block):
         group = block.attn.qkv.group
-        x, out = between.all_tokens(x, group), between.all_tokens(out, group)
+        x, out = tokens.all_tokens(x, group), tokens.all_tokens(out, group)
     return block, (x, *args), named, out
 
 

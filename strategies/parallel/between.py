@@ -13,62 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from strategies.activations.runners import surround
 from strategies.parallel.products import Columns, Rows, Spread
+from strategies.parallel.tokens import Entered, Left, all_tokens, summed_own
 from strategies.subject import Subject
 
-__all__ = ["KINDS", "all_tokens", "connect", "has_own"]
-
-
-def own_tokens(x_BTD: Tensor, group: Any) -> Tensor:
-    """This rank's stripe of the tokens; a copy, for a view would keep all of them alive."""
-    return x_BTD.chunk(group.size(), 1)[group.rank()].contiguous()
-
-
-def all_tokens(x_BTD: Tensor, group: Any) -> Tensor:
-    """The stripes of all ranks, in their order."""
-    batch, *rest = x_BTD.shape
-    parts = x_BTD.new_empty(group.size() * batch, *rest)
-    dist.all_gather_into_tensor(parts, x_BTD.contiguous(), group=group)
-    return parts.unflatten(0, (-1, batch)).movedim(0, 1).flatten(1, 2)
-
-
-def summed_own(x_BTD: Tensor, group: Any) -> Tensor:
-    """The sum of all ranks' ``x``, of this rank's stripe."""
-    parts = x_BTD.unflatten(1, (group.size(), -1)).movedim(1, 0).flatten(0, 1)
-    mine = torch.empty_like(parts[: len(x_BTD)])
-    dist.reduce_scatter_tensor(mine, parts, group=group)
-    return mine
-
-
-class Entered(torch.autograd.Function):
-    """Whole samples, which all ranks have alike -> own tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return own_tokens(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return all_tokens(grad, ctx.group), None
-
-
-class Left(torch.autograd.Function):
-    """Own tokens -> whole samples, with which all ranks go on alike."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return all_tokens(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return own_tokens(grad, ctx.group), None
+__all__ = ["KINDS", "connect", "has_own"]
 
 
 class Gathered(torch.autograd.Function):
@@ -109,8 +62,8 @@ class GatheredColumns(Columns):
     """[B, T / P, K] -> [B, T, F / P]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        # What runs in a Function is not seen by autocast.
+        # What runs in a Function is not seen by autocast. A prediction's GPU is of no device type.
+        kind = "cpu" if x.device.type == "cpu" else "cuda"
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
         return Gathered.apply(x.to(dtype), self.weight.to(dtype), bias, self.group)

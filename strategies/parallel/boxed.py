@@ -28,15 +28,8 @@ def put(mine: DTensor, p: Any) -> DTensor:
         mine.shape, mine.device_mesh, mine.placements
     )
     wrapped = _shards(mine._local_tensor, share, start[0], shape[0])
-    stride = torch.empty(share.shape, device="meta").stride()
-    return DTensor.from_local(
-        wrapped,
-        mine.device_mesh,
-        mine.placements,
-        run_check=False,
-        shape=share.shape,
-        stride=stride,
-    )
+    whole = {"shape": share.shape, "stride": torch.empty(share.shape, device="meta").stride()}
+    return DTensor.from_local(wrapped, mine.device_mesh, mine.placements, run_check=False, **whole)
 
 
 def _shards(rows: Tensor, share: Share, first: int, count: int) -> LocalShardsWrapper:

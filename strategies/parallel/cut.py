@@ -1,4 +1,4 @@
-"""Whether neighbours have parts of a run's weights, for engines, which torch may not be there for."""
+"""Whether neighbours have parts of a run's weights, as engines ask where torch may not be there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Ring attention: keys and values go round among the ranks that share samples, a part at a time, and
-what a rank's queries make of each part is merged as it comes; no rank has more than two parts.
+"""Ring attention: keys and values go round among the ranks that share samples, a part at a time,
+and what a rank's queries make of each part is merged as it comes; no rank has more than two parts.
 
-Source: Liu et al. 2023 (arXiv:2310.01889). Parts are merged by the logarithm of their softmax's sum,
-as torch's ring does (torch.distributed.tensor.experimental, ``_SDPAMerger``), which takes kernels
-of GPUs alone.
+Source: Liu et al. 2023 (arXiv:2310.01889). Parts are merged by the logarithm of the sum in their
+softmax, as torch's ring does (torch.distributed.tensor.experimental, ``_SDPAMerger``), which takes
+kernels of GPUs alone.
 
 Shape suffixes as in ``strategies.parallel.exchanges``.
 """

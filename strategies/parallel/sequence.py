@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import Launch, Trained
+from strategies.parallel import ways
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
 
 __all__ = ["SequenceParallel"]
-
-WAYS = ("ulysses", "gather", "ring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +43,18 @@ class SequenceParallel(Strategy):
     def __post_init__(self) -> None:
         if not isinstance(self.ranks, int) or self.ranks < 2:
             raise ValueError(f"ranks is {self.ranks!r}; so many share a sample, a number from 2")
-        if self.how not in WAYS:
-            raise ValueError(f"how is {self.how!r}; one of {', '.join(WAYS)}")
+        if self.how not in ways.NAMES:
+            raise ValueError(f"how is {self.how!r}; one of {', '.join(ways.NAMES)}")
 
     def traits(self) -> frozenset[str]:
-        own = {"gather": {"cut_queries"}, "ring": {"flash_alone"}}.get(self.how, set())
-        return frozenset({"cut_samples"} | own)
+        return ways.traits(self.how) | {"cut_samples"}
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return ("attention_flash",) if self.how == "ring" else ()
 
     def refuses(self, launch: Launch) -> str | None:
-        return self._ring(launch) or self._ranks(launch) or self._subject(launch)
-
-    def _ring(self, launch: Launch) -> str | None:
-        if self.how != "ring":
-            return None
-        if "compiled" in launch.traits:
-            return "a ring inside a graph has not been tried; leave compile out, or take how=gather"
-        if launch.device == "cuda" and "half_compute" not in launch.traits:
-            return "its kernel takes 16 bits on GPUs; add bf16, or take how=gather"
-        return launch.subject.lacks("attend", "take how=ulysses or how=gather")
+        lack = ways.ring_refused(launch) if self.how == "ring" else None
+        return lack or self._ranks(launch) or self._subject(launch)
 
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
@@ -106,14 +96,6 @@ class SequenceParallel(Strategy):
             return f"{heads} heads cannot be dealt to {self.ranks} ranks; take how=gather"
         return None
 
-    def _way(self) -> Any:
-        """The class that makes of attention one that sees all tokens."""
-        from strategies.parallel import exchanges, ring
-
-        if self.how == "ring":
-            return ring.of(self.ranks)
-        return exchanges.Ulysses if self.how == "ulysses" else exchanges.Gathered
-
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.parallel import attending
 
@@ -122,7 +104,11 @@ class SequenceParallel(Strategy):
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
         from strategies.parallel import attending
 
-        attending.connect(module, launch.subject, partial(self._way(), group=_group(self.ranks)))
+        attending.connect(
+            module,
+            launch.subject,
+            partial(ways.kind(self.how, self.ranks), group=_group(self.ranks)),
+        )
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
@@ -134,7 +120,9 @@ class SequenceParallel(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         from strategies.parallel import sequence_effects
 
-        return sequence_effects.evidence(trained, self.note(trained), self._way())
+        return sequence_effects.evidence(
+            trained, self.note(trained), ways.kind(self.how, self.ranks)
+        )
 
 
 def _group(ranks: int) -> Any:

@@ -7,29 +7,11 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import Launch, Trained
+from strategies.parallel import apart
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 __all__ = ["TensorParallel"]
-
-BESIDE = {
-    "cut_samples": "ranks share the tokens of samples or the weights, not both; leave sp out",
-    "compiled": "a graph with its sums inside has not been tried; leave compile out",
-    "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
-    "quantized_weights": "a coded weight cannot be cut; leave the codes out",
-    "replaced_layers": "the layers that it cuts are replaced by others; leave those out",
-    "other_products": "it cuts the products of a whole model that is trained whole; leave out what "
-    "freezes, prunes or teaches",
-    "streams_weights": "a part of a weight is not streamed; leave block_swap out",
-    "moves_activations": "what it would copy away has not been tried; leave it out, or take "
-    "checkpoint",
-    "scales_gradients": "a rank whose part overflows would skip a step alone; take bf16",
-    "own_state": "the optimizer's state of a part is not a part of the state; take adamw",
-    "early_gradients": "a gradient's norm is of all ranks, so none is used early; take adamw",
-    "edits_gradients": "DDP's hook would see parts of some gradients; leave it out",
-    "sparse_gradients": "the norm of a sparse gradient is taken alone; leave it out",
-}
-"""What has not been tried with parts of weights, or cannot be -> why, and the way out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +29,8 @@ class TensorParallel(Strategy):
     name: ClassVar[str] = "tp"
     slot: ClassVar[Slot] = Slot.TENSOR
     source: ClassVar[str] = (
-        "Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053); norms=tokens: Korthikanti et al. 2022, "
-        "sequence parallelism (arXiv:2205.05198)"
+        "Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053); norms=tokens: Korthikanti et al. "
+        "2022, sequence parallelism (arXiv:2205.05198)"
     )
 
     ranks: int = 2
@@ -69,7 +51,7 @@ class TensorParallel(Strategy):
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return self._subject(launch.subject) or self._beside(launch) or self._ranks(launch)
+        return self._subject(launch.subject) or apart.refused(launch) or self._ranks(launch)
 
     def _ranks(self, launch: Launch) -> str | None:
         if "one_process" in launch.traits:
@@ -93,11 +75,10 @@ class TensorParallel(Strategy):
             )
         return None
 
-    def _beside(self, launch: Launch) -> str | None:
-        return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
-
     def _subject(self, subject: Subject) -> str | None:
         lack = subject.lacks("halves", "leave tp out, or take fsdp2")
+        if lack is None and self.by_tokens:
+            lack = subject.lacks("chain", "take norms=whole")
         heads = subject.dimensions.heads if lack is None else self.ranks
         if heads % self.ranks:
             fitting = [str(n) for n in range(2, heads + 1) if heads % n == 0]

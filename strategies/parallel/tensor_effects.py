@@ -14,28 +14,12 @@ import torch.distributed as dist
 from strategies import initial
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.parallel import gathering, products
+from strategies.parallel import gathering, products, sums
 from strategies.parallel.beside_blocks import LAYERS, as_whole_blocks
 from strategies.parallel.sequence_effects import attention_operands
 from strategies.parallel.shares import share_of
 
 __all__ = ["evidence"]
-
-HALVES = 2
-"""Of a block: attention and MLP, each summed once in forward and once in backward."""
-
-
-GATHER, SCATTER, SUM = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
-WHOLE = {"forward": {SUM: HALVES}, "backward": {SUM: HALVES}}
-"""Phase -> collectives in a block among those who share weights."""
-BY_TOKENS = {
-    "forward": {GATHER: HALVES, SCATTER: HALVES},
-    "backward": {GATHER: 2 * HALVES, SCATTER: HALVES, SUM: 1},
-}
-"""The same where each has some of the tokens: in backward what went into a product is gathered
-again, for it was kept as each rank's own, and the gradients of the modulation are summed."""
-EDGE = {GATHER: 1}
-"""Beside those of the blocks: behind the last in forward, before the first in backward."""
 
 
 def evidence(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
@@ -49,8 +33,8 @@ def evidence(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {"ranks_a_weight": layout.tensor, "data_parallel": layout.data}
     facts |= _held(trained)
     if trained.observed is not None and trained.observed.ran:
-        facts |= _attended(trained) | _exchanged(trained, by_tokens)
-        facts |= _between(trained) if by_tokens else {}
+        facts |= _attended(trained) | sums.exchanged(trained, by_tokens)
+        facts |= sums.between(trained) if by_tokens else {}
     if trained.launch.simulated:  # nobody is there who has the other parts
         demand(trained.observed is not None, "nothing of it was seen")
         return facts
@@ -85,38 +69,6 @@ def _attended(trained: Trained) -> dict[str, Any]:
     told = f"attention had heads, queries and keys {sorted(found)}, not {sorted(wanted)}"
     demand(found == wanted, told)
     return {"heads_inside": max(heads for heads, *_ in wanted)}
-
-
-def _exchanged(trained: Trained, by_tokens: bool) -> dict[str, Any]:
-    """Collectives among the ranks that share weights, a block and micro batch; blocks that are
-    recomputed in backward have those of forward as often again as they are."""
-    group = gathering.group_of(trained.module).group_name
-    sent = [s for s in trained.observed.sent if s.group == group]
-    micro = trained.observed.micro_steps
-    blocks, again = len(trained.blocks()) * micro, "recomputes" in trained.launch.traits
-    counts: dict[str, dict[str, float]] = {"sums_a_block": {}}
-    for phase, each in (BY_TOKENS if by_tokens else WHOLE).items():
-        for kind, times in each.items():
-            edge = EDGE.get(kind, 0) * micro
-            found = sum(s.phase == phase and s.collective == kind for s in sent) - edge
-            more = again and phase == "backward" and found > times * blocks
-            told = f"{found} of {kind} in {phase}, not {times} in each of {blocks} blocks"
-            demand(found == times * blocks or more, told)
-            name = {GATHER: "gathers_a_block", SUM: "sums_a_block"}.get(kind, "scatters_a_block")
-            counts.setdefault(name, {})[phase] = found / blocks
-    size = sum(s.bytes for s in sent if s.phase in WHOLE)
-    return {**counts, "exchanged_bytes" if by_tokens else "summed_bytes": size}
-
-
-def _between(trained: Trained) -> dict[str, Any]:
-    """Tokens that the blocks' norms were given in forward; the final layer's has all."""
-    parts, blocks = trained.launch.layout.tensor, len(trained.blocks())
-    own = trained.subject.dimensions.tokens // parts
-    norms = [r for r in trained.observed.ran if "layer_norm" in r.name and r.phase == "forward"]
-    found = sum(r.shapes[0][1] == own for r in norms)
-    wanted = HALVES * blocks * trained.observed.micro_steps
-    demand(found == wanted, f"{found} norms were of {own} tokens, not {wanted}")
-    return {"tokens_between": own}
 
 
 def _alike(trained: Trained) -> dict[str, Any]:

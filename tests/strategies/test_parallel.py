@@ -10,6 +10,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
@@ -20,6 +21,7 @@ from harness.result import Result, Status
 from harness.worker.sabotage_ranks import RANKS
 from strategies import parse
 from strategies.layout import Layout
+from strategies.parallel import ring
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.parallel import LOST
@@ -30,12 +32,17 @@ TWO = dataclasses.replace(
     beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
 FOUR = "fsdp2+sp"
+GPU = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+)
 RINGS = ["ddp+sp:how=ring,ranks=4", "ddp+sp:how=ring+checkpoint"]
 EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR, *RINGS]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
 PUBLIC = {"flux-dev": "ddp+sp:how=gather", "wan2.1-1.3b": "fsdp2+sp+checkpoint"}
 """Public models in miniature, whose attention is exchanged where torch computes it."""
 WAN = "wan2.1-1.3b"
+WAYS = ("gather", "ring")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +57,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
     cases |= {name: case("ddp", "--sabotage", name) for name in RANKS}
+    cases["a ring that stands"] = case(RINGS[1], "--sabotage", "attention_of_own_tokens")
     for name, text in PUBLIC.items():
         cases[name] = Case(miniature(name, text, processes=4 if "fsdp2" in text else 2))
     cases["saved"] = case("ddp+sp", "--checkpoint", str(base / "saved" / "checkpoint"))
@@ -111,6 +119,16 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
         assert row.status is Status.OK, row.reason
         close = 0.01 if row.spec.model == WAN else 0.005  # the miniature: 2 kB of 0.4 MB
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=close)
+    four = [
+        dataclasses.replace(one, recipe=f"ddp+sp:ranks=4,how={how}", processes=4) for how in WAYS
+    ]
+    gathers, rings = pool.predict_all([resolve(spec) for spec in four], tmp_path)
+    # Who gathers keeps the keys and values of all tokens beside its own, of each block.
+    others = 4 * 2 * 4 * 1024 * 128
+    assert gathers.beyond_state - rings.beyond_state == pytest.approx(others, rel=0.15)
+    sent = [w for w in rings.work if w.kind == "collective" and w.phase == "forward"]
+    # Three times a pair of keys and values in each block, all of it on the wire.
+    assert sum(w.bytes * w.count for w in sent) / 2 == 4 * 3 * 2 * 4 * 256 * 128
     buckets = 4 * resolve(alone).subject.sizes.total
     assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
 
@@ -142,6 +160,12 @@ def test_parts_that_are_not_one_training_are_noticed(case, runs):
     assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
 
 
+def test_a_ring_in_which_nothing_goes_round_is_noticed(runs):
+    row = runs[0]["a ring that stands"]
+    failed = {check.name for check in row.audit if not check.ok}
+    assert "evidence: sp:how=ring" in failed and verdict(row, runs).word == "DIFFERS"
+
+
 @pytest.mark.parametrize("name", RANKS)
 def test_replicas_that_are_not_one_training_are_noticed(name, runs):
     row = runs[0][name]
@@ -150,6 +174,54 @@ def test_replicas_that_are_not_one_training_are_noticed(name, runs):
         "parity alone tells"
     )
     assert verdict(row, runs).word == "DIFFERS"
+
+
+# ---- a ring of two, seen by the first ----
+
+
+class Two:
+    """The group of the two."""
+
+    rank, size = staticmethod(lambda: 0), staticmethod(lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "close"),
+    [
+        ("cpu", "float32", 1e-5),
+        ("cpu", "bfloat16", 3e-2),
+        pytest.param("cuda", "bfloat16", 3e-2, marks=GPU),
+    ],
+)
+def test_parts_that_go_round_make_the_whole_attention(device, dtype, close, monkeypatch):
+    torch.manual_seed(0)
+    kind = {"device": device, "dtype": getattr(torch, dtype)}
+    mine, *pairs = (torch.randn(2, 3, 16, 32, **kind) for _ in range(5))
+    first, second = torch.stack(pairs[:2]), torch.stack(pairs[2:])
+    sent: list[torch.Tensor] = []
+
+    def passed(x, group):
+        sent.append(x)
+        return lambda: second if x.equal(first) else torch.zeros_like(x)
+
+    monkeypatch.setattr(ring, "_passed", passed)
+    own = [x.clone().requires_grad_() for x in (mine, *first)]
+    out = ring.Ring(None, Two)(*own)
+    query, *all_of = (x.clone().requires_grad_() for x in (mine, *torch.cat([first, second], 3)))
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, *all_of)
+    grad = torch.randn_like(wanted)
+    out.backward(grad)
+    wanted.backward(grad)
+    # In backward the gradients of one's own pair are sent on first, then those of the other's.
+    *_, of_first, of_second = sent
+    of_pairs = torch.cat([of_first, of_second], 3)
+    for found, right in (
+        (out, wanted),
+        (own[0].grad, query.grad),
+        *zip(of_pairs, [x.grad for x in all_of], strict=True),
+    ):
+        away = (found.double() - right.double()).norm() / right.double().norm()
+        assert away < close
 
 
 # ---- refused ----
