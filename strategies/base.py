@@ -98,6 +98,7 @@ TRAITS = {
     "dtensor_weights": "parameters, gradients and the optimizer's state are DTensors: rows of each",
     "grouped_gradients": "a block's gradients arrive together, in one tensor",
     "host_weights": "weights, gradients and optimizer state wait in host memory",
+    "dealt_optimizer": "pieces of the optimizer are dealt to host memory or to the device",
     "host_optimizer": "the optimizer's state is kept, and stepped, outside the device",
     "swapped_weights": "the optimizer's weights are read into memory one piece at a time",
     "own_step": "the engine takes the optimizer's step by itself, behind its backward",

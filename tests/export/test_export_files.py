@@ -25,7 +25,7 @@ from harness.spec import Spec
 from strategies import CATALOG
 from strategies.base import Slot
 from strategies.engines.zero.settled import NVME_BLANK
-from strategies.engines.zero.sizes import buffer_sizes
+from strategies.engines.zero.sizes import buffer_sizes, piece_size
 from tests.made.recipes import SETTINGS
 
 FOLDER = Path("/home/me/take_home")
@@ -37,6 +37,7 @@ RECIPES = [text for texts in SETTINGS.values() for text in texts]
 def asked(recipe: str, device: str = "cuda", **more: Any) -> Resolved:
     """A recipe for eight GPUs, or one where it trains alone."""
     alone = recipe.startswith("single")
+    recipe = recipe.replace("zero3_hpz+", "zero3_hpz:group=4+")  # a node of eight is all of them
     spec = Spec(recipe=recipe, model="DiT-S/4:depth=2", data="synthetic:32", device=device)
     more = {"processes": 1 if alone else 8, "global_batch": 64, **more}
     return resolve(dataclasses.replace(spec, **more))
@@ -78,11 +79,22 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
         assert config["train_batch_size"] == 64 == samples
         assert config["gradient_clipping"] == 0.5
         sizes = buffer_sizes(resolved.subject.sizes)
+        if "dealt_optimizer" in resolved.launch.traits:
+            sizes["sub_group_size"] = piece_size(resolved.subject.sizes, 8)
         told = {k: v for k, v in config["zero_optimization"].items() if k in sizes}
         assert told and told == {k: sizes[k] for k in told}
     word = lines.mixed_precision(resolved)
     in_yaml = content.get("mixed_precision")
     assert in_yaml == (None if texts else word), "accelerate refuses it beside a DeepSpeed file"
+
+
+def test_what_a_recipe_chooses_is_in_the_file():
+    for recipe, key, value in (
+        ("zero3_hpz:group=4", "zero_hpz_partition_size", 4),
+        ("zero3_offload_partial:ratio=0.25", "ratio", 0.25),
+    ):
+        zero = json.loads(made(recipe).files["deepspeed.json"])["zero_optimization"]
+        assert (zero | zero.get("offload_optimizer", {}))[key] == value
 
 
 @pytest.mark.parametrize("recipe", possible([r for r in RECIPES if "fp" in r or "16" in r]))

@@ -18,6 +18,7 @@ from harness.system.machine import examine
 from harness.system.requirements import obstacle
 from harness.worker.environment import attention
 from harness.worker.measuring.meter import CudaMeter
+from strategies import parse
 from strategies.sizes import pinned_block
 
 pytestmark = [
@@ -26,8 +27,9 @@ pytestmark = [
 ]
 SEVERAL = {
     2: ["fsdp2", "fsdp2:reshard=off", "fsdp2+bf16+checkpoint+accumulate", "fsdp2+fp16",
-        "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+adam8bit:lib=torchao+checkpoint"],
-    4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2"],
+        "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+adam8bit:lib=torchao+checkpoint",
+        "zero3_offload_partial", "zero3_offload_partial:ratio=0.25+bf16"],
+    4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2", "zero3_hpz:group=2", "zero3_hpz:group=2+bf16"],
 }  # fmt: skip
 """Recipes of engines that need several GPUs, by how many."""
 
@@ -37,7 +39,8 @@ def here(tmp_path_factory):
     return examine(tmp_path_factory.mktemp("results"))
 
 
-@pytest.mark.parametrize("recipe", ["ddp", "zero1", "zero2+bf16", "zero3+bf16", "zero3_offload"])
+@pytest.mark.parametrize("recipe", ["ddp", "zero1", "zero2+bf16", "zero3+bf16", "zero3_offload",
+                                    "zero3_hpz:group=4", "zero3_offload_partial"])  # fmt: skip
 def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
     spec = Spec(recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=16, steps=2,
                 world=8, device="cuda")  # fmt: skip
@@ -48,7 +51,7 @@ def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
     checks = {check.name: check for check in row.audit}
     assert checks["processes"].found == 8 and checks["process group"].found == "fake"
     if "zero" in recipe:
-        assert row.evidence[recipe.split("+")[0]]["overlap_comm"] is True
+        assert row.evidence[parse(recipe).sharding.name]["overlap_comm"] is True
 
 
 def test_a_captured_model_draws_the_same_samples(here, tmp_path):

@@ -38,6 +38,8 @@ FOREVER = 3600.0
 """Seconds that one trace may take where nobody limits it."""
 WORTH = 10
 """Blocks from which on a model is extended: a shallower one is traced whole."""
+UNLIKE = frozenset({"streams_weights", "dealt_optimizer", "stages"})
+"""Traits by which not all blocks are held alike, or on one rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +59,8 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
     """The models to trace, by their depths, and for each but the first how many times ``FEW``
     blocks more its group has; empty where the model is to be traced whole."""
     depths = resolved.subject.depths
-    # Blocks of which some are kept elsewhere are not alike, and stages have some of them each.
-    if sum(depths.values()) < WORTH or {"streams_weights", "stages"} & resolved.launch.traits:
+    # Blocks of which some are kept elsewhere are not alike.
+    if sum(depths.values()) < WORTH or UNLIKE & resolved.launch.traits:
         return []
     base = {key: min(count, FEW) for key, count in depths.items()}
     longer = [key for key, count in depths.items() if count > FEW]

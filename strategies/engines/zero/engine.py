@@ -106,6 +106,7 @@ class Zero(Engine):
         where = {
             "split_parameters": self.stage == 3,
             "gathers_ahead": self.stage == 3,
+            "dealt_optimizer": self.partly,
             "host_optimizer": self.place("optimizer") != "device",
             "swapped_weights": self.place("optimizer") == "nvme",
         }
