@@ -21,7 +21,6 @@ CASES = [
     {"recipe": "zero3_offload+fp16+lora:rank=4+checkpoint"},
     {"recipe": "fsdp2+bf16"},
     {"recipe": "single+adam8bit+accumulate:steps=2", "processes": 1},
-    {"recipe": "ddp", "device": "cpu"},
 ]
 
 
@@ -45,6 +44,8 @@ class Kept(TorchDispatchMode):
         self.remembered = Remembered(fake)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.prim.device.default:
+            return device_of(args[0])
         return self.remembered(func, args, kwargs or {})
 
 
@@ -99,7 +100,7 @@ def test_the_second_time_torch_is_not_asked():
         made = one + 1
         with mock.patch.object(FakeTensorMode, "dispatch", side_effect=AssertionError):
             again = one + 1
-            view = torch.ops.aten.slice.Tensor(again, 0, 1)  # an index asks for a device too
+            view = torch.ops.aten.slice.Tensor(again, 0, 1)
         assert _told(again) == _told(made) and view.shape == (3, 4)
 
 
