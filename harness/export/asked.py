@@ -9,7 +9,28 @@ from harness.resolve import Resolved
 from strategies.base import Slot
 from strategies.strategy import Strategy
 
-__all__ = ["defaults", "numbers", "parameters", "techniques"]
+__all__ = ["defaults", "numbers", "parameters", "techniques", "without_counterpart"]
+
+WITHIN = {
+    "tensor": "accelerate's parallelism_config has tp_size, for a model that its library has "
+    "cut already (a transformers model's tp_plan); any other stays whole",
+    "sequence": "accelerate's parallelism_config has sp_size, by DeepSpeed's attention for "
+    "transformers models under DeepSpeed, and cp_size, under FSDP2; a diffusion model has neither",
+    "pipeline": "accelerate's parallelism_config has no stages; torch.distributed.pipelining has, "
+    "with a loop of its own",
+}
+"""Ways to cut a model or a sample among ranks (``strategies.layout.Layout``) that no launch file
+can ask for, and what there is instead. Source: accelerate 1.15, parallelism_config.py and
+accelerator.py (``_prepare_tp``, ``_prepare_deepspeed``)."""
+
+
+def without_counterpart(resolved: Resolved) -> str:
+    """Why a recipe cannot be taken home as files and a few lines; empty if it can."""
+    layout = resolved.launch.layout
+    name = next((name for name in WITHIN if getattr(layout, name) > 1), None)
+    if name is None:
+        return ""
+    return f"{resolved.recipe} cannot be exported: {WITHIN[name]}; its code is read in strategies/"
 
 
 def techniques(resolved: Resolved) -> list[Strategy]:

@@ -1,6 +1,7 @@
 """Whole predictions: ``python -m tests.children.predictions CASES.json OUT.json``.
 
-CASES: a list of Spec's fields, with ``shortcuts: false`` for the long way through large worlds.
+CASES: a list of Spec's fields, with ``shortcuts: false`` for the long way through large worlds,
+``remembered: false`` for one where torch answers every operation.
 OUT: what each prediction says, in the same order, but for the seconds that it took.
 """
 
@@ -25,9 +26,12 @@ from harness.spec import Spec
 
 def predicted(fields: dict[str, Any]) -> dict[str, Any]:
     """The prediction of one case."""
-    short = fields.pop("shortcuts", True)
-    mode = simulate.Shortcuts if short else BaseTorchFunctionMode
-    with mock.patch.object(simulate, "Shortcuts", mode):
+    mode = simulate.Shortcuts if fields.pop("shortcuts", True) else BaseTorchFunctionMode
+    kept = simulate.Remembered if fields.pop("remembered", True) else lambda fake: None
+    with (
+        mock.patch.object(simulate, "Shortcuts", mode),
+        mock.patch.object(simulate, "Remembered", kept),
+    ):
         found = predict(resolve(Spec(**fields)))
     return dataclasses.asdict(dataclasses.replace(found, seconds_taken=0))
 

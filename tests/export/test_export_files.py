@@ -290,6 +290,23 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "told"),
+    [
+        ("ddp+tp:ranks=2", 4, "tp_size"),
+        ("ddp+sp:ranks=2", 4, "sp_size"),
+        ("pp:stages=2", 2, "no stages"),
+        ("model_parallel:stages=2", 2, "no stages"),
+    ],
+)
+def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["export", recipe, *CARD, "--gpus", str(gpus), "--global-batch", "8"]
+    assert cli.main([*words, "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert f"{recipe} cannot be exported" in said and told in said and not out.exists()
+
+
 def test_an_unknown_trainer_is_named_before_anything_is_written(tmp_path, capsys):
     words = ["export", "ddp", *CARD, "--out", str(tmp_path / "out"), "--trainers", "musubi-tunr"]
     assert cli.main(words) == 2

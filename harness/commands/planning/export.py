@@ -14,6 +14,7 @@ from harness.commands.planning.export_table import print_export
 from harness.commands.planning.plan.asked import Asked, asked_for
 from harness.commands.planning.plan.command import add_arguments as plan_arguments
 from harness.export import trainers
+from harness.export.asked import without_counterpart
 from harness.export.bundle import bundle, write
 from harness.predict import attention, pool, verdict
 from harness.predict.verdict import Fit
@@ -90,6 +91,8 @@ def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[As
     lack = "" if options.cpu else verdict.lack_of(resolved, asked.gpu)
     if resolved.refusal or lack:
         raise SpecError(f"{options.recipe}: {resolved.refusal or lack}")
+    if why := without_counterpart(resolved):
+        raise SpecError(why)
     return asked, resolved
 
 

@@ -178,6 +178,8 @@ def _effect(func: Any) -> str:
     name = func.name() if isinstance(func, torch._ops.OpOverload) else ""
     if not name or not is_builtin(func) or UNTOLD.intersection(func.tags):
         return OTHER
+    if func.namespace == "prim":
+        return OTHER
     schema = func._schema
     if schema.name in LIFTED or torch._C._dispatch_has_kernel_for_dispatch_key(name, composite):
         return OTHER
