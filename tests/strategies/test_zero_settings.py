@@ -3,6 +3,7 @@ and what accelerate makes of an optimizer that is offloaded."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.predict import pool
+from harness.predict.speed.roofline import sent
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies import CATALOG, engines, parse
@@ -180,3 +183,25 @@ def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
     same = map_pytorch_optim_to_deepspeed(engine.host_adamw(weights(), without))
     plain = stepped(torch.optim.AdamW(weights(), **without.adam))
     assert torch.allclose(stepped(same), plain, rtol=0, atol=1e-6)
+
+
+# -- predicted for GPUs -----------------------------------------------------------------------
+
+
+def test_a_plan_knows_what_stays_within_a_node_and_what_lies_on_the_host(tmp_path):
+    """Rank 0 of sixteen GPUs on two nodes, beside ZeRO-3's."""
+    recipes = ("zero3", "zero3_hpz", "zero3_offload_partial")
+    base = Spec(recipe="zero3", model="DiT-S/4:depth=2", data="synthetic", device="cuda",
+                processes=16, global_batch=16)  # fmt: skip
+    asked = [resolve(dataclasses.replace(base, recipe=recipe)) for recipe in recipes]
+    plain, again, partial = pool.predict_all(asked, tmp_path)
+    assert {found.method for found in (plain, again, partial)} == {"trace"}
+    told = [sent(found.work, 16, 8) for found in (plain, again)]
+    assert told[0].within == 0 < told[1].within
+    assert sum(told[1]) == pytest.approx(told[0].across, rel=0.01), "as much, by other ways"
+    # Of two blocks ZeRO-3 keeps most from forward to backward, and gathers the rest alone again.
+    assert told[1].across < 0.95 * told[0].across
+    states = [found.steady.categories["optimizer_state"] for found in (plain, partial)]
+    assert states[1] == pytest.approx(states[0] / 2, rel=0.15)
+    hosted = partial.host_steady.categories["optimizer_state"]
+    assert hosted == pytest.approx(states[0] - states[1], rel=0.02)
