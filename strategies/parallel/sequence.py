@@ -64,8 +64,7 @@ class SequenceParallel(Strategy):
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
         if "one_process" in launch.traits:
-            way_out = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
-            return f"one process has nobody to share a sample with; take {way_out}"
+            return "one process has nobody to share a sample with; take ddp or fsdp2"
         if launch.layout.sequence != self.ranks:
             near = max(self.ranks, count // self.ranks * self.ranks)
             return (
@@ -73,7 +72,7 @@ class SequenceParallel(Strategy):
                 "another ranks"
             )
         if launch.workload != TRAIN and launch.layout.data > 1:
-            told = f"{count} processes are {launch.layout.data} groups, and one draws all samples"
+            told = f"{count} processes are several groups, and one draws all samples"
             return f"{told}; use --processes {self.ranks}, or ranks={count}"
         return None
 
@@ -113,8 +112,8 @@ class SequenceParallel(Strategy):
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
         from strategies.parallel import attending, exchanges
 
-        group = exchanges.neighbours(self.ranks)
-        attending.connect(module, launch.subject, partial(self._way(), group=group))
+        way = partial(self._way(), group=exchanges.neighbours(self.ranks))
+        attending.connect(module, launch.subject, way)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
