@@ -16,11 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Around", "Gathered", "Ulysses", "plain"]
+__all__ = ["Around", "Gathered", "Ulysses", "neighbours", "plain"]
 
 Attended = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS, TOKENS = 1, 2
 """Axes of what attention is given, [B, N, T, K]."""
+
+
+def neighbours(ranks: int) -> Any:
+    """The process group of this rank and those beside it, so many in all; all ranks call it."""
+    return dist.new_subgroups(group_size=ranks)[0]
 
 
 def exchanged(x: Tensor, group: Any, cut: int, joined: int) -> Tensor:

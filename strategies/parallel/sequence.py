@@ -59,8 +59,7 @@ class SequenceParallel(Strategy):
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
         if "one_process" in launch.traits:
-            with_it = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
-            return f"one process has nobody to share a sample with; take {with_it}"
+            return "one process has nobody to share a sample with; take ddp or fsdp2"
         if launch.layout.sequence != self.ranks:
             near = max(self.ranks, count // self.ranks * self.ranks)
             return (
@@ -68,10 +67,8 @@ class SequenceParallel(Strategy):
                 "another ranks"
             )
         if launch.workload != TRAIN and launch.layout.data > 1:
-            return (
-                f"{count} processes are {launch.layout.data} groups, and one group draws all "
-                f"samples; use --processes {self.ranks}, or ranks={count}"
-            )
+            told = f"{count} processes are several groups, and one draws all samples"
+            return f"{told}; use --processes {self.ranks}, or ranks={count}"
         return None
 
     def _subject(self, launch: Launch) -> str | None:
@@ -102,13 +99,10 @@ class SequenceParallel(Strategy):
         attending.install(module, subject)
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        from strategies.parallel import attending
+        from strategies.parallel import attending, exchanges
 
-        attending.connect(
-            module,
-            launch.subject,
-            partial(ways.kind(self.how, self.ranks), group=_group(self.ranks)),
-        )
+        way = partial(ways.kind(self.how, self.ranks), group=exchanges.neighbours(self.ranks))
+        attending.connect(module, launch.subject, way)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
@@ -123,10 +117,3 @@ class SequenceParallel(Strategy):
         return sequence_effects.evidence(
             trained, self.note(trained), ways.kind(self.how, self.ranks)
         )
-
-
-def _group(ranks: int) -> Any:
-    """The process group of this rank's neighbours; all ranks call it."""
-    import torch.distributed as dist
-
-    return dist.new_subgroups(group_size=ranks)[0]
