@@ -189,6 +189,17 @@ def test_memory_is_predicted_and_what_is_sent_is_priced(runs, tmp_path):
     assert summed == 2 * 2 * depth * 2 * 4 * (TWO.global_batch // 2) * tokens * width
 
 
+def test_on_gpus_sums_are_awaited_and_shards_gathered_beside(tmp_path):
+    texts = ("fsdp2+tp+bf16", "ddp+tp:norms=tokens+bf16")
+    gpus = dataclasses.replace(TWO, device="cuda", processes=8, data="synthetic", global_batch=16)
+    specs = [dataclasses.replace(gpus, recipe=text) for text in texts]
+    both, own = pool.predict_all([resolve(spec) for spec in specs], tmp_path)
+    sent = {(w.kind, w.group, w.stride) for w in both.work if w.phase in ("forward", "backward")}
+    wire = {place for place in sent if place[0] in ("collective", "overlapped")}
+    assert wire == {("collective", 2, 1), ("overlapped", 4, 2)}, both.reason
+    assert own.method == "trace", own.reason
+
+
 def test_what_lies_between_products_is_a_share_of_the_tokens(tmp_path):
     long = dataclasses.replace(TWO, model="DiT-T/2", data="synthetic:64", processes=4)
     texts = ("ddp+tp:ranks=4", "ddp+tp:ranks=4,norms=tokens")

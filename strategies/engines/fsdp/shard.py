@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from strategies import initial
 from strategies.initial import Draw
@@ -109,10 +110,17 @@ def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
     keeps them): all that a group trains is of one type."""
     if draw is not None:
         initial.fill(part, draw, accelerator.device)
+        initial.replace(part, lambda p: _on_device(p, accelerator.device))
     if accelerator.mixed_precision != "no":
         for p in part.parameters():
             if p.requires_grad and p.dtype is not torch.float32:
                 p.data = p.data.float()
+
+
+def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """A part of a weight, which is cut where the whole was drawn, moved to where it will be."""
+    cut = hasattr(p, "share") and not isinstance(p, DTensor)
+    return initial.moved(p, device) if cut and p.device.type != device.type else p
 
 
 @contextlib.contextmanager
