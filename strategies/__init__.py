@@ -26,8 +26,8 @@ from strategies.optimizers.muon import Muon
 from strategies.optimizers.offload_adamw import OffloadAdamW
 from strategies.optimizers.onebit_adam import OneBitAdam
 from strategies.optimizers.sgd import Sgd
-from strategies.parallel.sequence import SequenceParallel
-from strategies.parallel.tensor import TensorParallel
+from strategies.parallel.sequence.strategy import SequenceParallel
+from strategies.parallel.tensor.strategy import TensorParallel
 from strategies.precision.bfloat import Bf16Master, Bf16Pure
 from strategies.precision.fp8 import Fp8
 from strategies.precision.fp16 import Fp16

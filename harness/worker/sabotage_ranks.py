@@ -25,7 +25,7 @@ def one_rank_left_out(run: Run) -> None:
 
 def attention_of_own_tokens(run: Run) -> None:
     """Attention sees the tokens of this rank's part alone."""
-    from strategies.parallel import attending
+    from strategies.parallel.sequence import attending
 
     attending.keep_to_own(run.trained.module, run.trained.subject)
 
@@ -81,7 +81,7 @@ def _alone(run: Run, kind: str) -> None:
     """Cut layers of this kind are ordinary ones, of their part."""
     from torch import nn
 
-    from strategies.parallel import products
+    from strategies.parallel.tensor import products
 
     for layer in products.layers(run.trained.module):
         if isinstance(layer, getattr(products, kind)):
@@ -99,7 +99,7 @@ def norm_of_own_parts(run: Run) -> None:
 
 def modulation_of_own_tokens(run: Run) -> None:
     """What shifts, scales and gates the tokens learns from this rank's alone."""
-    from strategies.parallel import between
+    from strategies.parallel.tensor import between
 
     between.spread = lambda out, group: out
 

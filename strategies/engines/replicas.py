@@ -9,7 +9,7 @@ from strategies.base import demand
 from strategies.engine import Engine, Imitation
 from strategies.evidence.stored import stored
 from strategies.holdings import Fragment, Holdings
-from strategies.parallel import cut
+from strategies.parallel.tensor import cut
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained

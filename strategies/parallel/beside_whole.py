@@ -15,7 +15,7 @@ from strategies.base import demand
 from strategies.engine import Trained
 from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
-from strategies.parallel import attending
+from strategies.parallel.sequence import attending
 
 __all__ = ["as_the_whole", "away", "close_to", "predicted", "random_sample"]
 

@@ -21,7 +21,7 @@ from harness.result import Result, Status
 from harness.worker.sabotage_ranks import RANKS
 from strategies import parse
 from strategies.layout import Layout
-from strategies.parallel import ring
+from strategies.parallel.sequence import ring
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.parallel import LOST

@@ -20,7 +20,7 @@ from harness.subjects.guidance import guided_by
 from harness.subjects.named_objectives import objective_of
 from strategies.engine import Trained
 from strategies.initial import keyed
-from strategies.parallel.joining import joined
+from strategies.parallel.sequence.joining import joined
 
 __all__ = ["Drawing", "digest", "labels_of", "noise_of"]
 

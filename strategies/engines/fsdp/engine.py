@@ -19,7 +19,7 @@ from strategies.engine import Engine, Imitation, Workload
 from strategies.holdings import Fragment, Holdings, Maker
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
-from strategies.parallel import cut
+from strategies.parallel.tensor import cut
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ Source: Liu et al. 2023 (arXiv:2310.01889). Parts are merged by the logarithm of
 softmax, as torch's ring does (torch.distributed.tensor.experimental, ``_SDPAMerger``), which takes
 kernels of GPUs alone.
 
-Shape suffixes as in ``strategies.parallel.exchanges``.
+Shape suffixes as in ``strategies.parallel.sequence.exchanges``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from strategies.parallel.exchanges import Around
+from strategies.parallel.sequence.exchanges import Around
 
 __all__ = ["Ring", "of"]
 

@@ -18,8 +18,8 @@ from strategies.base import demand
 from strategies.engine import Trained
 from strategies.evidence import forward
 from strategies.evidence.updates import relative_error
-from strategies.parallel import between, tokens
 from strategies.parallel.beside_whole import close_to, random_sample
+from strategies.parallel.tensor import between, tokens
 
 __all__ = ["LAYERS", "as_whole_blocks"]
 

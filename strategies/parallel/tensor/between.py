@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from strategies.activations.runners import surround
-from strategies.parallel.products import Columns, Rows, Spread
-from strategies.parallel.tokens import Entered, Left, all_tokens, summed_own
+from strategies.parallel.tensor.products import Columns, Rows, Spread
+from strategies.parallel.tensor.tokens import Entered, Left, all_tokens, summed_own
 from strategies.subject import Subject
 
 __all__ = ["KINDS", "connect", "has_own"]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import Launch, Trained
-from strategies.parallel import ways
+from strategies.parallel.sequence import ways
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
@@ -94,12 +94,12 @@ class SequenceParallel(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.parallel import attending
+        from strategies.parallel.sequence import attending
 
         attending.install(module, subject)
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        from strategies.parallel import attending, exchanges
+        from strategies.parallel.sequence import attending, exchanges
 
         way = partial(ways.kind(self.how, self.ranks), group=exchanges.neighbours(self.ranks))
         attending.connect(module, launch.subject, way)
@@ -107,13 +107,11 @@ class SequenceParallel(Strategy):
         launch.subject.take_part(module, part, self.ranks)
 
     def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
-        from strategies.parallel import sequence_effects
+        from strategies.parallel.sequence import effects
 
-        return sequence_effects.observe(trained)
+        return effects.observe(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.parallel import sequence_effects
+        from strategies.parallel.sequence import effects
 
-        return sequence_effects.evidence(
-            trained, self.note(trained), ways.kind(self.how, self.ranks)
-        )
+        return effects.evidence(trained, self.note(trained), ways.kind(self.how, self.ranks))

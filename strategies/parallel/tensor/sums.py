@@ -7,7 +7,7 @@ from typing import Any
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.parallel import gathering
+from strategies.parallel.tensor import gathering
 
 __all__ = ["between", "exchanged"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from strategies import initial
-from strategies.parallel.shares import held
+from strategies.parallel.tensor.shares import held
 
 __all__ = ["KINDS", "Columns", "Cut", "Rows", "Spread", "cut_block", "layers"]
 

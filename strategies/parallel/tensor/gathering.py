@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from strategies.holdings import Fragment
-from strategies.parallel.products import layers
-from strategies.parallel.shares import Share, share_of
+from strategies.parallel.tensor.products import layers
+from strategies.parallel.tensor.shares import Share, share_of
 
 if TYPE_CHECKING:
     from strategies.engine import Trained

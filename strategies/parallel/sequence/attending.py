@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from strategies.activations.runners import runner_of, surround
-from strategies.parallel.exchanges import plain
+from strategies.parallel.sequence.exchanges import plain
 from strategies.subject import Subject
 
 __all__ = ["Exchanging", "alone", "connect", "install", "keep_to_own"]

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.parallel import joining
 from strategies.parallel.beside_whole import as_the_whole
+from strategies.parallel.sequence import joining
 from strategies.survey import Attended
 
 __all__ = ["attention_operands", "evidence", "observe"]

@@ -11,11 +11,11 @@ __all__ = ["gatherer", "shape"]
 
 
 def gatherer(trained: Trained) -> Any:
-    """What puts such weights together (``strategies.parallel.gathering``); None where each rank, or
-    all that shard them together, have them whole."""
+    """What puts such weights together (``strategies.parallel.tensor.gathering``); None where each
+    rank, or all that shard them together, have them whole."""
     if trained.launch.layout.tensor == 1:
         return None
-    from strategies.parallel import gathering
+    from strategies.parallel.tensor import gathering
 
     return gathering
 

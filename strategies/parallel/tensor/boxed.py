@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from strategies.parallel.shares import Share, share_of
+from strategies.parallel.tensor.shares import Share, share_of
 
 __all__ = ["put", "taken"]
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from strategies import initial
 from strategies.base import demand
 from strategies.engine import Trained
-from strategies.parallel import gathering, products, sums
-from strategies.parallel.beside_blocks import LAYERS, as_whole_blocks
-from strategies.parallel.sequence_effects import attention_operands
-from strategies.parallel.shares import share_of
+from strategies.parallel.sequence.effects import attention_operands
+from strategies.parallel.tensor import gathering, products, sums
+from strategies.parallel.tensor.beside_blocks import LAYERS, as_whole_blocks
+from strategies.parallel.tensor.shares import share_of
 
 __all__ = ["evidence"]
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strategies.parallel import boxed
-from strategies.parallel.gathering import whole
-from strategies.parallel.products import Cut, layers
-from strategies.parallel.shares import share_of
+from strategies.parallel.tensor import boxed
+from strategies.parallel.tensor.gathering import whole
+from strategies.parallel.tensor.products import Cut, layers
+from strategies.parallel.tensor.shares import share_of
 
 if TYPE_CHECKING:
     from strategies.engine import Trained

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import Launch, Trained
-from strategies.parallel import apart
+from strategies.parallel.tensor import apart
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -94,7 +94,7 @@ class TensorParallel(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch.distributed as dist
 
-        from strategies.parallel import between, products
+        from strategies.parallel.tensor import between, products
 
         rank = dist.get_rank() if dist.is_initialized() else 0
         kinds = between.KINDS if self.by_tokens else products.KINDS
@@ -102,7 +102,8 @@ class TensorParallel(Strategy):
             products.cut_block(block, rank % self.ranks, self.ranks, kinds)
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        from strategies.parallel import between, groups, products
+        from strategies.parallel import groups
+        from strategies.parallel.tensor import between, products
 
         if "dtensor_weights" in launch.traits:  # the engine made groups of those who have the same
             parts = accelerator.torch_device_mesh["tp"].get_group()
@@ -115,11 +116,11 @@ class TensorParallel(Strategy):
             between.connect(module, launch.subject, parts)
 
     def attach(self, trained: Trained) -> None:
-        from strategies.parallel import saving
+        from strategies.parallel.tensor import saving
 
         saving.save_whole(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.parallel import tensor_effects
+        from strategies.parallel.tensor import effects
 
-        return tensor_effects.evidence(trained, by_tokens=self.by_tokens)
+        return effects.evidence(trained, by_tokens=self.by_tokens)

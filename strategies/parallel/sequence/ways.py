@@ -30,7 +30,7 @@ def ring_refused(launch: Launch) -> str | None:
 def kind(how: str, ranks: int) -> Any:
     """The kind of ``exchanges.Around`` that makes of attention one that sees the tokens of so many
     ranks."""
-    from strategies.parallel import exchanges, ring
+    from strategies.parallel.sequence import exchanges, ring
 
     if how == "ring":
         return ring.of(ranks)
