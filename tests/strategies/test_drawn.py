@@ -215,6 +215,14 @@ def test_what_is_out_of_place_is_refused_by_name(text, workload, words):
     assert [word for word in words if word not in found] == []
 
 
+def test_ranks_that_draw_together_are_one_group():
+    assert "fsdp2" not in refusal("single+sp", SAMPLE), "it draws nothing"
+    for processes, fault in ((2, None), (4, "several groups")):
+        spec = dataclasses.replace(DRAWN, recipe="ddp+sp", processes=processes)
+        found = resolve(spec).refusal
+        assert found is None if fault is None else fault in found and "--processes 2" in found
+
+
 @pytest.mark.parametrize("name", [*ABSENT, "Flash-Decoding"])
 def test_what_is_no_strategy_is_refused_with_the_reason(name):
     with pytest.raises(RecipeError, match=f"there is no {name}: .*; take "):

@@ -59,7 +59,8 @@ class SequenceParallel(Strategy):
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
         if "one_process" in launch.traits:
-            return "one process has nobody to share a sample with; take ddp or fsdp2"
+            others = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
+            return f"one process has nobody to share a sample with; take {others}"
         if launch.layout.sequence != self.ranks:
             near = max(self.ranks, count // self.ranks * self.ranks)
             return (
