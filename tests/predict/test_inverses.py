@@ -123,12 +123,13 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
 
 
 REAL = {
-    "resolution": ("3GiB", "single+bf16"),
-    "frames": ("3GiB", "single+bf16"),
-    "rank": ("1GiB", "single+bf16_pure+lora:rank=16"),
+    "resolution": (1, 3.0, "single+bf16"),
+    "frames": (1, 3.0, "single+bf16"),
+    "rank": (1, 1.0, "single+bf16_pure+lora:rank=16"),
+    "resident": (5, 1.4, "single+bf16_pure+lora:rank=16"),
 }
-SMALL = ["--model", "wan2.1-1.3b", "--set", "num_layers=1", "--resolution", "256x256",
-         "--frames", "9"]  # fmt: skip
+"""Blocks, GiB and recipe of a search."""
+SMALL = ["--model", "wan2.1-1.3b", "--resolution", "256x256", "--frames", "9"]
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +138,16 @@ def real(tmp_path_factory) -> dict[str, dict]:
     that loads its libraries once."""
     folder = tmp_path_factory.mktemp("real")
     asked = {
-        what: [*SMALL, "--gpu-memory", memory, "--recipes", recipe]
-        for what, (memory, recipe) in REAL.items()
+        what: [
+            *SMALL,
+            "--set",
+            f"num_layers={blocks}",
+            "--gpu-memory",
+            f"{memory}GiB",
+            "--recipes",
+            recipe,
+        ]
+        for what, (blocks, memory, recipe) in REAL.items()
     }
     (folder / "asked.json").write_text(json.dumps(asked))
     words = [sys.executable, "-m", "tests.children.searched", str(folder)]
@@ -149,7 +158,7 @@ def real(tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.parametrize("what", REAL)
 def test_a_direct_plan_of_both_neighbours_says_the_same(what, real):
-    row, size = real[what]["searched"], int(REAL[what][0][:-3]) * GIB
+    row, size = real[what]["searched"], REAL[what][1] * GIB
     assert row["exact"], row
     assert row["fits"]["need_bytes"] < row["over"]["need_bytes"]
     for side, direct, fits in zip(
