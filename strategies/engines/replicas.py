@@ -127,8 +127,8 @@ class Replicas(Engine):
         parts = trained.launch.layout.tensor
         alike = trained.accelerator.gather(sums[None])[trained.accelerator.process_index % parts :]
         spread = float((alike[::parts] - sums).abs().max())
-        why = "they were drawn apart" if trained.sampling else "gradients were not averaged"
-        demand(spread == 0.0, f"the replicas are {spread:.3g} apart: {why}")
+        why = "they do not draw alike" if trained.sampling else "gradients were not averaged"
+        demand(spread == 0.0, f"the replicas drifted apart by {spread:.3g}: {why}")
         facts |= {"replica_spread": spread}
         return facts if trained.sampling else facts | self._wire(trained)
 

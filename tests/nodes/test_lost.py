@@ -38,7 +38,7 @@ class Row:
     def __init__(self, nodes, folder: Path) -> None:
         self.nodes, self.folder = nodes, folder
         order = Order(
-            token="abc", nodes=2, processes=1, head=nodes.addresses[0], out=str(folder),
+            token="lost", nodes=2, processes=1, head=nodes.addresses[0], out=str(folder),
             words=[sys.executable, "-m", "tests.children.steps", "$NODE_RANK", "$HEAD", "$PORT"],
             environment={"CUDA_VISIBLE_DEVICES": ""}, timeout=60.0, silence=SILENCE,
             code=preflight.code(), versions=preflight.versions(), cpu=kernel.cpu_name(),

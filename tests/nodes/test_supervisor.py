@@ -17,7 +17,9 @@ from harness.system import kernel, process
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, tmp_path_factory):
+    """Short times, and a disk that no launch beside these shares."""
+    monkeypatch.setenv("HEADROOM_SCRATCH", str(tmp_path_factory.mktemp("disk")))
     monkeypatch.setattr(watch, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(sentry, "BEAT_SECONDS", 0.2)
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
