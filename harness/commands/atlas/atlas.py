@@ -15,7 +15,8 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
-from harness.commands.atlas.page import write
+from harness.commands.atlas.files import write
+from harness.commands.atlas.lines import from_csv
 from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.sizes import DOUBLINGS, too_large
 from harness.commands.console import OK, make_console, short
@@ -46,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many of a card (default: 1 4 8)")  # fmt: skip
     told = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
     add("--growth", type=int, metavar="N", default=DOUBLINGS, help=told)
+    told = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
+    add("--from", dest="csv", type=Path, metavar="CSV", help=told)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
 
@@ -54,23 +57,35 @@ def atlas(options: argparse.Namespace) -> int:
     """Predict cell by cell, write the files after each model; the exit code.
 
     Raises:
-        BadInput: an unknown model or card; OutputError: the folder cannot be written.
+        BadInput: an unknown model or card, or no CSV of an atlas; OutputError: the folder cannot be
+            written.
     """
     console, models = make_console(), options.models or list(presets.table())
     _check(models, options.cards, options)
+    lines = from_csv(options.csv) if options.csv else []
     folder = (options.out or ROOT / "results" / "atlas").absolute()
     check_out(folder)
-    cells: list[Cell] = []
-    progress = AtlasProgress(console, len(models))
-    for model in models:
-        progress.begin_model(model)
-        found = list(cells_of(model, options, progress))
-        progress.end_model(len(found))
-        cells += found
-        paths = write(cells, folder)
+    if lines:
+        paths = write(lines, folder)
+    else:
+        paths = _predicted(models, options, folder, AtlasProgress(console, len(models)))
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
     return OK
+
+
+def _predicted(
+    models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
+) -> list[Path]:
+    """The files, written after each model."""
+    lines: list[list[str]] = []
+    for model in models:
+        progress.begin_model(model)
+        found = [cell.texts for cell in cells_of(model, options, progress)]
+        progress.end_model(len(found))
+        lines += found
+        paths = write(lines, folder)
+    return paths
 
 
 def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:
