@@ -184,8 +184,6 @@ class Fsdp(Engine):
         return parts.norm(trained) if parts else _whole(super().norm(trained))
 
     def clip(self, trained: Trained, limit: float) -> Any:
-        if cut.gatherer(trained):
-            return self.clip_by(trained, self.norm(trained), limit)
         return _whole(super().clip(trained, limit))
 
     # ---- what is held ----
