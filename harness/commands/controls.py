@@ -23,7 +23,7 @@ from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data.grid import text_grid
 from harness.report.figures import parity
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -215,7 +215,7 @@ def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: 
         marks.append(() if right else ("alarm",))
     kinds = {"control": "text", **dict.fromkeys(parity.MEASURES, "number"), "reads": "text"}
     grid = text_grid("controls", "", kinds, lines)
-    draw(replace(grid, marks=marks), console, least_worth=tuple(reversed(parity.MEASURES)))
+    print_grid(replace(grid, marks=marks), console, least_worth=tuple(reversed(parity.MEASURES)))
     allowed = parity.limits([reference])
     limits = ", ".join(f"{m} {getattr(allowed, m):g}" for m in parity.MEASURES)
     console.print(f"limits here, relative to the plain run: {limits} ({allowed.why})")

@@ -7,7 +7,7 @@ from harness.report.data.lookup import Rows
 from harness.report.data.rows import Report
 from harness.report.figures import units
 from harness.report.rendering.charts.of_group import line_style
-from harness.report.rendering.charts.svg import WIDTH, Scale, axes, drawing, element, polyline
+from harness.report.rendering.charts.svg import WIDTH, Scale, axes, element, picture, polyline
 from harness.report.stories import claim_tables, depth
 
 __all__ = ["keys", "pictures"]
@@ -65,8 +65,8 @@ def _of_claims(report: Report) -> list[tuple[str, str, str]]:
     marks = tuple(sorted(set(batches)))
     x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
     y = Scale(0.0, max(shares) * 1.05, 220.0, 26.0)
-    picture = _drawn(lines, x, y, ("global batch", "% of the peak"))
-    return [("A step's peak against the batch", small, picture)]
+    curves = _picture(lines, x, y, ("global batch", "% of the peak"))
+    return [("A step's peak against the batch", small, curves)]
 
 
 def _chart(lines: Lines, name: str) -> str:
@@ -77,10 +77,10 @@ def _chart(lines: Lines, name: str) -> str:
     marks = tuple(sorted(set(depths)))
     x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
     y = Scale(min(values) * 0.8, max(values) * 1.25, 220.0, 26.0, log=True)
-    return _drawn(lines, x, y, ("blocks", name))
+    return _picture(lines, x, y, ("blocks", name))
 
 
-def _drawn(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
+def _picture(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
     parts = axes(x, y, *names, y.end)
     for index, (recipe, points) in enumerate(lines.items()):
         colour, dash = line_style(index)
@@ -92,4 +92,4 @@ def _drawn(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
         parts.append(element("path", tip, d=polyline(spots), **look))
         parts += [element("circle", cx=a, cy=b, r=2.5, fill=colour) for a, b in spots]
     title = f"{names[1]} against {'depth' if names[0] == 'blocks' else names[0]}"
-    return drawing(WIDTH, 260, parts, title)
+    return picture(WIDTH, 260, parts, title)
