@@ -49,8 +49,10 @@ class Sharing(Lonely):
         self.rows = Unstored(engine)
 
     def beside(self, launch: Launch) -> frozenset[str]:
-        """Blocks are gathered beside the block at work."""
-        return self.rows.beside(launch)
+        """Blocks are gathered beside the block at work; gradients are reduced behind all of it,
+        but where blocks are gathered again in backward, which is the larger part."""
+        waited = frozenset() if self.rows.engine.reshard else frozenset({"backward"})
+        return self.rows.beside(launch) - waited
 
     def begin(self, launch: Launch, device: str) -> None:
         self.rows.begin(launch, device)
