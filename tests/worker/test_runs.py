@@ -46,7 +46,7 @@ STEPS = SPEC.warmup + SPEC.steps
 EVERYTHING = "zero3_offload+bf16+checkpoint+accumulate:steps=2"
 LAUNCHES = [*sharding_kinds()]
 FILES = ROOT / "launch_configs"
-PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4}
+PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4, "pp_fsdp2": 4}
 """Of launches that do not take two."""
 ZERO = [
     *("zero1", "zero2", "zero3"),
