@@ -16,7 +16,8 @@ from harness.predict.speed.cards import NODE, Card
 from harness.predict.speed.rates import ISSUE, SLOWEST, Rates, rates
 
 __all__ = [
-    *("CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "issued", "parts_of", "seconds", "sent"),
+    *("AS_TYPICAL", "CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Slower", "Work", "issued"),
+    *("parts_of", "seconds", "sent"),
 ]
 
 BUSY = ("forward", "backward")
@@ -51,6 +52,16 @@ class Work:
     stride: int = 1
 
 
+class Slower(NamedTuple):
+    """How many times as long as predicted the operations and the links take."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+AS_TYPICAL = Slower()
+
+
 class Sent(NamedTuple):
     """Bytes that one rank sends in a step, to ranks of its own node and of others, if each
     collective is a ring."""
@@ -83,12 +94,18 @@ class Seconds:
 
 
 def seconds(
-    work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False, by_library: bool = False
+    work: Sequence[Work],
+    gpu: Card,
+    processes: int,
+    tf32: bool = False,
+    by_library: bool = False,
+    slower: Slower = AS_TYPICAL,
 ) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``. ``by_library``: whether
     the model is Python of a library, whose host is counted as those of public trainers are, unless
-    whole steps were measured."""
+    whole steps were measured. ``slower``: what if the card, or the links, took longer."""
     found, typical = rates(gpu, processes), LIBRARY_SPREAD if by_library else SPREAD
+    found = found.slowed(slower.compute, slower.communication)
     usual = CPU_SPREAD if gpu.shared else typical
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else None
