@@ -55,7 +55,8 @@ def on_processes(
     One process has nobody to average with: there a row of replicas is the plain loop, and is named
     so, the reference too. Rows that become equal are kept once. A row that trains alone beside
     rows of several GPUs takes micro batches of their size (``alone_beside``). A row whose own
-    batch cannot be divided among its processes (a sweep's first, on many GPUs) is left out.
+    batch cannot be divided among its processes (a sweep's first, on many GPUs) is left out, as is
+    one whose own processes are more than there are ``gpus``.
     """
     given = {k: v for k, v in overrides.items() if v is not None}
 
@@ -79,7 +80,9 @@ def on_processes(
     }
     chosen = "global_batch" in given
     unequal = [row for row in rows if not (chosen or _divides(suite, row, ranks(row)))]
-    once = tuple(row for i, row in enumerate(rows) if row not in rows[:i] and row not in unequal)
+    wide = [row for row in rows if "processes" not in given and 0 < gpus < _own(suite, row)]
+    gone = unequal + wide
+    once = tuple(row for i, row in enumerate(rows) if row not in rows[:i] and row not in gone)
     reference = next(
         new.recipe
         for old, new in zip(suite.rows, rows, strict=True)
@@ -88,7 +91,13 @@ def on_processes(
     said = [_said(suite, old, new, gpus) for old, new in changes.items()]
     said += [f"{_gpus(gpus)}: {row.recipe} {APART}" for row in once if row.shares > 1]
     said += [_left_out(row, ranks(row)) for row in unequal]
+    said += [f"{_gpus(gpus)}: {r.recipe} on {_own(suite, r)} is left out" for r in wide]
     return dataclasses.replace(suite, rows=once, reference=reference), said
+
+
+def _own(suite: Suite, row: SuiteRow) -> int:
+    """The GPUs that a row wants whatever the suite takes; 0 where it leaves that to the suite."""
+    return row.settings.get("processes", 0) if suite.device == "cuda" else 0
 
 
 def _divides(suite: Suite, row: SuiteRow, ranks: int) -> bool:
@@ -187,11 +196,13 @@ def specs(
     if settings.get("processes") == ALL and _all_alone(suite):
         settings["processes"] = 1
     shared = _on_machine(settings, "global_batch" in given, gpus, gpu_bytes)
-    return [
+    found = [
         _spec(suite, row, shared | dict(row.settings) | given, index)
         for index in range(repeats)
         for row in rows
     ]
+    # Rows that differ in what the command line settles for all of them are one.
+    return list(dict.fromkeys(found))
 
 
 def _on_machine(

@@ -18,7 +18,8 @@ from harness.report.figures.predicted import relative_error
 from harness.report.figures.scaling import REGIMES, Line, Point
 from strategies import parse
 
-__all__ = ["HALF", "cores_of", "foretold_lines", "measured_lines", "predicted", "tables"]
+__all__ = ["HALF", "bytes_of", "cores_of", "foretold_lines", "foretold_note", "measured_lines",
+           "predicted", "shared", "tables", "until"]  # fmt: skip
 
 HALF = 0.5
 """Of a step: more communication that nothing hides, and more GPUs are for waiting."""
@@ -61,6 +62,17 @@ def measured_lines(report: Report, regime: str) -> list[Line]:
     return scaling.lines([_point(row) for row in ordered], regime)
 
 
+def shared(report: Report) -> bool:
+    """Whether the measured processes share a machine's cores."""
+    return bool(report.groups) and report.groups[0].meter != "cuda"
+
+
+def bytes_of(point: Point) -> int | None:
+    """A point's memory: a measured step's peak, or what a GPU is predicted to need."""
+    row = point.row
+    return row.need_bytes if isinstance(row, Foretold) else row.numbers.peak_bytes
+
+
 def _point(row: Row) -> Point:
     spec, cores = row.spec, cores_of(row)
     told = cores is None or spec.processes <= cores
@@ -77,34 +89,33 @@ def cores_of(row: Row) -> int | None:
 
 
 def _measured(report: Report, regime: str) -> Grid:
-    found = measured_lines(report, regime)
-    shared = bool(report.groups) and report.groups[0].meter != "cuda"
-    head = "Kept %" if shared else "Efficiency %"
+    found, cores = measured_lines(report, regime), shared(report)
+    head = "Kept %" if cores else "Efficiency %"
     kinds = {"Recipe": "text", "Processes": "count", "Batch a process": "text"}
     kinds |= {"Samples/s": "rate", head: "text", "Peak MiB": "mib", "Predicted MiB": "mib"}
     kinds |= {"Error %": "error", "Sent MiB": "mib", "Sent, predicted MiB": "mib"}
     points = scaling.told_once(found)
-    columns = zip(*(_values(*pair, shared) for pair in points), strict=True)
+    columns = zip(*(_values(*pair, cores) for pair in points), strict=True)
     cells = [units.column(kind, of) for kind, of in zip(kinds.values(), columns, strict=False)]
     rows = [list(line) for line in zip(*cells, strict=True)]
     title = f"{regime.capitalize()} scaling, measured: {KEPT[regime]}"
-    return text_grid(f"scale_{regime}", title, kinds, rows, _note(report, shared, head))
+    return text_grid(f"scale_{regime}", title, kinds, rows, _note(report, cores, head))
 
 
-def _values(line: Line, point: Point, shared: bool) -> list[object]:
+def _values(line: Line, point: Point, cores: bool) -> list[object]:
     row, beside = point.row, point.row.predicted
     wanted = beside.step_predicted if beside else None
     peak = beside.step_measured if wanted else row.numbers.peak_bytes
     share = point.batch / point.count
     return [
-        *(point.recipe, point.count, f"{share:g}", point.rate, _kept(point, line, shared)),
+        *(point.recipe, point.count, f"{share:g}", point.rate, _kept(point, line, cores)),
         *(peak, wanted, relative_error(wanted, peak)),
         *(sent_of(row), _total(beside.sent) if beside else None),
     ]
 
 
-def _kept(point: Point, line: Line, shared: bool) -> str:
-    found = scaling.efficiency(point, line.base, shared) if line.base else None
+def _kept(point: Point, line: Line, cores: bool) -> str:
+    found = scaling.efficiency(point, line.base, cores) if line.base else None
     if found is None:
         return units.NONE
     behind = "" if line.base.count == 1 else f" (of {line.base.count})"
@@ -126,9 +137,9 @@ def _total(sent: Sent | None) -> int | None:
     return sent.within + sent.across or None if sent else None
 
 
-def _note(report: Report, shared: bool, head: str) -> str:
-    cores = {cores_of(row) for group in report.groups for row in group.rows} - {None}
-    how = ON_CPU.format(cores=" or ".join(map(str, sorted(cores))), kept=head) if shared else ""
+def _note(report: Report, cores: bool, head: str) -> str:
+    found = {cores_of(row) for group in report.groups for row in group.rows} - {None}
+    how = ON_CPU.format(cores=" or ".join(map(str, sorted(found))), kept=head) if cores else ""
     return f"{how or ON_GPU.format(kept=head)} {MEMORY}"
 
 
@@ -209,11 +220,12 @@ def foretold_note(forecast: Forecast) -> str:
         "second of a GPU against plain training on one, or where that does not fit against the "
         "recipe's own fewest GPUs that do (base); above 100 % where an engine steps a share of the "
         "weights alone, or casts them less often. In brackets: between a quick card on slow links "
-        "and a slow card on quick ones, each by the plan's uncertainty, alike for both. In node and Between: what a GPU sends in a step if each "
-        "collective is a ring; one that spans nodes counts as sent between them. Exposed: the "
-        "share of a step that is communication which nothing hides. Not in it: that a collective "
-        "among many ranks takes longer to begin than one among few, ranks that are slower than "
-        "others, and links that jobs share; on many nodes a step takes longer for that. "
+        "and a slow card on quick ones, each by the plan's uncertainty, alike for both. In node "
+        "and Between: what a GPU sends in a step if each collective is a ring; one that spans "
+        "nodes counts as sent between them. Exposed: the share of a step that is communication "
+        "which nothing hides. Not in it: that a collective among many ranks takes longer to begin "
+        "than one among few, ranks that are slower than others, and links that jobs share; on many "
+        "nodes a step takes longer for that. "
         f"{forecast.assumed}"
     )
 
@@ -227,9 +239,10 @@ def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
         [line.recipe, regime, *until(line)] for regime, found in lines_of.items() for line in found
     ]
     note = (
-        f"Of the numbers of GPUs that were asked for. It stops where more than {HALF:.0%} of a "
-        "step is communication that nothing hides, where the memory does not suffice any more, or "
-        "where a batch cannot be divided further (strong)."
+        "Of the numbers of GPUs that were asked for. It stops where a GPU does less than "
+        f"{HALF:.0%} of what it did at the base, where more than {HALF:.0%} of a step is "
+        "communication that nothing hides, where the memory does not suffice any more, or where a "
+        "batch cannot be divided further (strong)."
     )
     title = f"Where more GPUs stop to pay, predicted for {forecast.model} on {forecast.gpu}"
     return text_grid("scale_ends", title, kinds, cells, note)
@@ -239,20 +252,23 @@ def until(line: Line) -> tuple[str, str]:
     """The most GPUs up to which a line pays, and why not further; ``-`` where none does."""
     last = units.NONE
     for point in line.points:
-        why = _stops(point)
-        if why and (last != units.NONE or (not point.row.fits and point is line.points[-1])):
+        why = _stops(point, line)
+        if why and (last != units.NONE or point is line.points[-1]):
             return last, f"at {point.count}: {why}"
         last = last if why else str(point.count)
-    smallest = line.points[-1].batch == line.points[-1].count
-    return last, "one sample a GPU: nothing is left to divide" if smallest else "no end seen"
+    end = line.points[-1]
+    return last, "one sample a GPU: nothing to divide" if end.batch == end.count else "no end seen"
 
 
-def _stops(point: Point) -> str:
+def _stops(point: Point, line: Line) -> str:
     """Why so many GPUs do not pay; empty where they do."""
     row: Foretold = point.row
     if row.verdict == "no":
         return "does not fit"
     if not row.fits:
         return row.reason or row.verdict
-    share = exposed(row)
-    return f"{100 * share:.0f} % of a step is exposed communication" if share > HALF else ""
+    if exposed(row) > HALF:
+        return f"{exposed(row):.0%} of a step is exposed communication"
+    found = scaling.efficiency(point, line.base) if line.base else None
+    told = f"a GPU does {found[1]:.0%} of what it did at {line.base.count}" if found else ""
+    return told if found and found[1] < HALF else ""
