@@ -55,8 +55,7 @@ def on_processes(
     One process has nobody to average with: there a row of replicas is the plain loop, and is named
     so, the reference too. Rows that become equal are kept once. A row that trains alone beside
     rows of several GPUs takes micro batches of their size (``alone_beside``). A row whose own
-    batch cannot be divided among its processes (a sweep's first, on many GPUs) is left out, as is
-    one whose own processes are more than there are ``gpus``.
+    batch cannot be divided among its processes (a sweep's first, on many GPUs) is left out.
     """
     given = {k: v for k, v in overrides.items() if v is not None}
 
@@ -80,9 +79,7 @@ def on_processes(
     }
     chosen = "global_batch" in given
     unequal = [row for row in rows if not (chosen or _divides(suite, row, ranks(row)))]
-    wide = [row for row in rows if "processes" not in given and 0 < gpus < _own(suite, row)]
-    gone = unequal + wide
-    once = tuple(row for i, row in enumerate(rows) if row not in rows[:i] and row not in gone)
+    once = tuple(row for i, row in enumerate(rows) if row not in rows[:i] and row not in unequal)
     reference = next(
         new.recipe
         for old, new in zip(suite.rows, rows, strict=True)
@@ -91,13 +88,7 @@ def on_processes(
     said = [_said(suite, old, new, gpus) for old, new in changes.items()]
     said += [f"{_gpus(gpus)}: {row.recipe} {APART}" for row in once if row.shares > 1]
     said += [_left_out(row, ranks(row)) for row in unequal]
-    said += [f"{_gpus(gpus)}: {r.recipe} on {_own(suite, r)} is left out" for r in wide]
     return dataclasses.replace(suite, rows=once, reference=reference), said
-
-
-def _own(suite: Suite, row: SuiteRow) -> int:
-    """The GPUs that a row wants whatever the suite takes; 0 where it leaves that to the suite."""
-    return row.settings.get("processes", 0) if suite.device == "cuda" else 0
 
 
 def _divides(suite: Suite, row: SuiteRow, ranks: int) -> bool:

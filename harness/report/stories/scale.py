@@ -216,8 +216,9 @@ def foretold_note(forecast: Forecast) -> str:
     """What the columns mean, and what no prediction has in it."""
     return (
         f"Nothing was run. Nodes of {forecast.node} {forecast.gpu} "
-        f"({forecast.gpu_bytes / units.GIB:.1f} GiB each). Needs: of one GPU. Efficiency: images a "
-        "second of a GPU against plain training on one, or where that does not fit against the "
+        f"({forecast.gpu_bytes / units.GIB:.1f} GiB each). Needs: of one GPU, on which the noise "
+        "of the whole batch is drawn, as every rank does here. Efficiency: images a second of a "
+        "GPU against plain training on one, or where that does not fit against the "
         "recipe's own fewest GPUs that do (base); above 100 % where an engine steps a share of the "
         "weights alone, or casts them less often. In brackets: between a quick card on slow links "
         "and a slow card on quick ones, each by the plan's uncertainty, alike for both. In node "

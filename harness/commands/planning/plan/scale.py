@@ -121,6 +121,12 @@ def _checked(options: argparse.Namespace) -> Path | None:
         )
     if len(set(options.scale)) < 2:
         raise PlanError(f"scale is {low}; give --scale at least two numbers, as 1 8 64")
+    alone = next((r for r in options.recipes or () if parse(r).alone("cuda")), None)
+    if alone:
+        raise PlanError(
+            f"{alone} trains on one GPU, however many there are; name recipes of several, as ddp: "
+            "plain training on one is told beside them"
+        )
     return _folder(options.keep)
 
 
