@@ -16,7 +16,17 @@ from harness.predict.speed.cards import NODE, Card
 from harness.predict.speed.rates import ISSUE, SLOWEST, Rates, rates
 
 __all__ = [
-    *("AS_TYPICAL", "CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Slower", "Work", "issued"),
+    *(
+        "AS_TYPICAL",
+        "COLLECTIVES",
+        "CPU_SPREAD",
+        "SPREAD",
+        "Seconds",
+        "Sent",
+        "Slower",
+        "Work",
+        "issued",
+    ),
     *("parts_of", "seconds", "sent"),
 ]
 
