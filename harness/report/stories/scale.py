@@ -7,10 +7,12 @@ What was predicted is read as it was recorded (``harness.predict.forecast``), by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harness.predict.forecast import Forecast, Foretold
 from harness.predict.speed.roofline import Sent
+from harness.report.data import speed
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Report, Row
 from harness.report.figures import scaling, units
@@ -28,12 +30,12 @@ ON_CPU = (
     "All processes share the same {cores} cores, whatever their number, so nothing here can show a "
     "speed-up: {kept} of one process's samples a second is what is left when the same cores are "
     "cut among several processes that communicate through memory. More processes than cores take "
-    "turns: their speed says nothing, and is not told."
+    "turns: their speed says nothing, and is not told. None seen: the noise floor explains it."
 )
 ON_GPU = (
     "{kept}: samples a second of a GPU against plain training on one of the same recipe, which "
     "does nothing for the sake of others, or where that was not measured against the recipe's own "
-    "fewest GPUs, whose number is behind it."
+    "fewest GPUs, whose number is behind it. None seen: the noise floor explains the difference."
 )
 MEMORY = (
     "Peak: the traced tensors of a step on the rank that the prediction stands for, beside the "
@@ -118,8 +120,16 @@ def _kept(point: Point, line: Line, cores: bool) -> str:
     found = scaling.efficiency(point, line.base, cores) if line.base else None
     if found is None:
         return units.NONE
+    if point is not line.base and _in_the_noise(found[1], point.row, line.base.row):
+        return speed.NONE_SEEN
     behind = "" if line.base.count == 1 else f" (of {line.base.count})"
     return f"{units.one('percent', found[1])}{behind}"
+
+
+def _in_the_noise(share: float, row: Row, base: Row) -> bool:
+    """Whether the noise of the two rows explains how far a share is from all of it."""
+    margin = speed.margin_fraction(row, base)
+    return margin is not None and abs(math.log(share)) <= math.log1p(margin)
 
 
 def sent_of(row: Row) -> int | None:
