@@ -100,8 +100,9 @@ class Fsdp(Engine):
 
     @property
     def traits(self) -> frozenset[str]:
-        always = {"shards", "split_parameters", "dtensor_weights", "grouped_gradients"}
-        return frozenset(always | ({"host_weights"} if self.offloads else set()))
+        always = {"shards", "split_parameters", "dtensor_weights"}
+        offloaded = {"host_weights"} if self.offloads else set()
+        return frozenset(always | offloaded | ({"held_gradients"} if self.hybrid else set()))
 
     def layout(self, ranks: int) -> Layout:
         groups = self.file.settings["replicate"] if self.hybrid else 1
@@ -183,6 +184,10 @@ class Fsdp(Engine):
         parts = cut.gatherer(trained)
         return parts.norm(trained) if parts else _whole(super().norm(trained))
 
+    def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
+        own = super().norm_of(trained, norms)
+        return trained.accelerator.reduce(own.square(), reduction="sum").sqrt()
+
     def clip(self, trained: Trained, limit: float) -> Any:
         if cut.gatherer(trained):
             return self.clip_by(trained, self.norm(trained), limit)
@@ -194,6 +199,11 @@ class Fsdp(Engine):
         from strategies.engines.fsdp import facts
 
         return [facts.local(p) for p in super().optimized(trained)]
+
+    def arrivals(self, trained: Trained) -> list[int]:
+        from strategies.engines.fsdp import facts
+
+        return facts.arrivals(trained.module)
 
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
         from strategies.engines.fsdp import facts
