@@ -97,7 +97,7 @@ TRAITS = {
     "stages": "each rank has some of the blocks, and micro batches pass from rank to rank",
     "gathers_ahead": "memory of weights that were gathered is free once the device has used them",
     "dtensor_weights": "parameters, gradients and the optimizer's state are DTensors: rows of each",
-    "grouped_gradients": "a block's gradients arrive together, in one tensor",
+    "held_gradients": "a gradient that was averaged is held until backward has ended",
     "host_weights": "weights, gradients and optimizer state wait in host memory",
     "dealt_optimizer": "pieces of the optimizer are dealt to host memory or to the device",
     "host_optimizer": "the optimizer's state is kept, and stepped, outside the device",

@@ -48,7 +48,7 @@ LAUNCHES = [
     n for n, kind in sharding_kinds().items() if "quantizer" not in kind.engine("cpu").needs
 ]
 FILES = ROOT / "launch_configs"
-PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4}
+PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4, "pp_fsdp2": 4}
 """Of launches that do not take two."""
 ZERO = [
     *("zero1", "zero2", "zero3"),
