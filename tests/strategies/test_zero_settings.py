@@ -229,7 +229,7 @@ def test_a_plan_knows_what_stays_within_a_node_and_what_lies_on_the_host(tmp_pat
 @pytest.mark.parametrize(
     ("processes", "words"),
     [(1, "one process gathers nothing"), (16, None),
-     (64, "weight of 384384 elements is 6006, and DeepSpeed quantises multiples of 8; take another")],
+     (64, "weight of 384384 elements is 6006, and DeepSpeed quantises multiples of 8; take")],
 )  # fmt: skip
 def test_a_share_that_the_kernels_cannot_take_is_refused_by_name(processes, words):
     spec = Spec(recipe="zero3_qwz+bf16", model="DiT-S/4", data="synthetic", device="cuda",
