@@ -453,6 +453,17 @@ class Subject:
         """
         raise NotImplementedError
 
+    @property
+    def undrawn(self) -> str:
+        """Why samples of it cannot be drawn from noise and labels; empty where they can."""
+        told = "takes conditions of its own (texts), which sampling does not make"
+        return told if self.brings_samples else ""
+
+    def without_targets(self, x: Tensor) -> Tensor:
+        """The samples of ``example`` as ``predict`` takes them to return what it makes of them, and
+        no loss: by default as they are. For evidence, which compares outputs."""
+        return x
+
     # ---- weights in files ----
 
     def save(self, tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -31,6 +31,7 @@ from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
+from harness.worker.sabotage_shards import HYBRID, SHARDED
 from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
 
 __all__ = ["add_arguments", "controls"]
@@ -63,6 +64,9 @@ SAME_STAGED = {
 """The same, with another sharding in the place of ddp, for as many processes as it has stages, or a
 multiple."""
 STAGES = 2
+WITHIN, OVER = "fsdp2", "hsdp"
+GROUPS = 2 * 2
+"""Ranks that ``hsdp`` takes at least: two groups of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,19 @@ def all_controls(processes: int) -> list[Control]:
         for name in ways
         if pairs
     ]
-    return same + others + shared + (_staged(processes) if processes % STAGES == 0 else [])
+    staged = _staged(processes) if processes % STAGES == 0 else []
+    return same + others + shared + (_sharded(processes) if processes > 1 else []) + staged
+
+
+def _sharded(processes: int) -> list[Control]:
+    """Those of FSDP2, and of hybrid sharding where there are ranks for it."""
+    ways = {name: WITHIN for name in SHARDED}
+    plain = [WITHIN]
+    if processes % GROUPS == 0:
+        ways |= {name: OVER for name in HYBRID}
+        plain.append(OVER)
+    same = [Control(name=name, adds="", instead=name) for name in plain]
+    return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
 
 
 def _staged(processes: int) -> list[Control]:

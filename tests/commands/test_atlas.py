@@ -62,6 +62,32 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 
+def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):
+    """The second of two cards of a kind says nothing, and neither does the whole atlas again."""
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "kept")
+    asked = []
+
+    def each(rows, *how):
+        asked.extend(rows)
+        yield from ((index, prediction(20)) for index, _ in enumerate(rows))
+
+    monkeypatch.setattr(pool, "_each", each)
+    words = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "A100-80GB", "--gpus", "1",
+             "--growth", "0", "--out", str(tmp_path / "out")]  # fmt: skip
+    assert cli.main(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("flux-dev  model 1 of 1\n  1 x RTX-4090\n    single+")
+    assert asked and first.count("\n    ") == len(asked)
+    assert "A100" not in first, "predicted for the card before"
+    assert f"  4 cells, {len(asked)} predictions made, " in first and "; the last model" in first
+    made = len(asked)
+    assert cli.main(words) == 0
+    again = capsys.readouterr().out
+    assert len(asked) == made and "\n    " not in again and "x RTX" not in again
+    assert "  4 cells, 0 predictions made, " in again
+    assert max(len(line) for line in (first + again).splitlines()) <= 80
+
+
 def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
     words = [*WORDS[:4], "12GiB", "--gpus", "1", "--out", str(tmp_path)]
     assert cli.main(words) == 0

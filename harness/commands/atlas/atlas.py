@@ -11,18 +11,17 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from harness import ROOT
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
 from harness.commands.atlas.page import write
+from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.sizes import DOUBLINGS, too_large
 from harness.commands.console import OK, make_console, short
 from harness.commands.planning.plan.asked import PlanError, asked_for
 from harness.commands.planning.plan.asking import Asking
 from harness.commands.planning.plan.command import add_arguments as plan_arguments
-from harness.commands.planning.plan.progress import PlanProgress
 from harness.predict import pool
 from harness.predict.speed import cards
 from harness.subjects.library import presets
@@ -62,9 +61,12 @@ def atlas(options: argparse.Namespace) -> int:
     folder = (options.out or ROOT / "results" / "atlas").absolute()
     check_out(folder)
     cells: list[Cell] = []
+    progress = AtlasProgress(console, len(models))
     for model in models:
-        console.print(Text(model, "bold"))
-        cells += cells_of(model, options, console)
+        progress.begin_model(model)
+        found = list(cells_of(model, options, progress))
+        progress.end_model(len(found))
+        cells += found
         paths = write(cells, folder)
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
@@ -84,7 +86,7 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
 
-def cells_of(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
+def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -> Iterator[Cell]:
     """The cells of one model. What was predicted for one card is known for the next of its kind."""
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
@@ -93,19 +95,10 @@ def cells_of(model: str, options: argparse.Namespace, console: Console) -> Itera
         for card in options.cards:
             what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
             words = ["--model", model, "--gpus", str(gpus), what, card]
-            asking = Asking(asked_for(parser.parse_args(words)), jobs, _Quiet(console))
+            progress.begin_card(gpus, card)
+            asking = Asking(asked_for(parser.parse_args(words)), jobs, progress)
             fits = asking.fits(asking.asked.resolved)
             memory = asking.asked.gpu.memory_bytes
             named = {"model": model, "gpus": gpus, "card": card, "card_bytes": memory}
             grown = functools.partial(too_large, ask=asking.fits, doublings=options.growth)
             yield from (cell_of(fits, training, named, grown) for training in TRAININGS)
-
-
-class _Quiet(PlanProgress):
-    """Says of a prediction only where one was made."""
-
-    def begin(self, names: Sequence[str], jobs: int, why: str = "") -> None:
-        self.names, self.ended = list(names), 0
-
-    def end(self) -> None:
-        """Nothing is said."""

@@ -38,6 +38,10 @@ FOREVER = 3600.0
 """Seconds that one trace may take where nobody limits it."""
 WORTH = 10
 """Blocks from which on a model is extended: a shallower one is traced whole."""
+FIELDS = ("phase", "kind", "dtype", "group", "stride", "flops", "bytes")
+KIND = FIELDS.index("flops")
+"""What tells ops of a kind apart that blocks do not change, and how many fields of it come first.
+"""
 UNLIKE = frozenset({"streams_weights", "dealt_optimizer", "stages"})
 """Traits by which not all blocks are held alike, or on one rank."""
 
@@ -250,7 +254,7 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
     counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
     shared = {key for key in counts[0] if all(key in other for other in counts)}
     found = {key: _end([c[key] for c in counts], more) for key in shared}
-    kinds = {key[:3] for c in counts for key in c if key not in shared}
+    kinds = {key[:KIND] for c in counts for key in c if key not in shared}
     works = [_named(key, round(count)) for key, count in found.items() if round(count) > 0]
     for kind in sorted(kinds):
         rest = [_sums(c, kind, shared) for c in counts]
@@ -261,20 +265,19 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
 
 
 def _key(work: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(work[name] for name in ("phase", "kind", "dtype", "flops", "bytes"))
+    return tuple(work[name] for name in FIELDS)
 
 
 def _named(key: tuple[Any, ...], count: int) -> Work:
-    phase, kind, dtype, flops, size = key
-    return Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
+    return Work(**dict(zip(FIELDS, key, strict=True)), count=count)
 
 
 def _sums(counts: Counter, kind: tuple[Any, ...], shared: set[Any]) -> tuple[int, int, int]:
-    rest = [(key, n) for key, n in counts.items() if key[:3] == kind and key not in shared]
+    rest = [(key, n) for key, n in counts.items() if key[:KIND] == kind and key not in shared]
     return (
         sum(n for _, n in rest),
-        sum(n * key[3] for key, n in rest),
-        sum(n * key[4] for key, n in rest),
+        sum(n * key[KIND] for key, n in rest),
+        sum(n * key[KIND + 1] for key, n in rest),
     )
 
 

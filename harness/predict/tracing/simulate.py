@@ -111,7 +111,8 @@ def _counter(resolved: Resolved, imitation: Imitation) -> Counter:
     device = world.GPU if resolved.spec.device == "cuda" else "cpu"
     parts = resolved.launch.layout.tensor
     neighbours = (parts, 1) if parts > 1 else None
-    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours)
+    rounds = "flash_alone" in resolved.launch.traits
+    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours, rounds)
 
 
 def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> StoragelessTracer:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from harness.subjects.dit import presets
 from strategies.base import BadInput
 from strategies.sizes import Sizes
-from strategies.subject import DataFacts, Dimensions, Subject
+from strategies.subject import DataFacts, Dimensions, Shaping, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,12 @@ class Dit(Subject):
             )
 
     # ---- what it is ----
+
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
+        """One frame is an image."""
+        image = dataclasses.replace(shaping, frames=0) if shaping.frames == 1 else shaping
+        return super().of(image, **fields)
 
     def make(self) -> nn.Module:
         from harness.subjects.dit import model

@@ -101,8 +101,9 @@ class Fsdp(Rows):
 
     @property
     def traits(self) -> frozenset[str]:
-        always = {"shards", "split_parameters", "dtensor_weights", "grouped_gradients"}
-        return frozenset(always | ({"host_weights"} if self.offloads else set()))
+        always = {"shards", "split_parameters", "dtensor_weights"}
+        offloaded = {"host_weights"} if self.offloads else set()
+        return frozenset(always | offloaded | ({"held_gradients"} if self.hybrid else set()))
 
     def layout(self, ranks: int) -> Layout:
         groups = self.file.settings["replicate"] if self.hybrid else 1
@@ -184,12 +185,21 @@ class Fsdp(Rows):
         parts = cut.gatherer(trained)
         return parts.norm(trained) if parts else super().norm(trained)
 
+    def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
+        own = super().norm_of(trained, norms)
+        return trained.accelerator.reduce(own.square(), reduction="sum").sqrt()
+
     def clip(self, trained: Trained, limit: float) -> Any:
         if cut.gatherer(trained):
             return self.clip_by(trained, self.norm(trained), limit)
         return whole(super().clip(trained, limit))
 
     # ---- what is held ----
+
+    def arrivals(self, trained: Trained) -> list[int]:
+        from strategies.engines.fsdp import facts
+
+        return facts.arrivals(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         own, parts = super().fragments(trained, copies=copies), cut.gatherer(trained)

@@ -11,7 +11,7 @@ from harness.commands.planning.plan.answer import where
 from harness.commands.planning.plan.held import held_back
 from harness.commands.planning.plan.table import order
 from harness.predict.prediction import Prediction
-from harness.predict.speed.roofline import sent
+from harness.predict.speed.roofline import behind_attention, sent
 from harness.predict.verdict import Fit
 from harness.report.figures.units import GIB
 
@@ -70,8 +70,17 @@ def _step_explained(fit: Fit) -> list[str]:
     found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
     ways = [("within its node", found.within), ("to other nodes", found.across)]
     told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
-    lines = [f"  a step: {', '.join(shown)}"]
+    lines = [f"  a step: {', '.join(shown)}", *_passed_explained(fit)]
     return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
+
+
+def _passed_explained(fit: Fit) -> list[str]:
+    """Of what is sent while attention is computed, how much that hides."""
+    count = fit.resolved.spec.processes
+    taken, hid = behind_attention(fit.prediction.work, fit.gpu, count)
+    if not taken:
+        return []
+    return [f"  sent beside attention: {1e3 * taken:.1f} ms, of which {hid / taken:.0%} hidden"]
 
 
 def fine(size: int) -> str:
