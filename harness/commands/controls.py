@@ -32,7 +32,7 @@ from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
 from harness.worker.sabotage_shards import HYBRID, SHARDED
-from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
+from harness.worker.sabotage_stages import NUMBERS, REPEATED, SHARED_NUMBERS, SPLIT
 
 __all__ = ["add_arguments", "controls"]
 
@@ -64,6 +64,7 @@ SAME_STAGED = {
 """The same, with another sharding in the place of ddp, for as many processes as it has stages, or a
 multiple."""
 STAGES = 2
+STAGES_SHARED = "pp_fsdp2"
 WITHIN, OVER = "fsdp2", "hsdp"
 GROUPS = 2 * 2
 """Ranks that ``hsdp`` takes at least: two groups of two."""
@@ -136,9 +137,12 @@ def _sharded(processes: int) -> list[Control]:
 
 def _staged(processes: int) -> list[Control]:
     """Those of a pipeline."""
-    repeated = REPEATED if processes > STAGES else {}
-    ways = dict.fromkeys([*NUMBERS, *repeated], STAGED) | dict.fromkeys(SPLIT, SAME_STAGED[APART])
-    same = [Control(name=name, adds="", instead=text) for name, text in SAME_STAGED.items()]
+    several = processes > STAGES
+    ways = dict.fromkeys([*NUMBERS, *(REPEATED if several else ())], STAGED)
+    ways |= dict.fromkeys(SPLIT, SAME_STAGED[APART])
+    ways |= dict.fromkeys(SHARED_NUMBERS if several else (), STAGES_SHARED)
+    texts = SAME_STAGED | ({STAGES_SHARED: STAGES_SHARED} if several else {})
+    same = [Control(name=name, adds="", instead=text) for name, text in texts.items()]
     return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
 
 

@@ -71,6 +71,7 @@ LIBRARIES = {
     "bitsandbytes": ("bitsandbytes",),
     "torchao": ("torchao", "torchao.optim"),
     "inductor": ("torch._inductor.compile_fx",),
+    "cpu_adam": ("strategies.engines.zero.processor",),
 }
 """Need of a strategy -> what it will import: tens of MiB each."""
 

@@ -123,9 +123,9 @@ def test_a_thousand_gpus_share_stages(tmp_path):
     samples = 4 * data.size * data.channels * data.input_size**2
     assert made.between - samples < 16 * SUBJECT.parameters / 2 / 50
     # Gathered beside the block at work; reduced when all of the step's gradients are there.
-    sharers = [w for w in made.work if w.stride == 1 and w.bytes > 1000]
-    kinds = {(w.kind, w.phase, w.group) for w in sharers}
-    assert kinds == {("overlapped", "forward", 512), ("collective", "backward", 512)}
+    sharers = [w for w in made.work if (w.group, w.stride) == (512, 1) and w.bytes > 1000]
+    kinds = {(w.kind, w.phase) for w in sharers}
+    assert kinds == {("overlapped", "forward"), ("collective", "backward")}
     others = [w for w in made.work if w not in sharers]
     card = cards.find("RTX-3090")
     dear, cheap = (roofline.seconds(work, card, 1024) for work in (made.work, others))

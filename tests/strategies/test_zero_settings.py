@@ -228,8 +228,8 @@ def test_a_plan_knows_what_stays_within_a_node_and_what_lies_on_the_host(tmp_pat
 
 @pytest.mark.parametrize(
     ("processes", "words"),
-    [(1, "one process gathers nothing"), (64, None),
-     (10, "is 14746, and DeepSpeed quantises multiples of 8; take another number of processes")],
+    [(1, "one process gathers nothing"), (16, None),
+     (64, "weight of 384384 elements is 6006, and DeepSpeed quantises multiples of 8; take")],
 )  # fmt: skip
 def test_a_share_that_the_kernels_cannot_take_is_refused_by_name(processes, words):
     spec = Spec(recipe="zero3_qwz+bf16", model="DiT-S/4", data="synthetic", device="cuda",
@@ -239,10 +239,10 @@ def test_a_share_that_the_kernels_cannot_take_is_refused_by_name(processes, word
 
 
 def test_a_cpu_has_no_kernels_to_quantise_with(tmp_path):
-    """As its own accelerator in DeepSpeed says; where there is a GPU the op is compiled."""
+    """As DeepSpeed's accelerator for it says; where there is a GPU the op is compiled."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    assert CPU_Accelerator().create_op_builder("QuantizerBuilder").NAME == "not_implemented"
+    assert CPU_Accelerator().create_op_builder("QuantizerBuilder").NAME.endswith("not_implemented")
     spec = Spec(recipe="zero3_qwz", data="synthetic", processes=2)
     lack = requirements.obstacle(resolve(spec), machine(tmp_path))
     assert "CUDA kernels, and has none for CPUs" in lack.reason and "zero3_hpz" in lack.way_out

@@ -204,6 +204,8 @@ class Zero(Engine):
         decoupled decay)."""
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+        from strategies.engines.zero import processor  # noqa: F401 (which DeepSpeed asks for)
+
         return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
 
     # ---- one optimizer step ----

@@ -18,10 +18,13 @@ from harness.report.figures.units import GIB
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["explained", "print_explained"]
+__all__ = ["explained", "print_explained", "second_step"]
 
 FINE = GIB // 200
 """Bytes below which a phase is not worth a word where hundredths are shown."""
+
+MORE = 1.02
+"""What the second step must hold, of the first, to be worth a word."""
 
 
 def print_explained(fits: Sequence[Fit], console: Console) -> None:
@@ -29,7 +32,12 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
     for fit in sorted(fits, key=order):
         console.print()
         lines = explained(fit.label, fit.prediction)
-        for line in [*lines, *_held_explained(fit), *_step_explained(fit)]:
+        for line in [
+            *lines,
+            *second_step(fit.prediction),
+            *_held_explained(fit),
+            *_step_explained(fit),
+        ]:
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -51,6 +59,17 @@ def explained(label: str, prediction: Prediction) -> list[str]:
         f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
     )
     return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def second_step(prediction: Prediction) -> list[str]:
+    """What the second step adds to the first, which begins without optimizer state."""
+    first, later = prediction.first_step, prediction.steady
+    if not first or later is None or later.bytes < MORE * first:
+        return []
+    return [
+        f"  the second step adds {fine(later.bytes - first)} GiB to the first's {fine(first)}: a "
+        "peak read after one step is too low"
+    ]
 
 
 def _held_explained(fit: Fit) -> list[str]:
