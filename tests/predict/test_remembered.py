@@ -72,6 +72,8 @@ def _steps() -> list[torch.Tensor]:
                     plain.clone(memory_format=torch.preserve_format),
                 ]
         found += [plain * 2, plain * 2.0, plain * True, torch.ones(3).to("meta")]
+        whole = torch.ones(3, dtype=torch.int64)  # of floats each product has the same type
+        found += [whole * 2, whole * 2.0, whole * True]
         found += [*torch.nn.functional.layer_norm(wide, (6,)).topk(2)]
         found += [torch.zeros(3).add(1, alpha=alpha) for alpha in (1, 2)]
         for kind in (torch.float64, torch.float32):  # what nobody names a type for has the usual
