@@ -162,7 +162,9 @@ class Dit(Subject):
     def dimensions(self) -> Dimensions:
         shape = self.shape
         tokens = shape.tokens(self.data.input_size)
-        return Dimensions(shape.depth, shape.hidden_size, shape.num_heads, tokens)
+        return Dimensions(
+            shape.depth, shape.hidden_size, shape.num_heads, tokens, inner=shape.mlp_size
+        )
 
     @property
     def linears(self) -> tuple[str, ...]:
