@@ -69,6 +69,7 @@ def random_sample(trained: Trained) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 def predicted(trained: Trained, model: Any, part: Callable[[Tensor], Tensor]) -> Tensor:
     """What ``model`` makes of ``part`` of a random sample."""
     x, t_B, conditions = random_sample(trained)
+    x = trained.subject.without_targets(x)
     return trained.subject.predict(model, part(x), t_B, conditions)
 
 

@@ -21,7 +21,9 @@ from harness.result import Result, Status
 from harness.worker.sabotage_ranks import RANKS
 from harness.worker.sabotage_shards import HYBRID, SHARDED
 from strategies import parse
+from strategies.evidence.updates import relative_error
 from strategies.layout import Layout
+from strategies.parallel import beside_whole
 from strategies.parallel.sequence import ring
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
@@ -40,9 +42,30 @@ GPU = (
 RINGS = ["ddp+sp:how=ring,ranks=4", "ddp+sp:how=ring+checkpoint"]
 EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR, *RINGS]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
-PUBLIC = {"flux-dev": "ddp+sp:how=gather", "wan2.1-1.3b": "fsdp2+sp+checkpoint"}
+WAN, SD3, LTX = "wan2.1-1.3b", "sd3.5-medium", "ltx-video-2b"
+PUBLIC = {
+    "flux-dev": "ddp+sp:how=gather",
+    WAN: "fsdp2+sp+checkpoint",
+    SD3: "ddp+sp",
+    "pixart-sigma": "ddp+sp:how=gather",
+    LTX: "ddp+sp+checkpoint",
+    "cogvideox-5b": "ddp+sp",
+}
 """Public models in miniature, whose attention is exchanged where torch computes it."""
-WAN = "wan2.1-1.3b"
+ROTATED = (WAN, LTX)
+"""Those whose attention sees how far apart tokens are, and no more: it takes the other part too."""
+WIDER = {"pixart-sigma": {"resolution": "128"}}
+"""What of them is larger, so that a part of the image is not as long as its text."""
+OTHER_SAMPLES = {
+    "video": {"model": "DiT-T/8", "frames": 4, "data": "synthetic:32"},
+    "tokens": {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic:32"},
+}
+"""Samples of the DiT that are no images: some fields of a spec."""
+SHARED = {
+    "video": ["ddp+sp"],
+    "tokens": ["ddp+sp:how=ring", "fsdp2+sp"],
+}
+OF_OTHERS = [f"{kind} {recipe}" for kind, recipes in SHARED.items() for recipe in recipes]
 SEEN = {
     "one_block_not_reduced": {"evidence: fsdp2"},  # its reduction was not there
     "groups_not_averaged": {"evidence: hsdp"},  # they drifted apart
@@ -69,8 +92,17 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     cases[SHARDS_LEFT_OUT] = case("fsdp2", "--sabotage", *RANKS)
     cases[OWN_SAMPLES] = case("ddp+sp", "--sabotage", OWN_SAMPLES)
     cases["a ring that stands"] = case(RINGS[1], "--sabotage", "attention_of_own_tokens")
+    for name in OF_OTHERS:
+        kind, recipe = name.split()
+        cases[name] = Case(
+            dataclasses.replace(TWO, recipe=recipe, processes=2, **OTHER_SAMPLES[kind])
+        )
     for name, text in PUBLIC.items():
-        cases[name] = Case(miniature(name, text, processes=4 if "fsdp2" in text else 2))
+        ranks = 4 if "fsdp2" in text else 2
+        cases[name] = Case(miniature(name, text, processes=ranks, **WIDER.get(name, {})))
+    lost = "positions_of_the_first_part"
+    found = miniature(LTX, "ddp+sp", processes=2)
+    cases["one part's positions in a video"] = Case(found, ("--sabotage", lost))
     cases["saved"] = case("ddp+sp", "--checkpoint", str(base / "saved" / "checkpoint"))
     return launched_together(cases, base), base
 
@@ -119,7 +151,8 @@ def test_what_is_saved_is_a_plain_model_s(runs, train_here):
 
 
 def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp_path):
-    rows = [runs[0][name] for name in ("ddp+sp:how=gather+checkpoint", FOUR, *RINGS, WAN)]
+    names = ("ddp+sp:how=gather+checkpoint", FOUR, *RINGS, WAN, SD3, "video ddp+sp")
+    rows = [runs[0][name] for name in names]
     one = dataclasses.replace(TWO, model="DiT-T/2", data="synthetic:64", global_batch=1)
     alone = dataclasses.replace(one, recipe="single", processes=1)
     shared = dataclasses.replace(one, recipe="ddp+sp")
@@ -128,7 +161,7 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
         assert row.status is Status.OK, row.reason
-        close = 0.01 if row.spec.model == WAN else 0.005  # the miniature: 2 kB of 0.4 MB
+        close = 0.01 if row.spec.model in (WAN, SD3) else 0.005  # miniatures: 2 kB of 0.4 MB
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=close)
     four = [
         dataclasses.replace(one, recipe=f"ddp+sp:ranks=4,how={how}", processes=4) for how in WAYS
@@ -156,9 +189,21 @@ def test_a_public_model_is_shared_as_well(row, train_here):
     facts = row.evidence["sp"]
     assert facts["away_from_the_whole"] < 1e-5 and facts["exchanged_bytes"] > 0
     alone = "+".join(["single", *row.spec.recipe.split("+")[2:]])
-    run, log = train_here(miniature(row.spec.model, alone), 2)
+    run, log = train_here(dataclasses.replace(row.spec, recipe=alone, processes=1), 2)
     assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-5)
     assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=2e-5)
+
+
+@pytest.mark.parametrize("row", OF_OTHERS, indirect=True)
+def test_videos_and_tokens_are_shared_as_images_are(row, train_here):
+    """Tokens: hidden ones lie unequally in the parts, and the loss is that of all the same."""
+    assert [check for check in row.audit if not check.ok] == []
+    facts, whole = row.evidence["sp"], resolve(row.spec).subject.dimensions
+    assert facts["tokens_in_blocks"] == whole.tokens // 2 and facts["away_from_the_whole"] < 1e-5
+    assert facts["heads_inside"] == (4 if "ring" in row.spec.recipe else 2)
+    run, log = train_here(dataclasses.replace(row.spec, recipe="single", processes=1), 4)
+    assert row.losses[:4] == pytest.approx(log.all_losses(run), rel=1e-5)
+    assert row.grad_norms[:4] == pytest.approx(log.all_norms(), rel=2e-5)
 
 
 # ---- not in force ----
@@ -209,6 +254,28 @@ def test_replicas_that_are_not_one_training_are_noticed(name, runs):
         "parity alone tells"
     )
     assert verdict(row, runs).word == "DIFFERS"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ROTATED])
+def test_positions_of_another_part_would_be_seen(name):
+    """They are far further apart than evidence lets a part be from the whole model's."""
+    subject = resolve(miniature(name, "single", **WIDER.get(name, {}))).subject
+    module = subject.build(0, "awake").eval()
+    x, t_B, conditions = subject.example("cpu")
+    mine = subject.cut(torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), 1, 2)
+    made = []
+    for part in (1, 0):
+        subject.take_part(module, part, 2)
+        with torch.no_grad():
+            made.append(subject.predict(module, mine, t_B, conditions).double())
+    assert made[0].shape == mine.shape or made[0].shape[1] == 2 * mine.shape[1]  # with a variance
+    assert relative_error(made[1], made[0]) > 10 * beside_whole.CLOSE[torch.float32]
+
+
+def test_rotary_positions_of_another_part_are_noticed(runs):
+    row = runs[0]["one part's positions in a video"]
+    assert row.status is Status.VOID, row.log_tail
+    assert "evidence: sp" in {check.name for check in row.audit if not check.ok}
 
 
 # ---- a ring of two, seen by the first ----

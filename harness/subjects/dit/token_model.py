@@ -77,12 +77,15 @@ class TokenDiT(DiT):
     ) -> Tensor:
         """Logits [B, T, V]; with targets (-100: none) the mean cross entropy over all tokens, [1].
 
+        All: where ranks have a part of the tokens each, the mean of their means is the whole's,
+        however many are hidden in each part.
+
         Args:
-            tokens_BT: int64, below zero where hidden.
+            tokens_BT: int64, below zero where hidden; or the part of them that ``part`` says.
             t_B: in [0, 1); the more is hidden the smaller.
         """
         dtype = self.pos_embed.dtype
-        x_BTD = self.x_embedder(tokens_BT) + self.pos_embed
+        x_BTD = self.x_embedder(tokens_BT) + self.positions()
         c_BD = self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
         x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
         out = self.final_layer(x_BTD, c_BD, targets_BT)

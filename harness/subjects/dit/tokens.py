@@ -104,11 +104,21 @@ class TokenDit(Dit):
         import torch
 
         x, t_B, conditions = super().example(device)
-        pair = torch.zeros((1, 2, *x.shape[1:]), dtype=torch.long, device=device)
-        return pair, t_B, conditions
+        # All of them others: attention to tokens that are alike would tell nothing.
+        tokens = torch.arange(x.shape[-1], device=device) % self.words
+        return tokens.expand(1, 2, -1), t_B, conditions
+
+    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
+        return samples.chunk(parts, dim=-1)[part]  # rows follow one another
+
+    def without_targets(self, x: Tensor) -> Tensor:
+        return x[:, 0]
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        """The loss (``harness.subjects.masked``) of ``x``, tokens and targets [B, 2, T]."""
+        """The loss (``harness.subjects.masked``) of ``x``, tokens and targets [B, 2, T]; of tokens
+        alone [B, T] logits [B, V, T]."""
+        if x.ndim == 2:
+            return model(x, t_B, conditions["y"], conditions.get("drop")).transpose(1, 2)
         seen, wanted = x.unbind(1)
         return model(seen, t_B, conditions["y"], conditions.get("drop"), wanted)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from harness.subjects.library.families import Space
-from harness.subjects.library.stripes import mine
+from harness.subjects.library.stripes import mine, rows_of
 
 __all__ = ["CALLS", "masks_are_whole"]
 
@@ -145,6 +145,7 @@ def cogvideox(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: S
             config.get("attention_head_dim", 64), ((0, 0), (height, width)), (height, width),
             space.frames, device=x.device,
         )  # fmt: skip
+        rotary = tuple(rows_of(m, table, 0, space.frames, height) for table in rotary)
     return m(
         hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], image_rotary_emb=rotary,
         return_dict=False,

@@ -70,14 +70,24 @@ class Family:
     """Layers of the last block of the first group that make queries whose answers nobody reads:
     their gradient is there, and zero."""
     stripes: str = ""
-    """How ranks can share a sample: "height", a stripe of each frame; "tokens", of the packed
-    image and of its text; empty: not known."""
+    """How ranks can share a sample: "height", a stripe of each frame; "tokens", some of those that
+    it is given as; empty: not known."""
+    joint: bool = False
+    """Whether one attention sees the tokens of sample and text: then ranks share both. Text that
+    is only looked up is whole on each."""
+    stripes_if: str = ""
+    """Key of the configuration without which samples are not shared."""
     whole_masks: bool = False
     """Whether the class reads values of its mask, of which all are true here."""
 
     def value(self, config: Config, key: str) -> Any:
         """A number of the configuration."""
         return config.get(key, self.defaults[key])
+
+    def shares(self, config: Config) -> bool:
+        """Whether ranks can share a sample."""
+        key = self.stripes_if
+        return bool(self.stripes and (not key or self.value(config, key)))
 
     def sample(self, config: Config, space: Space) -> tuple[int, ...]:
         """The shape of one sample, as the class takes it."""
@@ -117,7 +127,7 @@ _ALL = [
         name="FluxTransformer2DModel", call="flux", depths=BOTH, time="falling", layout="packed",
         defaults={**FLUX, "pooled_projection_dim": 768, "guidance_embeds": False},
         text="joint_attention_dim", pooled="pooled_projection_dim", text_tokens=512,
-        stripes="tokens",
+        stripes="tokens", joint=True,
     ),
     Family(
         name="ChromaTransformer2DModel", call="chroma", depths=BOTH, time="falling",
@@ -127,19 +137,20 @@ _ALL = [
         name="Flux2Transformer2DModel", call="flux2", depths=BOTH, time="falling", layout="packed",
         defaults={"in_channels": 128, "joint_attention_dim": 15360, "guidance_embeds": True,
                   "num_layers": 8, "num_single_layers": 48},
-        text="joint_attention_dim", text_tokens=512, stripes="tokens",
+        text="joint_attention_dim", text_tokens=512, stripes="tokens", joint=True,
     ),
     Family(
         name="SD3Transformer2DModel", call="sd3", depths=ONE, text="joint_attention_dim",
         defaults={"in_channels": 16, "joint_attention_dim": 4096, "pooled_projection_dim": 2048,
                   "num_layers": 18},
-        pooled="pooled_projection_dim", text_tokens=333, unread=QUERIES,
+        pooled="pooled_projection_dim", text_tokens=333, unread=QUERIES, stripes="height",
+        joint=True,
     ),
     Family(
         name="PixArtTransformer2DModel", call="pixart", depths=ONE, text="caption_channels",
         defaults={"in_channels": 4, "caption_channels": None, "num_layers": 28, "sample_size": 128,
                   "use_additional_conditions": None},
-        objectives=("epsilon",), time="steps", masked=True, text_tokens=120,
+        objectives=("epsilon",), time="steps", masked=True, text_tokens=120, stripes="height",
     ),
     Family(
         name="DiTTransformer2DModel", call="dit", depths=ONE, head="proj_out_2", time="steps",
@@ -174,14 +185,15 @@ _ALL = [
         name="LTXVideoTransformer3DModel", call="ltx", depths=ONE, layout="tokens", down=32,
         defaults={"in_channels": 128, "caption_channels": 4096, "num_layers": 28},
         text="caption_channels", masked=True, every=8, tile=1, resolution="512x768", frames=49,
-        text_tokens=128,
+        text_tokens=128, stripes="tokens",
     ),
     Family(
         name="CogVideoXTransformer3DModel", call="cogvideox", depths=ONE, layout="frames", every=4,
         defaults={"in_channels": 16, "text_embed_dim": 4096, "attention_head_dim": 64,
                   "use_rotary_positional_embeddings": False, "num_layers": 30},
         text="text_embed_dim", objectives=("velocity",), time="steps", resolution="480x720",
-        frames=49, text_tokens=226,
+        frames=49, text_tokens=226, stripes="height", joint=True,
+        stripes_if="use_rotary_positional_embeddings",
     ),
     Family(
         name="CogView4Transformer2DModel", call="cogview4", depths=ONE, text="text_embed_dim",

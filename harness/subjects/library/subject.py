@@ -110,7 +110,8 @@ class Library(Subject):
 
     @property
     def parts(self) -> frozenset[str]:
-        stripes = ("stripes",) if self.family.stripes else ()
+        shared = self.family.shares(self.config)
+        stripes = ("stripes",) if shared else ()
         sized = ("sized",) if len(self.depths) == 1 else ()
         return frozenset((*stripes, *sized, *(("head",) if self.family.head else ())))
 
@@ -251,17 +252,18 @@ class Library(Subject):
 
     @property
     def rows(self) -> int:
-        if self.family.stripes == "height":
-            return self.space.height // self.family.tile
-        return math.gcd(self.data.sample_shape[0], self.space.text)
+        by_height = self.family.stripes == "height"
+        rows = self.space.height // self.family.tile if by_height else self.data.sample_shape[0]
+        return math.gcd(rows, self.space.text) if self.family.joint else rows
 
     def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        return samples.chunk(parts, dim=3 if self.family.stripes == "height" else 1)[part]
+        axis = samples.ndim - 2 if self.family.stripes == "height" else 1
+        return samples.chunk(parts, dim=axis)[part]
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
         from harness.subjects.library import stripes
 
-        stripes.take_part(module, part, parts)
+        stripes.take_part(module, part, parts, self.family.stripes)
 
     def reader(self) -> Callable[[int], dict[str, Tensor]] | None:
         if not self.cache:
@@ -312,7 +314,7 @@ class Library(Subject):
 
         family, kept = self.family, _kept_in(model)
         given = {n: c.to(kept) if c.is_floating_point() else c for n, c in conditions.items()}
-        if family.stripes == "tokens":
+        if family.joint:
             given["text"] = mine(model, given["text"], axis=1)
         words = family.time.split("_")
         falling = words[0] == "falling"

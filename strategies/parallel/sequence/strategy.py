@@ -87,7 +87,7 @@ class SequenceParallel(Strategy):
             fitting = [str(n) for n in range(2, subject.rows + 1) if subject.rows % n == 0]
             return (
                 f"samples of {subject.rows} rows of tokens are not {self.ranks} equal stripes; "
-                f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution"
+                f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution or text"
             )
         heads = subject.dimensions.heads
         if self.how == "ulysses" and heads % self.ranks:
