@@ -9,14 +9,13 @@ import importlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import ROOT
+from harness.data import feed
 from harness.data.feed import check_data
 from harness.launch import command, launch
 from harness.report.figures import parity
@@ -27,6 +26,7 @@ from harness.subjects import subject_of
 from harness.system import process
 from strategies import parse
 from strategies.strategy import Strategy
+from tests.made import one_start
 from tests.made.untouched import pytest_sessionfinish, pytest_sessionstart
 
 __all__ = ["pytest_sessionfinish", "pytest_sessionstart"]
@@ -43,6 +43,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Children that compile DeepSpeed's ops take one ninja: two compile what the other did again.
 process.own_tools_first()
+# Read once, and not for each training.
+feed._digits = functools.cache(feed._digits)
 
 TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
 DRAWN = dataclasses.replace(
@@ -56,10 +58,14 @@ SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 ALONE = {"OMP_NUM_THREADS": "1"}
 """Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
-    "strategies/test_launched", "strategies/test_publics_launched", "worker/test_runs",
-    "predict/test_predict_truth", "strategies/test_parallel", "worker/test_world",
-    "worker/test_resume", "predict/test_extend", "strategies/test_stubs",
-    "predict/test_closed_form", "predict/test_inverses", "strategies/test_catalog",
+    "strategies/test_publics_launched", "worker/test_runs", "strategies/test_launched",
+    "strategies/test_tensor", "strategies/test_pipeline", "predict/test_predict_truth",
+    "strategies/test_parallel", "worker/test_counted", "test_public_peaks", "worker/test_drawing",
+    "worker/test_world", "test_recount", "worker/test_resume", "worker/test_building",
+    "predict/test_extend", "strategies/test_stubs", "worker/test_sabotage", "nodes/test_two_nodes",
+    "predict/test_closed_form", "launch/test_launch", "predict/test_inverses",
+    "strategies/test_zero_settings", "memory/test_places", "test_questions",
+    "predict/test_atlas_published", "export/test_export_files", "predict/test_remembered",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
@@ -122,25 +128,37 @@ class Case:
         }
 
 
+def begin() -> one_start.Start:
+    """One start for all runs and predictions of this process."""
+    env = command.inherited() | command.environment(resolve(TINY)) | ALONE
+    return one_start.Start(
+        lambda folder, words: Case(TINY, words, module=one_start.MODULE).line(folder), env
+    )
+
+
 def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]:
     """Results of several runs, each in the folder of its name: they follow one another in one start
     by accelerate, as ``tests.children.several`` says."""
-    own = folder / "start"
-    own.mkdir()
     for name in cases:
         (folder / name).mkdir(parents=True)
-    asked = [case.asked(folder / name) for name, case in cases.items()]
-    (own / "cases.json").write_text(json.dumps(asked))
-    limit, module = 300.0 * len(cases), "tests.children.several"
-    start = launched(TINY, own, "--several", str(own / "cases.json"), module=module, timeout=limit)
+    start = one_start.running(begin)
     for name, case in cases.items():
+        printed = start.log.stat().st_size
+        start.ask(case.asked(folder / name), seconds=300)
         if not (folder / name / "result.json").exists():
             failure, reason = folder / name / "ranks" / "rank0.failure.json", "it says nothing"
             if failure.exists():
                 reason = json.loads(failure.read_text())["message"]
-            lost = {"status": Status.FAILED, "reason": reason, "log_tail": start.log_tail}
+            lost = {"status": Status.FAILED, "reason": reason, "log_tail": start.tail(printed)}
             Result(spec=case.spec, **lost).write(folder / name / "result.json")
     return {name: load(folder / name / "result.json") for name in cases}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def predictions_share_a_start() -> Iterator[None]:
+    """What a command or a test lets be predicted is predicted in forks of that start."""
+    with one_start.predictions_in_forks(begin):
+        yield
 
 
 @pytest.fixture
@@ -157,13 +175,20 @@ def verdict(row: Result, runs) -> parity.Verdict:
     return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
+def in_fork(folder: Path, module: str, *words: object) -> None:
+    """``python -m module words``, in a fork of the start; what it prints stays in ``folder``."""
+    log = folder / "log.txt"
+    log.touch()
+    own = {"env": dict(os.environ), "files": {"log": str(log)}}
+    program = one_start.Program(one_start.running(begin), [module, *map(str, words)], **own)
+    assert program.wait() == 0, log.read_text()[-2000:]
+
+
 def predictions(cases: list[dict], folder: Path) -> list[dict]:
     """Predictions, each in a process of its own: process groups and patches are global to one."""
     asked, out = folder / "cases.json", folder / "out.json"
     asked.write_text(json.dumps(cases))
-    words = [sys.executable, "-m", "tests.children.predictions", str(asked), str(out)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    in_fork(folder, "tests.children.predictions", asked, out)
     return json.loads(out.read_text())
 
 

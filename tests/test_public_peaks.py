@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from conftest import in_fork
 
-from harness import ROOT
 from tests.made import public_rows
 
 ROWS = [row for row in public_rows.rows() if row.get("test")]
@@ -18,9 +16,7 @@ NEAR = {"reserved": 0.03, "between": 0.005}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     out = tmp_path_factory.mktemp("public") / "found.json"
-    words = [sys.executable, "-m", "tests.made.published", "--test", str(out)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    in_fork(out.parent, "tests.made.published", "--test", out)
     return json.loads(out.read_text())
 
 

@@ -1,19 +1,26 @@
-"""The real worker for several runs in one start: ``--several CASES.json``.
+"""The real worker for many runs in one start: ``--several ANSWERS``.
 
-Started by accelerate instead of ``harness.train``. Each rank of each case is a fork of its own, for
-process groups and patches are global to a process; what one case imports is there for the next.
-Cases have launch files and numbers of processes of their own: what accelerate makes of a command,
-its own launcher says, run up to where it would start processes.
+Started by accelerate instead of ``harness.train``, it is asked by lines on stdin, of JSON, and
+answers each by a line in ANSWERS, a named pipe; it ends with its stdin. Each rank of each case is a
+fork of its own, for process groups and patches are global to a process; what one case imports is
+there for the next. Cases have launch files and numbers of processes of their own: what accelerate
+makes of a command, its own launcher says, run up to where it would start processes.
 
-CASES: a list of ``line``, the words of a case's command from ``launch`` on, and ``env``, what the
-harness adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to
-``copy`` first (from, to); and whether ``resident`` marks are to follow live tensors, for which each
-step faults all its pages in again.
+A case has a ``line``, the words of its command from ``launch`` on, and ``env``, what the harness
+adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to ``copy``
+first (from, to); and whether ``resident`` marks are to follow live tensors, for which each step
+faults all its pages in again. The answer comes when all its ranks have ended.
+
+Other programs run in forks as well, where ``program`` names a module: its ``words``, the whole
+``env``, and files to ``open`` (``log``, where what it prints goes; any other stands in the words,
+and is given by the number of its descriptor). The answer is its process, for whose exit code
+``wait`` asks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -24,7 +31,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -36,6 +43,7 @@ from accelerate.commands import launch
 from torch.distributed import run as torchrun
 
 from harness import train
+from harness.data import feed
 from harness.launch.command import free_port, inherited
 from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
@@ -45,6 +53,8 @@ from harness.worker.setup import LIBRARIES
 
 COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
 """What a first optimizer or a first checkpoint would import in every fork."""
+
+FAULT = -1000
 
 GRACE_SECONDS = 20.0
 """For the other ranks, once one has failed."""
@@ -120,14 +130,15 @@ def run(case: dict[str, Any], env: dict[str, str]) -> None:
     runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 
 
-def in_fork(case: dict[str, Any], env: dict[str, str], told: IO[str] | None) -> None:
-    """Run it, write what it imported to ``told``, and end."""
+def in_fork(begin: Callable[[], None], told: IO[str] | None) -> None:
+    """Begin, write what it imported to ``told``, and end."""
     before, code = set(sys.modules), 1
     try:
-        run(case, env)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+        begin()
         code = 0
     except SystemExit as ended:
-        code = 1 if ended.code else 0
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -148,7 +159,7 @@ def whole(case: dict[str, Any]) -> list[str]:
         for env in variables(case):
             child = os.fork()
             if not child:
-                in_fork(case, env, None if children else told)
+                in_fork(lambda env=env: run(case, env), None if children else told)
             children.append(child)
         wait_for(set(children))
         told.seek(0)
@@ -170,11 +181,67 @@ def wait_for(children: set[int]) -> None:
             time.sleep(0.02)
 
 
-def main(cases: list[dict[str, Any]]) -> None:
-    for case in cases:
-        prepare(resolved(case["words"]))
-        load(whole(case))
+def program(asked: dict[str, Any], files: dict[str, int]) -> None:
+    """Another module's, in the process that is to end with it."""
+    heap.keep_freed()  # by the variables of the start
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.dup2(files["log"], 1)
+    os.dup2(files["log"], 2)
+    sys.argv[1:] = [str(files.get(word, word)) for word in asked["words"]]
+    runpy.run_module(asked["program"], run_name="__main__", alter_sys=True)
+
+
+class Programs:
+    """Those that were started and not waited for: process -> what it imported."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, IO[str]] = {}
+
+    def start(self, asked: dict[str, Any]) -> int:
+        """The process of a program that begins; its files are open by then."""
+        files = {name: os.open(path, os.O_WRONLY) for name, path in asked["open"].items()}
+        told = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed when it was waited for)
+        child = os.fork()
+        if not child:
+            in_fork(lambda: program(asked, files), told)
+        self.told[child] = told
+        for file in files.values():
+            os.close(file)
+        return child
+
+    def wait(self, child: int) -> int:
+        """The exit code of a program, negative where a signal ended it."""
+        _, status = os.waitpid(child, 0)
+        with self.told.pop(child) as told:
+            told.seek(0)
+            load(told.read().split())
+        return os.waitstatus_to_exitcode(status)
+
+
+def answer(asked: dict[str, Any], programs: Programs) -> int:
+    """Of one line; where it cannot be done, ``FAULT``."""
+    try:
+        if "program" in asked:
+            return programs.start(asked)
+        if "wait" in asked:
+            return programs.wait(asked["wait"])
+        prepare(resolved(asked["words"]))
+        load(whole(asked))
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return FAULT
+
+
+def main(answers: Path) -> None:
+    programs = Programs()
+    feed._digits = functools.cache(feed._digits)
+    feed._digits()  # forks have them
+    with answers.open("w", buffering=1) as out:
+        for line in sys.stdin:
+            print(answer(json.loads(line), programs), file=out)
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[sys.argv.index("--several") + 1]).read_text()))
+    main(Path(sys.argv[sys.argv.index("--several") + 1]))

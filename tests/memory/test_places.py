@@ -7,14 +7,11 @@ prediction for GPUs. Each check is also run on lists that are wrong.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import TINY, living
+from conftest import TINY, in_fork, living
 
-from harness import ROOT
 from harness.memory.places import BY_ENGINE
 from harness.memory.record import by_place
 from harness.memory.traced_step import trace_step
@@ -162,9 +159,7 @@ def places(tmp_path_factory) -> dict[tuple[str, str], dict]:
     keys = [(recipe, device) for recipe in RECIPES for device in ("cpu", "cuda")]
     spec = {"model": "DiT-T/8", "global_batch": 8, "processes": 2, "data": "synthetic"}
     asked.write_text(json.dumps([{**spec, "recipe": r, "device": d} for r, d in keys]))
-    words = [sys.executable, "-m", "tests.children.placed", str(asked), str(out)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    in_fork(base, "tests.children.placed", asked, out)
     return dict(zip(keys, json.loads(out.read_text()), strict=True))
 
 

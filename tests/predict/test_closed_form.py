@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import in_fork
 
 from harness.predict import fitting
 from harness.resolve import resolve
@@ -63,8 +62,7 @@ def peaks(tmp_path_factory) -> dict[tuple, int]:
     folder = tmp_path_factory.mktemp("peaks")
     specs = [dataclasses.asdict(spec(*case)) for case in CASES]
     (folder / "specs.json").write_text(json.dumps(specs))
-    words = ["-m", "tests.children.peaks", str(folder / "specs.json"), str(folder / "out.json")]
-    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
+    in_fork(folder, "tests.children.peaks", folder / "specs.json", folder / "out.json")
     return dict(zip(CASES, json.loads((folder / "out.json").read_text()), strict=True))
 
 

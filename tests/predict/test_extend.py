@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from conftest import in_fork
 
-from harness import ROOT
 from harness.predict.tracing import extend
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -42,11 +40,7 @@ def found(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("extended")
     cases = [vars(spec_of(*case)) for case in CASES]
     (folder / "cases.json").write_text(json.dumps(cases))
-    words = [sys.executable, "-m", "tests.children.extended", *map(str, (folder / "cases.json",))]
-    ended = subprocess.run(
-        [*words, str(folder / "out.json")], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    in_fork(folder, "tests.children.extended", folder / "cases.json", folder / "out.json")
     return json.loads((folder / "out.json").read_text())
 
 

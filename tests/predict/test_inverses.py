@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from conftest import in_fork
 
-from harness import ROOT, cli
+from harness import cli
 from harness.predict import inverses, pool, workspace
 from harness.predict.speed import cards
 from harness.resolve import Resolved, resolve
@@ -150,9 +149,7 @@ def real(tmp_path_factory) -> dict[str, dict]:
         for what, (blocks, memory, recipe) in REAL.items()
     }
     (folder / "asked.json").write_text(json.dumps(asked))
-    words = [sys.executable, "-m", "tests.children.searched", str(folder)]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    in_fork(folder, "tests.children.searched", folder)
     return json.loads((folder / "found.json").read_text())
 
 

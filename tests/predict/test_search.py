@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
+from conftest import in_fork
 from rich.console import Console
 
-from harness import ROOT
 from harness.commands.planning.plan.command import Asked
 from harness.commands.planning.plan.largest_table import print_largest
 from harness.predict import pool, search, workspace
@@ -142,9 +140,7 @@ def test_a_real_search_ends_between_two_real_predictions(tmp_path):
     words = ["--model", "DiT-S/2:depth=2", "--gpus", "2", "--gpu-memory", "1300MiB"]
     words += ["--recipes", "ddp+accumulate:steps=2", "--global-batch", "3"]
     (tmp_path / "asked.json").write_text(json.dumps({"batch": words}))
-    child = [sys.executable, "-m", "tests.children.searched", str(tmp_path)]
-    ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    in_fork(tmp_path, "tests.children.searched", tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())["batch"]
     row = found["searched"]
     low, high = row["fits"], row["over"]

@@ -20,9 +20,10 @@ from tests.made import families
 from tests.made.publics import MINIATURES, miniature
 
 OTHERS = ("ddp", "zero2+lora", "ddp+lora+checkpoint", "zero2", "zero3+lora:targets=attention")
-RUNS = {f"{name}-0": miniature(name, "zero3+checkpoint", processes=2) for name in MINIATURES}
+TWO = {"processes": 2, "steps": 1}
+RUNS = {f"{name}-0": miniature(name, "zero3+checkpoint", **TWO) for name in MINIATURES}
 RUNS |= {
-    f"{name}-1": miniature(name, recipe, processes=2)
+    f"{name}-1": miniature(name, recipe, **TWO)
     for name, recipe in zip(MINIATURES, itertools.cycle(OTHERS), strict=False)
 }
 FOREIGN = {

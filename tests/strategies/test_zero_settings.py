@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +194,18 @@ def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
     same = map_pytorch_optim_to_deepspeed(engine.host_adamw(weights(), without))
     plain = stepped(torch.optim.AdamW(weights(), **without.adam))
     assert torch.allclose(stepped(same), plain, rtol=0, atol=1e-6)
+
+
+def test_who_asks_again_for_the_processor_starts_no_process(monkeypatch):
+    """Each CPU Adam asks, and each op that is loaded."""
+    import cpuinfo
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
+
+    from strategies.engines.zero import processor  # noqa: F401 (asks)
+
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert CPUAdamBuilder().simd_width().startswith("-D__")
+    assert cpuinfo.get_cpu_info()["arch"] and cpuinfo.get_cpu_info() is cpuinfo.get_cpu_info()
 
 
 # -- predicted for GPUs -----------------------------------------------------------------------
