@@ -23,9 +23,10 @@ CASES = [
     ("ltx-video-2b", "single+bf16_pure:autocast=on+checkpoint+adamw:impl=foreach", 1, "flow"),
     ("sd3.5-medium", "single+bf16_pure+lora:rank=16", 1, "flow"),
 ]
-BYTES, POOL, WORK = 0.005, 0.01, 0.03
+BYTES, POOL, UNTOLD, WORK = 0.005, 0.01, 0.10, 0.03
 LAUNCHES = 0.05
-"""How far tensors, the allocator's reserve and the work may be off."""
+"""How far tensors, the allocator's reserve (where its allocations are told from shallow models',
+and where not) and the work may be off."""
 
 
 def spec_of(model: str, recipe: str, ranks: int, objective: str) -> Spec:
@@ -51,8 +52,11 @@ def test_two_blocks_of_each_group_tell_of_all(case, found):
         assert made[name] == pytest.approx(whole[name], rel=BYTES), name
     for name in ("peak", "steady", "host"):
         assert made[name]["bytes"] == pytest.approx(whole[name]["bytes"], rel=BYTES), name
+    # Buckets fill across blocks, so that those of one are not told; a note says so.
+    assert not (CASES[case][1].startswith("single") and made["notes"])
+    pool = UNTOLD if made["notes"] else POOL
     for name in ("reserved", "reserved_expandable", "least"):
-        assert made[name] == pytest.approx(whole[name], rel=POOL), name
+        assert made[name] == pytest.approx(whole[name], rel=pool), name
     assert sum(made["peak"]["categories"].values()) == pytest.approx(
         made["peak"]["bytes"], rel=BYTES
     )
