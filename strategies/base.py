@@ -93,6 +93,7 @@ TRAITS = {
     "flat_weights": "the optimizer updates flat pieces, in which parameters have no shape",
     "float_master": "16-bit weights have a float32 master, which the optimizer updates",
     "split_parameters": "parameters are whole only while they are used",
+    "rounded_gathers": "weights are rounded to fewer bits on their way to other ranks",
     "stages": "each rank has some of the blocks, and micro batches pass from rank to rank",
     "gathers_ahead": "memory of weights that were gathered is free once the device has used them",
     "dtensor_weights": "parameters, gradients and the optimizer's state are DTensors: rows of each",

@@ -349,6 +349,8 @@ class Engine:
         """Clip the gradients to the norm ``limit``; returns their norm from before, as ``norm``.
         Called from ``arrived`` where the spec clips, but not where the engine clips by itself
         ("own_clipping")."""
+        if trained.launch.layout.tensor > 1:  # accelerate would clip each rank by its part's norm
+            return self.clip_by(trained, self.norm(trained), limit)
         parameters = [p for p in trained.module.parameters() if p.grad is not None]
         return trained.accelerator.clip_grad_norm_(parameters, limit)
 

@@ -42,7 +42,7 @@ def parts_not_joined(run: Run) -> None:
     """Each rank takes its own part of a prediction for all parts."""
     from harness.worker.drawing import batch
 
-    def own_alone(trained: Any, part: Any, samples: Any) -> Any:
+    def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
         return part.repeat(1, 1, trained.launch.layout.sequence, 1)
 
     batch.joined = own_alone

@@ -13,7 +13,7 @@ from harness.system import machine as machines
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
 from harness.worker.sabotage_shards import HYBRID, SHARDED
-from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
+from harness.worker.sabotage_stages import NUMBERS, REPEATED, SHARED_NUMBERS, SPLIT
 from tests.made.machines import machine
 
 PLAIN = ([1.0, 0.9], [0.5, 0.4])
@@ -69,6 +69,7 @@ def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
 def test_replicas_of_stages_are_tried_where_there_are_several(runs, tmp_path):
     assert called(tmp_path, "--processes", "4") == 0
     assert {*REPEATED, *SPLIT} <= set(runs) and runs[next(iter(REPEATED))][0] == "pp"
+    assert {runs[name][0] for name in (*SHARED_NUMBERS, "pp_fsdp2")} == {"pp_fsdp2"}
     assert runs["hsdp"] == ("hsdp", []) and {runs[name][0] for name in HYBRID} == {"hsdp"}
 
 

@@ -139,9 +139,15 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
     # Who gathers keeps the keys and values of all tokens beside its own, of each block.
     others = 4 * 2 * 4 * 1024 * 128
     assert gathers.beyond_state - rings.beyond_state == pytest.approx(others, rel=0.15)
-    sent = [w for w in rings.work if w.kind == "collective" and w.phase == "forward"]
+    sent = [w for w in rings.work if w.kind == "passed" and w.phase == "forward"]
     # Three times a pair of keys and values in each block, all of it on the wire.
     assert sum(w.bytes * w.count for w in sent) / 2 == 4 * 3 * 2 * 4 * 256 * 128
+    # In backward gradients follow in float32, of which the last, to its owner, is waited for.
+    backward = [w for w in rings.work if w.phase == "backward" and w.group == 2]
+    waited = [w for w in backward if w.kind == "collective"]
+    assert sum(w.count for w in waited) == 4
+    assert sum(w.bytes * w.count for w in backward) / 2 == 4 * (3 + 4) * 2 * 4 * 256 * 128
+    assert sum(w.count for w in backward if w.kind == "passed") == 4 * 4
     buckets = 4 * resolve(alone).subject.sizes.total
     assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
 

@@ -175,6 +175,7 @@ def _step(trained: Trained, seen: Effects) -> dict[str, Any]:
     return {
         "gradients_cut": seen.gradients,
         "most_groups_at_once": seen.most,
+        "prefetch": trained.engine.prefetch or "auto",
         "most_groups_ahead": _ahead(trained, seen),
     }
 

@@ -54,12 +54,7 @@ def by_block(trained: Trained) -> dict[str, Any]:
     sizes = {_reshards_to(own[id(block)]) for block in blocks}
     wanted = trained.engine.reshard
     demand(sizes == {wanted}, f"after forward blocks are resharded {sizes}, not {wanted}")
-    return {
-        "groups": len(found),
-        "blocks": len(blocks),
-        "reshard_after_forward": wanted,
-        "prefetch": trained.engine.prefetch or "auto",
-    }
+    return {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
 
 
 def _holds(group: Any, block: Any) -> bool:

@@ -140,8 +140,10 @@ class Pipe:
     """This rank's stages of torch's, one a run of blocks, and their schedule: made when the first
     micro batch says what passes."""
 
-    def __init__(self, staged: Staged, schedule: Schedule, micro: int) -> None:
-        self.staged, self.micro = staged, micro
+    def __init__(
+        self, staged: Staged, schedule: Schedule, micro: int, kind: type[Stage] = Stage
+    ) -> None:
+        self.staged, self.micro, self.kind = staged, micro, kind
         self.order = schedule
         self.stages: list[Stage] = []
         self.schedule: Any = None
@@ -188,7 +190,7 @@ class Pipe:
 
     def _stage(self, run: int, passes: tuple[Tensor, ...], device: Any) -> Stage:
         cut = self.staged.cut
-        return Stage(
+        return self.kind(
             Chunk(self.staged, run, passes),
             run,
             len(cut.homes),
