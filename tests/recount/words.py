@@ -140,7 +140,7 @@ def ahead(phase: str) -> Take:
 def gathered(phase: str) -> Take:
     def cell(row: Row) -> Number | None:
         sent = gathering(row).get("gathered_bytes")
-        return Number(sent[phase] / MIB, 2) if sent else None
+        return Number(sent[phase] / MIB) if sent else None
 
     return cell
 

@@ -482,6 +482,6 @@ def test_what_fsdp2_gathered_and_how_far_ahead_has_a_table_of_its_own():
     rows["ddp"].evidence["ddp"] |= shown
     report = build(list(rows.values()), [])
     grid = tables.group_grids(report.groups[0])["gathers"]
-    assert grid.lines == [["ddp", "2", "cut among 2", "3", "5", "2", "0", "3.0", "0.5"]]
+    assert grid.lines == [["ddp", "2", "cut among 2", "3", "5", "2", "0", "3.00", "0.50"]]
     for text in (markdown.render(report), html.render(report)):
         assert "FSDP2 gathering" in text and "nothing overlaps" in text

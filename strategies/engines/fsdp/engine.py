@@ -148,7 +148,7 @@ class Fsdp(Rows):
         if self.prefetch >= launch.subject.depth:
             return (
                 f"prefetch={self.prefetch} gathers as many blocks ahead as there are "
-                f"({launch.subject.depth}) or more; take a smaller one, or zero2"
+                f"({launch.subject.depth}) or more; take a smaller one, or auto"
             )
         if "compiled_whole" in launch.traits:
             return "it gathers between blocks, where one graph has no room; leave scope=model out"
