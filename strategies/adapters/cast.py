@@ -47,8 +47,8 @@ class Cast(Strategy):
         traits = launch.traits
         if "frozen_weights" not in traits:
             return "weights that train lose their updates in 8 bits; add lora, or leave it out"
-        if "shards" in traits:
-            return "the engine would shard codes, and round their scales; take single or ddp"
+        if "shards" in traits and "dtensor_weights" not in traits:
+            return "the engine would shard codes, and round their scales; take ddp or fsdp2"
         if "packed_weights" in traits:
             return "these weights are packed in 4 bits already; take lora in the place of qlora"
         if "weight_norms" in traits:

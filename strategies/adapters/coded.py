@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from strategies import initial
 from strategies.base import demand
+from strategies.evidence.stored import bytes_of, stored
 from strategies.precision.autocast import autocast_dtype
 
 __all__ = ["ERROR", "Coded", "code", "coded_facts"]
@@ -103,7 +104,8 @@ def code(module: nn.Module, names: Iterable[str], to: str) -> None:
 
 
 def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
-    """Bytes that really hold the layers' weights, and what coding lost."""
+    """Bytes that really hold the layers' weights (``coded_bytes_here``: on this rank), and what
+    coding lost; the scales are whole on every rank."""
     layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
     demand(len(layers) == wanted, f"{len(layers)} layers are stored as {to}, of {wanted}")
     elements = sum(m.in_features * m.out_features for m in layers)
@@ -112,10 +114,12 @@ def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
     worst = max(m.error for m in layers)
     demand(0 < worst <= ERROR[to], f"coding lost {worst:.2g} of a weight, of {ERROR[to]} at most")
     scales = sum(m.scale.nbytes for m in layers)
+    here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
     return {
         "layers": wanted,
         "coded_elements": elements,
         "coded_bytes": size,
+        "coded_bytes_here": here,
         "scale_bytes": scales,
         "largest_weight_error": float(f"{worst:.2g}"),
     }

@@ -108,8 +108,11 @@ class Qlora(Lora):
         return super().traits() | {"quantized_weights", "packed_weights"}
 
     def refuses(self, launch: Launch) -> str | None:
-        if "split_parameters" in launch.traits:
-            return "the engine shards elements, and two of these share a byte; use zero2, or lora"
+        if "split_parameters" in launch.traits and "dtensor_weights" not in launch.traits:
+            return (
+                "the engine shards elements, and two of these share a byte; use fsdp2 or zero2, "
+                "or lora"
+            )
         return super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from strategies import initial
 from strategies.base import demand
+from strategies.evidence.stored import bytes_of, stored
 from strategies.precision.autocast import autocast_dtype
 
 __all__ = ["Packed", "packed_facts", "quantize"]
@@ -31,7 +32,9 @@ class Packed(bitsandbytes.nn.Linear4bit):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x) or x.dtype)
         bias = self.bias.to(x.dtype)
-        return bitsandbytes.matmul_4bit(x, self.weight, self.weight.quant_state, bias=bias)
+        # Gathered codes (FSDP2) are bytes alone: the layer has the rest.
+        state = getattr(self.weight, "quant_state", self.quant_state)
+        return bitsandbytes.matmul_4bit(x, self.weight, state, bias=bias)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Codes and bias alone: the scales come from the first weights, which are built again,
@@ -86,7 +89,8 @@ def quantize(module: nn.Module, names: Iterable[str]) -> None:
 
 
 def packed_facts(module: nn.Module) -> dict[str, Any]:
-    """Bytes of the packed weights against the elements they stand for."""
+    """Bytes of the packed weights against the elements they stand for, and how many this rank has
+    of them; the scales are whole on every rank."""
     weights = [p for p in module.parameters() if getattr(p, "quant_state", None) is not None]
     demand(bool(weights), "no layer holds packed weights")
     elements = sum(w.quant_state.shape.numel() for w in weights)
@@ -96,4 +100,10 @@ def packed_facts(module: nn.Module) -> dict[str, Any]:
     demand(kinds == {"nf4"}, f"the weights are packed as {kinds}")
     # One scale a block of 64, itself packed into a byte.
     scales = sum(w.quant_state.absmax.nbytes for w in weights)
-    return {"packed_elements": elements, "packed_bytes": packed_bytes, "scale_bytes": scales}
+    here = bytes_of(part for w in weights for part in stored(w.data) if part.numel())
+    return {
+        "packed_elements": elements,
+        "packed_bytes": packed_bytes,
+        "packed_bytes_here": here,
+        "scale_bytes": scales,
+    }

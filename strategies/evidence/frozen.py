@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import Watcher, demand
+from strategies.base import BadInput, Watcher, demand
 from strategies.engine import Trained
 
 if TYPE_CHECKING:
@@ -82,6 +82,27 @@ class Frozen(Watcher):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compare with the training's beginning, also after a resume."""
         self.sums = state["sums"]
+
+    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
+        """Hold what is frozen to the rows that each of the former ranks had of it; of what trains,
+        it counts from here on that it moves.
+
+        Raises:
+            BadInput: a frozen weight is not the one that those ranks had.
+        """
+        trained = self.trained
+        sharers = len(states) // trained.engine.layout(len(states)).replicate
+        named = dict(trained.module.named_parameters())
+        wholes = trained.engine.whole(trained, list(named.values()))
+        for (name, p), whole in zip(named.items(), wholes, strict=True):
+            if p.requires_grad:
+                continue
+            rows = -(-whole.shape[0] // sharers)
+            parts = [whole[rank * rows : (rank + 1) * rows] for rank in range(sharers)]
+            had = [state["sums"][name] for state in states[:sharers]]
+            if [checksum(part) for part in parts] != had:
+                raise BadInput(f"{name} is frozen, and not what it was when this was saved")
+        self.sums = dict(self._now())
 
 
 def split_facts(trained: Trained, name: str) -> dict[str, Any]:

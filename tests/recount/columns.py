@@ -302,6 +302,17 @@ TABLES: dict[str, dict[str, Take]] = {
             )
         },
     },
+    "FSDP2 gathering": {
+        **RECIPE,
+        "Prefetch": lambda row: str(w.gathering(row)["prefetch"]),
+        "Behind forward": w.behind_forward,
+        "Whole at once": lambda row: Number(w.gathering(row)["most_groups_at_once"]),
+        "Groups": lambda row: Number(w.gathering(row)["groups"]),
+        "Ahead in forward": w.ahead("forward"),
+        "Ahead in backward": w.ahead("backward"),
+        "Gathered MiB in forward": w.gathered("forward"),
+        "Gathered MiB in backward": w.gathered("backward"),
+    },
     "What each part does": {
         "Adding": lambda pair: pair.words,
         "to": lambda pair: pair.base.label,

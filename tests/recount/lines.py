@@ -11,7 +11,7 @@ from tests.recount import predicted as p
 from tests.recount import versus as v
 from tests.recount.effects import effects
 from tests.recount.raw import Group, Row
-from tests.recount.words import zero_block
+from tests.recount.words import gathering, zero_block
 
 __all__ = ["LINES"]
 
@@ -32,6 +32,7 @@ LINES: dict[str, Callable[[Group], Sequence[Any]]] = {
     "Predicted and traced, by category": _parts,
     "Rows that alter the same": _rows(v.sibling),
     "DeepSpeed buckets": _rows(zero_block),
+    "FSDP2 gathering": _rows(gathering),
     "Same computation?": _rows(lambda row: not drawn.draws(row.group)),
     "Same samples?": _rows(lambda row: drawn.draws(row.group)),
     "What each part does": effects,

@@ -14,6 +14,8 @@ from tests.recount.cells import MIB, Number, distance, gib
 from tests.recount.raw import Row, Run
 
 __all__ = [
+    "ahead",
+    "behind_forward",
     "bucket",
     "compiled",
     "disturbed",
@@ -26,7 +28,7 @@ __all__ = [
     "psnr",
 ]
 __all__ += ["p10_to_p90", "phase", "predicted_need", "predicted_to_fit", "so_far", "title", "why"]
-__all__ += ["zero_block"]
+__all__ += ["gathered", "gathering", "zero_block"]
 
 Take = Callable[[Any], Any]
 
@@ -115,6 +117,30 @@ def bucket(name: str) -> Take:
             return None if elements is None else str(elements)
         bytes_each = 2 if m.precision(row) in ("bfloat16", "float16") else 4
         return (Number(int(elements)), " (", Number(elements * bytes_each / MIB, 2), " MiB)")
+
+    return cell
+
+
+def gathering(row: Row) -> dict[str, Any]:
+    found = [facts for facts in row.evidence.values() if "most_groups_ahead" in facts]
+    return found[0] if found else {}
+
+
+def behind_forward(row: Row) -> str:
+    told = gathering(row)["reshard_after_forward"]
+    if isinstance(told, bool):
+        return "freed" if told else "kept"
+    return f"cut among {told}"
+
+
+def ahead(phase: str) -> Take:
+    return lambda row: Number(gathering(row)["most_groups_ahead"][phase])
+
+
+def gathered(phase: str) -> Take:
+    def cell(row: Row) -> Number | None:
+        sent = gathering(row).get("gathered_bytes")
+        return Number(sent[phase] / MIB) if sent else None
 
     return cell
 

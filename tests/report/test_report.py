@@ -22,10 +22,10 @@ from rich.console import Console
 from harness.report import SuiteHead, build, print_report, write_report
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.rows import read_suite
-from harness.report.rendering import export, html, markdown, terminal
+from harness.report.rendering import export, html, markdown, tables, terminal
 from harness.report.rendering.charts import svg
 from harness.result import Status, load_all
-from tests.made.results import FULL, cpu_set, done, gpu_set
+from tests.made.results import FULL, MIB, cpu_set, done, gpu_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 GIB = 2**30
@@ -473,3 +473,17 @@ def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
     assert "not traced: see Resident" in line and "| 0.530 |" in line
     assert "**Least memory**: `zero3+checkpoint`" in told
     assert "**Least memory**: `zero3_offload`" in edited(lambda rank: None)
+
+
+def test_what_fsdp2_gathered_and_how_far_ahead_has_a_table_of_its_own():
+    rows = cpu_set()
+    assert not tables.group_grids(build(list(rows.values()), []).groups[0])["gathers"].lines
+    shown = {"prefetch": 2, "reshard_after_forward": 2, "most_groups_at_once": 3, "groups": 5}
+    shown["most_groups_ahead"] = {"forward": 2, "backward": 0}
+    shown["gathered_bytes"] = {"forward": 3 * MIB, "backward": MIB // 2}
+    rows["ddp"].evidence["ddp"] |= shown
+    report = build(list(rows.values()), [])
+    grid = tables.group_grids(report.groups[0])["gathers"]
+    assert grid.lines == [["ddp", "2", "cut among 2", "3", "5", "2", "0", "3.00", "0.50"]]
+    for text in (markdown.render(report), html.render(report)):
+        assert "FSDP2 gathering" in text and "nothing overlaps" in text

@@ -40,12 +40,13 @@ PAIRS = {
     "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure": TWO,
     "ddp+bf16_pure+adamw_bf16+offload_activations": TWO,
     "ddp+block_swap:blocks=3+accumulate": TWO,
-    "fsdp2+bf16+checkpoint+accumulate": TWO,
+    "fsdp2_offload+bf16+checkpoint+accumulate": TWO,
     "fsdp2:reshard=off+compile:backend=aot_eager": TWO,
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
     "fsdp2+bf16_pure+muon": TWO,
     "fsdp2+controlnet": LONGER,
-    "fsdp2+optimizer_in_backward": TWO,
+    "fsdp2:prefetch=2+optimizer_in_backward": TWO,
+    "fsdp2+adam4bit": TWO,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
     "ddp+cross_entropy+accumulate": TOKENS,
     "zero3+cross_entropy:kind=fused": TOKENS,
@@ -53,7 +54,10 @@ PAIRS = {
 TAUGHT = ("zero2+distill", "zero3+distill:width=64,depth=3,feature=0.5")
 PAIRS |= dict.fromkeys((*TAUGHT, "fsdp2+bf16+distill:store=bf16,feature=0.5+checkpoint"), TWO)
 SPLIT = ("zero3", "fsdp2")
-ADAPTERS = [f"{sharding}+{kind}" for sharding in ("ddp", *SPLIT) for kind in ("lora", "dora")]
+SPLIT_ADAPTERS = [(sharding, kind) for sharding in SPLIT for kind in ("lora", "dora")]
+SPLIT_ADAPTERS += [("fsdp2", kind) for kind in ("qlora", "cast+lora")]
+ADAPTERS = [f"{sharding}+{kind}" for sharding, kind in SPLIT_ADAPTERS]
+ADAPTERS += [f"ddp+{kind}" for kind in dict.fromkeys(kind for _, kind in SPLIT_ADAPTERS)]
 STRIPS = [
     "zero3+bf16+checkpoint",
     "ddp+offload_activations+accumulate:steps=2",
@@ -119,7 +123,7 @@ def test_a_student_learns_alike_wherever_its_weights_are(row, train_here):
     assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in log.norms], rel=1e-4)
 
 
-ALIKE = ["ddp+block_swap:blocks=3+accumulate", "fsdp2+optimizer_in_backward"]
+ALIKE = ["ddp+block_swap:blocks=3+accumulate", "fsdp2:prefetch=2+optimizer_in_backward"]
 
 
 @pytest.mark.parametrize("row", ALIKE, indirect=True)
@@ -131,8 +135,7 @@ def test_gradients_that_go_another_way_train_alike_on_two_processes(row, train_h
     assert row.grad_norms[:2] == pytest.approx(norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("adapter", ["lora", "dora"])
-@pytest.mark.parametrize("sharding", SPLIT)
+@pytest.mark.parametrize(("sharding", "adapter"), SPLIT_ADAPTERS)
 def test_an_adapter_on_split_weights_learns_what_it_does_under_ddp(sharding, adapter, runs):
     """Wrong results have been reported of ZeRO-3's pair: peft 2500, DeepSpeed 5109."""
     rows, base = runs

@@ -86,7 +86,7 @@ REFUSED = {
     "ddp+cast+qlora": ["4 bits", "take lora"],
     "ddp+cast+dora": ["weights themselves", "take lora"],
     "ddp+cast+controlnet": ["copies of these layers", "take lora"],
-    "zero2+cast+lora": ["shard codes", "single or ddp"],
+    "zero2+cast+lora": ["shard codes", "ddp or fsdp2"],
     "ddp+fp8:emulate=on+cast+lora": ["replaces the layers", "use bf16"],
     "ddp+block_swap+muon": ["steps the model's weights", "take adamw"],
     "ddp+block_swap+topk": ["changes gradients", "take adamw"],

@@ -40,6 +40,8 @@ GPU = (
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 )
 RINGS = ["ddp+sp:how=ring,ranks=4", "ddp+sp:how=ring+checkpoint"]
+AGAIN = ["hsdp+checkpoint", "fsdp2:reshard=2,prefetch=2"]
+"""On four ranks, with nothing that is shared but weights."""
 EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR, *RINGS]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
 WAN, SD3, LTX = "wan2.1-1.3b", "sd3.5-medium", "ltx-video-2b"
@@ -81,10 +83,10 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     base = tmp_path_factory.mktemp("parallel")
 
     def case(recipe: str, *words: str) -> Case:
-        ranks = 4 if recipe in (FOUR, RINGS[0], "hsdp") else 2
+        ranks = 4 if recipe in (FOUR, RINGS[0], "hsdp", *AGAIN) else 2
         return Case(dataclasses.replace(TWO, recipe=recipe, processes=ranks), words)
 
-    cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
+    cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS, *AGAIN)}
     cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
     cases |= {name: case("ddp", "--sabotage", name) for name in RANKS}
     cases |= {name: case("fsdp2", "--sabotage", name) for name in SHARDED}
@@ -132,7 +134,7 @@ def test_ranks_that_share_samples_show_it(row):
         assert facts["collectives_an_attention"]["forward"] == once
 
 
-@pytest.mark.parametrize("row", EQUAL, indirect=True)
+@pytest.mark.parametrize("row", [*EQUAL, *AGAIN], indirect=True)
 def test_losses_gradients_and_updates_are_those_of_whole_samples(row, runs):
     assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
 

@@ -25,6 +25,7 @@ from strategies.recipe import RecipeError
 
 ACCUMULATING = "fsdp2+bf16+accumulate"
 EARLY = "fsdp2+optimizer_in_backward"
+AHEAD = "fsdp2:prefetch=2"
 
 
 @pytest.fixture
@@ -63,6 +64,7 @@ def rank_0(train_here, monkeypatch):
         ("fsdp2_offload", 2, 1 / 2, 2),
         ("fsdp2+tp", 4, 1 / 2, 2),
         (EARLY, 2, 1 / 2, 2),
+        (AHEAD, 2, 1 / 2, 2),
     ],
 )
 def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, most, rank_0):
@@ -75,6 +77,9 @@ def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, most, rank_0
     assert facts["groups"] == facts["blocks"] + 1 == 5 and facts["most_groups_at_once"] == most
     assert facts["reductions"] == 5 and layout.ranks == ranks and 1 / layout.shard == share
     assert facts["gradients_sent_as"] == ("bfloat16" if "bf16" in recipe else "float32")
+    asked = {"forward": 2, "backward": 2} if recipe == AHEAD else {"forward": 0, "backward": 1}
+    kept = recipe == "fsdp2:reshard=off"
+    assert facts["most_groups_ahead"] == ({"forward": 0, "backward": 0} if kept else asked)
     again = facts["gathered_bytes"]["backward"]
     assert (again == 0) == (recipe == "fsdp2:reshard=off")
     host = {"parameters_on", "optimizer_on"}
@@ -94,6 +99,24 @@ def test_within_backward_one_block_s_gradients_are_alive_at_once(rank_0, monkeyp
     trained = rank_0("hsdp+optimizer_in_backward", 4)
     with pytest.raises(NotInForce, match="gradients were alive at once"):
         part.evidence(trained)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "bits"), [("fsdp2+cast+lora", "cast", 8), ("hsdp+qlora", "qlora", 4)]
+)
+def test_codes_are_cut_as_bytes_and_their_scales_are_whole(recipe, name, bits, rank_0):
+    trained = rank_0(recipe, 4)
+    (part,) = (p for p in parse(recipe).strategies if p.name == name)
+    facts, engine = part.evidence(trained), trained.engine.evidence(trained)
+    (whole,) = (facts[k] for k in ("coded_bytes", "packed_bytes") if k in facts)
+    (here,) = (facts[k] for k in ("coded_bytes_here", "packed_bytes_here") if k in facts)
+    (elements,) = (facts[k] for k in ("coded_elements", "packed_elements") if k in facts)
+    assert whole == elements * bits // 8 and here == whole // trained.launch.layout.shard
+    codes = [p for p in trained.module.parameters() if not p.is_floating_point()]
+    assert len(codes) == len(trained.subject.linears)
+    # What is gathered is what is stored: blocks, with their codes, in backward again.
+    gathered = engine["gathered_bytes"]
+    assert gathered["forward"] == engine["parameter_bytes"] > gathered["backward"] > here
 
 
 def test_a_forward_without_gradients_leaves_nothing_gathered(rank_0):
@@ -137,6 +160,16 @@ def kept_in_forward(group):
         group._to_sharded()
 
 
+def codes_apart(block, **options):
+    """Codes are left as they are."""
+    codes = {p for p in block.parameters() if not p.is_floating_point()}
+    return FULLY(block, ignored_params=codes, **options)
+
+
+def looking_further(module, blocks, number):
+    LOOK(module, blocks, 2)
+
+
 def among_all(accelerator, layout):
     """What ranks have is sharded among all of them, as if those held the same."""
     STAND_IN(accelerator, layout)
@@ -169,6 +202,7 @@ def one_group_of_all(accelerator, layout):
 
 
 SHARD, SETTLE, STAND_IN = shard.shard, shard.settle, shard.stand_in
+FULLY, LOOK = shard.fully_shard, shard.look_ahead
 LOST = {
     "nothing is sharded": ("fsdp2", Fsdp, "prepare", Engine.prepare, "is a DiT"),
     "blocks are not wrapped": (
@@ -192,6 +226,15 @@ LOST = {
     "every micro batch is reduced": (
         ACCUMULATING, FSDPModule, "set_requires_gradient_sync", lambda *given, **more: None,
         "10 reductions of gradients in a step of 5 groups",
+    ),
+    "nothing is asked for ahead": (
+        AHEAD, shard, "look_ahead", lambda *given: None, "gathered ahead at most, not 2",
+    ),
+    "more is asked for ahead": (
+        "fsdp2", shard, "look_ahead", looking_further, "ahead at most, not as torch does",
+    ),
+    "codes stay whole": (
+        "fsdp2+cast+lora", shard, "fully_shard", codes_apart, "16 parameters are whole on every",
     ),
     "nothing is offloaded": (
         "fsdp2_offload", shard, "settle", never_offloaded, "torch offloads: [False]",
@@ -267,6 +310,8 @@ def test_what_a_recipe_chooses_round_trips(text):
 def test_what_equals_the_launch_file_is_left_out():
     assert str(parse("hsdp:replicate=2,reshard=on")) == "hsdp"
     assert str(parse("hsdp:replicate=4+bf16")) == "hsdp:replicate=4+bf16"
+    assert str(parse("fsdp2:prefetch=auto")) == "fsdp2" and str(parse(AHEAD)) == AHEAD
+    assert parse(AHEAD).launch("cuda", 2, SUBJECT).engine.prefetch == 2
 
 
 @pytest.mark.parametrize(
@@ -274,6 +319,8 @@ def test_what_equals_the_launch_file_is_left_out():
     [
         ("fsdp2:reshard=some", "reshard is 'some'; on, off, or a number of ranks from 2"),
         ("fsdp2:reshard=1", "reshard is '1'; on, off"),
+        ("fsdp2:prefetch=0", "prefetch is '0'; auto, or a number of blocks from 1"),
+        ("fsdp2:prefetch=far", "prefetch is 'far'; auto"),
         ("hsdp:replicate=1", "replicate is 1; a whole number of groups from 2"),
         ("hsdp:replicate=two", "replicate is 'two'; a whole number"),
         ("fsdp2:replicate=2", "fsdp2 has no parameter 'replicate'"),
@@ -296,7 +343,7 @@ def test_a_choice_out_of_range_is_named(text, words):
         ("fsdp2+adam8bit", 2, "take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"),
         ("fsdp2+adafactor", 2, "cannot factor DTensors in place; use ddp or single"),
         ("fsdp2+prune", 2, "masks are of whole matrices"),
-        ("fsdp2+qlora", 2, "use zero2, or lora"),
+        ("fsdp2:prefetch=4", 2, "take a smaller one"),
         ("hsdp+optimizer_in_backward", 4, "averaged over the groups until backward has ended"),
         ("fsdp2+accumulate+optimizer_in_backward", 2, "leave accumulation out"),
         ("fsdp2+bf16_pure+adamw_bf16", 2, "DTensors mix with none"),

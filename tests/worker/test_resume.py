@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from conftest import DRAWN, Case, launched_together
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker import checkpoint
+from strategies.base import BadInput
+from strategies.evidence.frozen import checksum
+from strategies.layout import Layout
 from tests.made.weights import weights_digest
 
 SPEC = Spec(
@@ -54,6 +58,9 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     resuming(OTHER, OTHER, "straight-ddp")
     resuming("on-one", "zero2", "straight-zero2", 1)
     resuming("on-four", "fsdp2", "straight-fsdp2", 4)
+    adapted = dataclasses.replace(SPEC, recipe="fsdp2+lora", processes=4)
+    cases["four-lora"] = Case(adapted, words(state / "four-lora"))
+    resuming("lora-on-two", "fsdp2+lora", "four-lora")
     return launched_together(cases, base), state
 
 
@@ -120,6 +127,42 @@ def test_shards_of_two_processes_are_cut_anew_for_four(runs):
     assert found.keys() == wanted.keys() and len(found) > 20
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_of_four_processes_go_on_on_two_over_the_same_frozen_weights(runs):
+    rows, _ = runs
+    row, again = rows["four-lora"], rows["lora-on-two"]
+    for one in (row, again):
+        assert one.status is Status.OK, f"{one.reason}\n{one.log_tail}"
+        assert [c for c in one.audit if not c.ok] == []
+    assert again.losses == pytest.approx(row.losses, rel=1e-5)
+    assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-4)
+    shown = [one.evidence["lora"] for one in (row, again)]
+    assert shown[0] == shown[1] and shown[0]["frozen"] > 10 * shown[0]["trainable"]
+
+
+def test_frozen_weights_that_others_had_are_refused(train_here):
+    """What four ranks had of them, each its rows; and of one weight another row."""
+    spec = dataclasses.replace(SPEC, recipe="single+lora", processes=1)
+    run, _ = train_here(spec, 1)
+    kept, module = run.trained.attached["lora"], run.trained.module
+    named = dict(module.named_parameters())
+
+    def of_rank(rank: int) -> dict[str, dict[str, int]]:
+        parts = {
+            n: p[-(-p.shape[0] // 4) * rank :][: -(-p.shape[0] // 4)] for n, p in named.items()
+        }
+        return {"sums": {name: checksum(part) for name, part in parts.items()}}
+
+    states = [of_rank(rank) for rank in range(4)]
+    layout = Layout(shard=4)
+    with mock.patch.object(type(run.trained.engine), "layout", lambda self, ranks: layout):
+        kept.recut(states, ())
+        assert kept.changed() == set()
+        with torch.no_grad():
+            named["blocks.1.attn.qkv.base_layer.weight"][5, 3] += 1e-3
+        with pytest.raises(BadInput, match=r"blocks\.1\.attn\.qkv.* is frozen, and not what"):
+            kept.recut(states, ())
 
 
 def whole_average(folder: Path, ranks: int) -> dict[str, torch.Tensor]:

@@ -79,6 +79,11 @@ NOTES = {
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in. "
     "overlap_comm: whether communication runs beside the computation; stages 1 and 2 then have two "
     "reduce buckets. Stage 3 gathers up to a prefetch bucket ahead, whether it overlaps or not.",
+    "gathers": "Read off the watched step. Prefetch: how many blocks each asks for ahead, as the "
+    "recipe says; auto is torch's own way: one in backward, and in forward as far as the host runs "
+    "ahead of a GPU, which is not counted here. Whole at once: groups (blocks, and what is outside "
+    "of them) whose weights were whole; those ahead are on their way, in a buffer of their size. "
+    "On a CPU each is waited for when it is asked for: nothing overlaps.",
     "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
     "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
     "own trace (rank 0): not an independent measure, for one tracer makes both. Worst category: of "

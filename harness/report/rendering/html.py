@@ -19,6 +19,7 @@ __all__ = ["render"]
 SHOWN = (
     *("types", "parity", "drawn", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
     "buckets",
+    "gathers",
 )
 """Keys of the tables behind the charts of a group, in this order."""
 CROWD = 8

@@ -16,7 +16,7 @@ __all__ = ["render", "render_story"]
 
 SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
-    *("time", "parity", "drawn", "siblings", "buckets"),
+    *("time", "parity", "drawn", "siblings", "buckets", "gathers"),
 )
 """Keys of the tables below the ranking, in this order."""
 

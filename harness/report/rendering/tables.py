@@ -12,6 +12,7 @@ from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive
 from harness.report.figures.predicted import PredictedCategory
 from harness.report.rendering.columns.compared import EFFECTS, PARITY, SIBLINGS
+from harness.report.rendering.columns.gathering import GATHERS, gathering
 from harness.report.rendering.columns.memory import (
     BUCKETS,
     HOST_SPLIT,
@@ -99,6 +100,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
         ),
         _table("parts", "Predicted and traced, by category", CATEGORY_ERRORS, _categories(rows)),
         _table("buckets", "DeepSpeed buckets", BUCKETS, [r for r in rows if zero_block(r)]),
+        _table("gathers", "FSDP2 gathering", GATHERS, [r for r in rows if gathering(r)]),
     ]
     return {grid.key.removeprefix("drawing_"): grid for grid in grids}
 

@@ -43,11 +43,13 @@ Others are a strategy's."""
 
 @dataclass
 class Effects:
-    """What one step showed. ``most``: groups gathered at once; ``odd``: trained parameters whose
-    gradient, when the optimizer steps, is not cut as they are; ``types``: (type that the model was
-    called with, type that it got) of its floating inputs."""
+    """What one step showed. ``most``: groups gathered at once; ``ahead``: how many were asked for
+    ahead of the one at work and not waited for yet, at most in forward and in backward; ``odd``:
+    trained parameters whose gradient, when the optimizer steps, is not cut as they are; ``types``:
+    (type that the model was called with, type that it got) of its floating inputs."""
 
     most: int = 0
+    ahead: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
     gradients: int = 0
     odd: list[str] = field(default_factory=list)
     types: set[tuple[str, str]] = field(default_factory=set)
@@ -82,7 +84,7 @@ def observe(trained: Trained) -> Iterator[Effects]:
         trained.inner_optimizer.register_step_pre_hook(stepping),
     ]
     try:
-        with _gathering_watched(found):
+        with _gathering_watched(found), _asking_watched(found, groups(module)):
             yield found
     finally:
         for handle in handles:
@@ -114,6 +116,18 @@ def _gathering_watched(found: Effects) -> Iterator[None]:
             comes = name == "_to_unsharded"
             stack.enter_context(mock.patch.object(FSDPParamGroup, name, noting(name, comes)))
         yield
+
+
+def _asking_watched(found: Effects, known: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Count the groups whose gathering has begun, each time that one is asked for ahead."""
+    ask = FSDPParamGroup._prefetch_unshard
+
+    def asked(group: Any, phase: str) -> None:
+        ask(group, phase)
+        begun = sum(g._all_gather_result is not None for g in known)
+        found.ahead[phase] = max(found.ahead[phase], begun)
+
+    return mock.patch.object(FSDPParamGroup, "_prefetch_unshard", staticmethod(asked))
 
 
 # ---- evidence ----
@@ -158,7 +172,24 @@ def _step(trained: Trained, seen: Effects) -> dict[str, Any]:
         demand(seen.most == total, f"{told}: blocks were let go of after forward")
     elif RECOMPUTING not in traits:
         demand(seen.most <= min(AT_ONCE, total), f"{told}: blocks stay gathered after forward")
-    return {"gradients_cut": seen.gradients, "most_groups_at_once": seen.most}
+    return {
+        "gradients_cut": seen.gradients,
+        "most_groups_at_once": seen.most,
+        "prefetch": trained.engine.prefetch or "auto",
+        "most_groups_ahead": _ahead(trained, seen),
+    }
+
+
+def _ahead(trained: Trained, seen: Effects) -> dict[str, int]:
+    """Blocks are asked for ahead as the recipe says; what was kept is not asked for again. torch
+    by itself asks for one, in backward alone."""
+    number, traits = trained.engine.prefetch, trained.launch.traits
+    again = trained.engine.reshard is not False and "frozen_blocks" not in traits
+    least = {"forward": number, "backward": number * again}
+    most = {"forward": number, "backward": number or 1}
+    told = f"{seen.ahead} groups were gathered ahead at most, not {number or 'as torch does'}"
+    demand(all(least[k] <= n <= most[k] for k, n in seen.ahead.items()), told)
+    return seen.ahead
 
 
 def _wire(trained: Trained) -> dict[str, Any]:

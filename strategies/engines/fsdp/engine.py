@@ -33,9 +33,17 @@ __all__ = ["Fsdp"]
 
 WRAPPED = "TRANSFORMER_BASED_WRAP"
 HYBRID = "HYBRID_SHARD"
+AUTO = "auto"
+USUAL = {"replicate": 2, "prefetch": 0}
+"""What accelerate's launch file has no word for."""
 STAND_IN = (
     "accelerate starts FSDP on GPUs alone: here its own FSDP2 code runs on processes that it "
     "started as replicas"
+)
+
+EARLY = (
+    "a CPU has no streams: blocks that are gathered ahead are waited for as they are asked for, "
+    "which takes their memory and saves no time"
 )
 
 
@@ -66,7 +74,7 @@ class Fsdp(Rows):
             raise LaunchFileError(
                 f"{file.path}: fsdp_reshard_after_forward is {reshard!r}; write true or false"
             )
-        return cls(dataclasses.replace(file, settings={"reshard": reshard, "replicate": 2}))
+        return cls(dataclasses.replace(file, settings={**USUAL, "reshard": reshard}))
 
     # ---- facts ----
 
@@ -87,12 +95,20 @@ class Fsdp(Rows):
         return self.file.settings["reshard"]
 
     @property
+    def prefetch(self) -> int:
+        """How many blocks are gathered ahead of the one at work; 0: as torch does by itself."""
+        return self.file.settings["prefetch"]
+
+    @property
     def choices(self) -> dict[str, Any]:
-        usual = {"reshard": "on" if self.reshard is True else "off"}
+        usual = {"reshard": "on" if self.reshard is True else "off", "prefetch": AUTO}
         return usual | ({"replicate": self.file.settings["replicate"]} if self.hybrid else {})
 
     def chosen(self, choices: Mapping[str, Any]) -> Fsdp:
-        found = {"reshard": _resharding(choices.get("reshard", self.choices["reshard"]))}
+        found = {
+            "reshard": _resharding(choices.get("reshard", self.choices["reshard"])),
+            "prefetch": _ahead(choices.get("prefetch", AUTO)),
+        }
         groups = choices.get("replicate", self.file.settings["replicate"])
         if not isinstance(groups, int) or groups < 2:
             raise ValueError(f"replicate is {groups!r}; a whole number of groups from 2")
@@ -129,6 +145,11 @@ class Fsdp(Rows):
                 f"reshard={size} cuts again among {size} of the {sharers} ranks that share; "
                 f"take a divisor of {sharers} from 2 that is smaller, on, or off"
             )
+        if self.prefetch >= launch.subject.depth:
+            return (
+                f"prefetch={self.prefetch} gathers as many blocks ahead as there are "
+                f"({launch.subject.depth}) or more; take a smaller one, or auto"
+            )
         if "compiled_whole" in launch.traits:
             return "it gathers between blocks, where one graph has no room; leave scope=model out"
         return None
@@ -147,7 +168,8 @@ class Fsdp(Rows):
         return asked
 
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
-        return [STAND_IN] if launch.device == "cpu" else []
+        ahead = [EARLY] if self.prefetch else []
+        return [STAND_IN, *ahead] if launch.device == "cpu" else []
 
     # ---- set-up ----
 
@@ -175,6 +197,7 @@ class Fsdp(Rows):
         from strategies.engines.fsdp import shard
 
         shard.shard(accelerator, module, blocks)
+        shard.look_ahead(module, blocks, self.prefetch)
         shard.enlist(accelerator, module)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return module, accelerator.prepare_optimizer(optimizer)
@@ -187,7 +210,7 @@ class Fsdp(Rows):
 
     def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
         own = super().norm_of(trained, norms)
-        return trained.accelerator.reduce(own.square(), reduction="sum").sqrt()
+        return trained.accelerator.reduce(own.float().square(), reduction="sum").sqrt()
 
     def clip(self, trained: Trained, limit: float) -> Any:
         return whole(super().clip(trained, limit))
@@ -248,3 +271,11 @@ def _resharding(text: Any) -> bool | int:
     if text not in words:
         raise ValueError(f"reshard is {text!r}; on, off, or a number of ranks from 2")
     return words[text]
+
+
+def _ahead(text: Any) -> int:
+    """``prefetch`` of a recipe: auto, or a number of blocks."""
+    number = int(text) if str(text).isdigit() else 0
+    if text != AUTO and number < 1:
+        raise ValueError(f"prefetch is {text!r}; auto, or a number of blocks from 1")
+    return number

@@ -21,7 +21,16 @@ from strategies import initial
 from strategies.initial import Draw
 from strategies.layout import Layout
 
-__all__ = ["by_part", "enlist", "meshed", "parallelism", "settle", "shard", "stand_in"]
+__all__ = [
+    "by_part",
+    "enlist",
+    "look_ahead",
+    "meshed",
+    "parallelism",
+    "settle",
+    "shard",
+    "stand_in",
+]
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
@@ -101,6 +110,18 @@ def by_part(
             fully_shard(part, **options)
 
 
+def look_ahead(module: nn.Module, blocks: Sequence[nn.Module], number: int) -> None:
+    """Have each block, when it is whole, ask for the next ``number`` in forward, and for as many
+    before it in backward; 0 leaves it to torch, which asks for one in backward, and in forward has
+    the host run ahead of the device."""
+    if not number:
+        return
+    for place, part in enumerate((module, *blocks)):
+        part.set_modules_to_forward_prefetch([*blocks[place : place + number]])
+        before = blocks[: place - 1] if place else blocks
+        part.set_modules_to_backward_prefetch([*before[::-1][:number]])
+
+
 def _options(accelerator: Any) -> dict[str, Any]:
     """As accelerate gives them (``fsdp2_prepare_model``)."""
     plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
@@ -119,10 +140,26 @@ def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
     if draw is not None:
         initial.fill(part, draw, accelerator.device)
         initial.replace(part, lambda p: _on_device(p, accelerator.device))
+    _unpack(part, accelerator.device)
     if accelerator.mixed_precision != "no":
         for p in part.parameters():
             if p.requires_grad and p.dtype is not torch.float32:
                 p.data = p.data.float()
+
+
+def _unpack(part: nn.Module, device: torch.device) -> None:
+    """Take bitsandbytes' packed weights for the bytes that they are, which can be cut; what else it
+    knows of a weight, its scales, stays whole, with the layer (where bitsandbytes looks for it)."""
+    for layer in part.modules():
+        weight = layer._parameters.get("weight")
+        state = getattr(weight, "quant_state", None)
+        if state is None or isinstance(weight, DTensor):
+            continue
+        if hasattr(weight, "bnb_quantized"):  # of its own class
+            state.to(device)
+            layer.weight = nn.Parameter(weight.data.as_subclass(torch.Tensor).to(device), False)
+            layer.weight.quant_state = state
+        layer.quant_state = state
 
 
 def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:

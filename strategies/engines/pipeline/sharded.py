@@ -77,8 +77,7 @@ class Sharded(Pipeline, Rows):
 
     @property
     def traits(self) -> frozenset[str]:
-        cut = {"shards", "split_parameters", "dtensor_weights", "grouped_gradients"}
-        return super().traits | cut
+        return super().traits | {"shards", "split_parameters", "dtensor_weights"}
 
     def layout(self, ranks: int) -> Layout:
         return Layout(shard=max(1, ranks // self.stages), pipeline=self.stages)
