@@ -54,6 +54,8 @@ what it makes of the condition for all tokens alike is returned by ``adaLN_modul
 ``stages``: the module has the part "chain", ``enter(*given)`` from what it is called with to the
 tensors that its blocks are given, ``leave(*tensors)`` from those to what it returns, and ``ends``:
 names of the modules and parameters that each of the two uses. Blocks return the first tensor anew.
+Or it has ``passage()``, what passes between its blocks in a forward pass of its own
+(``strategies.engines.pipeline.passage``).
 ``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.

@@ -133,12 +133,11 @@ class Pipeline(Engine):
         fault = self.schedule.fault(stages, runs, self.micro)
         if fault:
             return fault
-        if subject.depth % (stages * runs):
+        if subject.depth < stages * runs:
             each = f" of {runs} runs" if runs > 1 else ""
-            counts = range(2, subject.depth // runs + 1)
-            fitting = [str(n) for n in counts if subject.depth % (n * runs) == 0]
-            ways = f"take stages of {' or '.join(fitting)}" if fitting else "take ddp or fsdp2"
-            return f"{subject.depth} blocks are not {stages} equal stages{each}; {ways}"
+            most = subject.depth // runs
+            ways = f"take stages of {most} or fewer" if most > 1 else "take ddp or fsdp2"
+            return f"{subject.depth} blocks are fewer than {stages} stages{each} have; {ways}"
         return None
 
     def _ranks(self, launch: Launch) -> str | None:
@@ -211,10 +210,13 @@ class Pipeline(Engine):
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
         """All micro batches are there at once, for the schedule runs them in its own order."""
+        from strategies.engines.pipeline import shared
+
         pipe, taken = trained.model.pipe, list(batches)
         if pipe.schedule is None:
             pipe.begin(trained.subject, taken[0], trained.accelerator.device)
         losses = pipe.step(taken, loss_of)
+        shared.added_up(trained)
         own = (p.grad for p in trained.module.parameters() if p.grad is not None)
         trained.model.places.average(own)
         pipe.tell(orders.OPTIMIZER)
@@ -224,10 +226,12 @@ class Pipeline(Engine):
         yield from losses.unbind()
 
     def norm(self, trained: Trained) -> Any:
-        """Each parameter is of one stage: squares add up."""
+        """Each parameter is told by one stage: squares add up."""
         import torch
 
-        mine = super().norm(trained)
+        from strategies.engines.pipeline import shared
+
+        mine = shared.norm(trained)
         total = mine.detach().double().square()
         torch.distributed.all_reduce(total, group=trained.model.places.pipe)
         return total.sqrt().to(mine.dtype)
@@ -259,12 +263,14 @@ class Pipeline(Engine):
         return trained.model.cut.everywhere(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        """Each stage has all of its own parameters; of its replicas the first tells of them."""
+        """Each stage has all of its own parameters; of its replicas the first tells of them, and of
+        what all stages have the first."""
         if trained.model.places.share and not copies:
             return
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
         for index, (name, p) in enumerate(named):
-            yield Fragment(name, index, 0, p.numel(), 0)
+            if copies or trained.model.cut.tells(name):
+                yield Fragment(name, index, 0, p.numel(), 0)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.engines.pipeline import joined

@@ -60,11 +60,12 @@ def _write(trained: Trained, path: Path) -> None:
     cut = trained.model.cut
     path.mkdir(parents=True, exist_ok=True)
     named = dict(trained.module.named_parameters())
-    weights = {name: p.detach().cpu().contiguous() for name, p in named.items()}
+    told = {name: p for name, p in named.items() if cut.tells(name)}
+    weights = {name: p.detach().cpu().contiguous() for name, p in told.items()}
     own = _file("model", cut.index, cut.count, "safetensors")
     save_file(weights, str(path / own), metadata={"format": "pt"})
     optimizer = trained.inner_optimizer
-    state = {name: optimizer.state[p] for name, p in named.items() if p in optimizer.state}
+    state = {name: optimizer.state[p] for name, p in told.items() if p in optimizer.state}
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     kept = {"state": state, "groups": groups}
     torch.save(kept, path / _file("optimizer", cut.index, cut.count, "pt"))
