@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["NUMBERS", "REPEATED", "SPLIT", "STAGES"]
+__all__ = ["NUMBERS", "REPEATED", "SPLIT", "STAGES", "STANDING"]
 
 
 def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
@@ -127,6 +127,28 @@ def gradients_of_replicas_not_averaged(run: Run) -> None:
     object.__setattr__(places, "average", lambda gradients: None)  # it is frozen
 
 
+def gradients_of_what_all_stages_have_not_added_up(run: Run) -> None:
+    """Each stage steps what is in front of all blocks by what its own blocks make of it."""
+    places = run.trained.model.places
+
+    def alone(gradients: Any, micro: int) -> None:
+        for gradient in gradients:
+            gradient.div_(micro)
+
+    object.__setattr__(places, "add_up", alone)  # it is frozen
+
+
+def blocks_of_others_without_what_was_received(run: Run) -> None:
+    """What stands for the blocks before a stage's own returns zeros."""
+    way = run.trained.model.way
+    own = way.own
+
+    def without(number: int, received: Any, *given: Any) -> Any:
+        return own(number, tuple(tensor * 0 for tensor in received), *given)
+
+    way.own = without
+
+
 NUMBERS: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -145,10 +167,19 @@ REPEATED: dict[str, Callable[[Run], None]] = {
     gradients_of_replicas_not_averaged.__name__: gradients_of_replicas_not_averaged
 }
 """The same, where each stage is there several times."""
+STANDING: dict[str, Callable[[Run], None]] = {
+    change.__name__: change
+    for change in (
+        gradients_of_what_all_stages_have_not_added_up,
+        blocks_of_others_without_what_was_received,
+    )
+}
+"""The same, where a model runs its blocks in a forward pass of its own."""
 STAGES = {
     **NUMBERS,
     **SPLIT,
     **REPEATED,
+    **STANDING,
     **{
         change.__name__: change
         for change in (

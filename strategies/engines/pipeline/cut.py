@@ -17,9 +17,10 @@ from torch import nn
 
 from strategies import initial
 from strategies.engines.pipeline.passage import Passage, Slots
+from strategies.engines.pipeline.schedules import dealt
 from strategies.initial import Draw
 
-__all__ = ["Cut", "Elsewhere", "bounds", "cut", "cut_of", "fill"]
+__all__ = ["Cut", "Elsewhere", "cut", "cut_of", "fill"]
 
 KEY = "stages_cut"
 """The attribute of a bare model that says how it was cut."""
@@ -70,7 +71,7 @@ class Cut:
 
     def bounds(self, run: int) -> tuple[int, int]:
         """The numbers of a run's first block and of that behind its last."""
-        return bounds(self.depth, len(self.homes))[run]
+        return dealt(self.depth, len(self.homes))[run]
 
     def tells(self, name: str) -> bool:
         """Whether a parameter is this stage's to tell of: one that all have is told once."""
@@ -104,13 +105,6 @@ def cut_of(module: nn.Module) -> Cut | None:
     return vars(module).get(KEY)
 
 
-def bounds(depth: int, runs: int) -> list[tuple[int, int]]:
-    """(first, behind the last) block of each run: equal runs, or the first ones a block longer."""
-    size, longer = divmod(depth, runs)
-    ends = [n * size + min(n, longer) for n in range(runs + 1)]
-    return [*zip(ends, ends[1:], strict=False)]
-
-
 def cut(module: nn.Module, blocks: Sequence[nn.Module], index: int, homes: tuple[int, ...]) -> Cut:
     """Take from ``module`` all that belongs to other stages than ``index``; ``homes`` has the stage
     of each run of ``blocks``."""
@@ -142,7 +136,7 @@ def passage_of(module: nn.Module) -> Passage | None:
 
 
 def _dealt(blocks: Sequence[nn.Module], runs: int) -> dict[int, list[nn.Module]]:
-    there = bounds(len(blocks), runs)
+    there = dealt(len(blocks), runs)
     return {n: list(blocks[first:end]) for n, (first, end) in enumerate(there)}
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strategies.base import TRAITS
 from strategies.engine import Engine, Imitation
 from strategies.engines.pipeline import orders
-from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule
+from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule, dealt
 from strategies.holdings import Fragment, Holdings
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
@@ -37,6 +37,8 @@ DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
 """accelerate has keys for a pipeline in the block of Megatron-LM alone."""
 BESIDE = frozenset({"recomputes", "half_compute", "stages"})
 """Traits of other parts beside which a pipeline was tried."""
+ALL_STAGES = 4
+"""Up to so many stages each is predicted."""
 
 
 def in_file(file: LaunchFile) -> bool:
@@ -130,6 +132,11 @@ class Pipeline(Engine):
         lack = subject.lacks("stages", "take ddp or fsdp2")
         if lack:
             return lack
+        if self.schedule.split and subject.lacks("ends"):
+            return (
+                f"gradients of weights come apart, and {subject.name} does not say which weights "
+                "are in front of its blocks, which every stage then has; take schedule=interleaved"
+            )
         fault = self.schedule.fault(stages, runs, self.micro)
         if fault:
             return fault
@@ -300,7 +307,23 @@ class Pipeline(Engine):
         return effects.observe(trained)
 
     def unlike(self, launch: Launch) -> Sequence[int]:
-        return range(0, launch.processes, self.layout(launch.processes).data)
+        """The first rank of each stage; of many stages, of each that is the first of its kind: those
+        behind it keep activations of as many micro batches or fewer."""
+        data = self.layout(launch.processes).data
+        return [stage * data for stage in self._unlike(launch.subject)]
+
+    def _unlike(self, subject: Any) -> Sequence[int]:
+        stages, known = range(self.stages), sum(subject.depths.values())
+        if self.stages <= ALL_STAGES or known != subject.dimensions.depth:
+            return stages
+        kinds = [kind for kind, count in enumerate(subject.depths.values()) for _ in range(count)]
+        runs = dealt(known, len(self.homes))
+        first = dict[Any, int]()
+        for stage in stages:
+            own = [kinds[slice(*runs[n])] for n, home in enumerate(self.homes) if home == stage]
+            ends = (self.homes[0] == stage, self.homes[-1] == stage)
+            first.setdefault((str(own), ends), stage)
+        return [*first.values()]
 
     def standing_for(self, rank: int) -> Pipeline:
         settings = self.file.settings | {"rank": rank}
