@@ -307,8 +307,8 @@ class Pipeline(Engine):
         return effects.observe(trained)
 
     def unlike(self, launch: Launch) -> Sequence[int]:
-        """The first rank of each stage; of many stages, of each that is the first of its kind: those
-        behind it keep activations of as many micro batches or fewer."""
+        """The first rank of each stage; of many stages, of each that is the first of its kind:
+        those behind it keep activations of as many micro batches or fewer."""
         data = self.layout(launch.processes).data
         return [stage * data for stage in self._unlike(launch.subject)]
 

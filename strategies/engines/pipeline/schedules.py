@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,4 +94,4 @@ def dealt(depth: int, runs: int) -> list[tuple[int, int]]:
     longer."""
     size, longer = divmod(depth, runs)
     ends = [n * size + min(n, longer) for n in range(runs + 1)]
-    return [*zip(ends, ends[1:], strict=False)]
+    return [*itertools.pairwise(ends)]

@@ -1,5 +1,5 @@
-"""What every stage of a pipeline has: the weights in front of the blocks of a model that runs them in
-a forward pass of its own, computed with again on every stage.
+"""What every stage of a pipeline has: weights in front of the blocks, of a model that runs these
+in a forward pass of its own, computed with again on every stage.
 
 Each stage's gradients of them are of what its own blocks were given: the sum over the stages is the
 whole model's. Stages then step them alike.
