@@ -1,5 +1,5 @@
-"""Stages of models that run their blocks in a forward pass of their own: what passes between blocks,
-and all families of public models cut and run stage by stage in one process beside the whole model.
+"""Stages of models that run their blocks in a forward of their own: what passes between blocks, and
+all families of public models, cut and run stage by stage in one process beside the whole model.
 """
 
 from __future__ import annotations

@@ -174,6 +174,7 @@ class _Seen(TorchDispatchMode):
     made: dict[int, Place] = field(default_factory=dict)
     alive: list[Tensor] = field(default_factory=list)
     early: set[str] = field(default_factory=set)
+    outside: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -193,8 +194,9 @@ class _Seen(TorchDispatchMode):
 
     def _used_outside(self, p: Tensor) -> None:
         if id(p) in self.of_blocks:
-            raise Unfit(f"{self.names[id(p)]} of a block is used outside of it")
-        if self.done < len(self.blocks):
+            # An operator cannot be left by an exception: it is said at the end.
+            self.outside.add(self.names[id(p)])
+        elif self.done < len(self.blocks):
             self.early.add(self.names[id(p)])
 
     def watched(self, number: int, block: nn.Module) -> Watched:
@@ -243,6 +245,8 @@ class _Seen(TorchDispatchMode):
     def passage(self, out: Any) -> Passage:
         if self.done != len(self.blocks):
             raise Unfit(f"{self.done} of its {len(self.blocks)} blocks run")
+        if self.outside:
+            raise Unfit(f"{min(self.outside)} of a block is used outside of it")
         needs = [*self.needs, self._reached(out)]
         alive = []
         for border in range(len(needs)):
