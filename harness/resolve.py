@@ -125,11 +125,8 @@ def _in_place(subject: Subject, spec: Spec, recipe: Recipe) -> tuple[Subject, st
 
 
 def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
-    if subject.brings_samples:
-        raise SpecError(
-            f"{subject.name} takes conditions of its own (texts), which sampling does not make; "
-            "take a DiT, or a model of your own"
-        )
+    if subject.undrawn:
+        raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
     if recipe.guides_apart and spec.scale == 1:
         raise Conflict(
             "cfg_scale is 1, which predicts once, but the recipe names 'guidance:how=sequential'; "

@@ -55,7 +55,7 @@ class Spec:
     config: str = _option("", "with diffusers:CLASS: a config.json of the library")
     set: str = _option("", "with a public model: sizes over its configuration, as num_layers=2")
     resolution: str = _option("", "with a public model: pixels, as 1024 or HEIGHTxWIDTH")
-    frames: int = _option(0, "with a public video model: frames of a video")
+    frames: int = _option(0, "frames of a video, of a DiT or a public video model")
     text: int = _option(0, "with a public model: tokens of a text")
     data: str = _option(
         "digits",

@@ -15,6 +15,7 @@ LIGHTER = {
     "zero2_offload": ("zero3_offload",),
     "zero3": ("zero3_offload",),
     "zero3_hpz": ("zero3", "zero3_offload"),
+    "zero3_qwz": ("zero3_offload",),
     "zero3_offload_partial": ("zero3_offload",),
     "fsdp2": ("fsdp2_offload", "zero3_offload"),
     "hsdp": ("fsdp2", "fsdp2_offload"),

@@ -338,10 +338,19 @@ class Engine:
             [g.coalesce().values() if g.is_sparse else g for g in grads]
         )
 
+    def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
+        """``norm`` where gradients are gone by then, from the norm that each had, or what this rank
+        had of it."""
+        import torch
+
+        return torch.linalg.vector_norm(torch.stack(norms))
+
     def clip(self, trained: Trained, limit: float) -> Any:
         """Clip the gradients to the norm ``limit``; returns their norm from before, as ``norm``.
         Called from ``arrived`` where the spec clips, but not where the engine clips by itself
         ("own_clipping")."""
+        if trained.launch.layout.tensor > 1:  # accelerate would clip each rank by its part's norm
+            return self.clip_by(trained, self.norm(trained), limit)
         parameters = [p for p in trained.module.parameters() if p.grad is not None]
         return trained.accelerator.clip_grad_norm_(parameters, limit)
 
@@ -392,6 +401,11 @@ class Engine:
         as flat float32 masters. For evidence: their types, elements and bytes."""
         groups = trained.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
+
+    def arrivals(self, trained: Trained) -> list[int]:
+        """Bytes of each tensor in which gradients arrive in backward: of one parameter, or of
+        several that are reduced together."""
+        return [w.numel() * w.element_size() for w in self.optimized(trained)]
 
     def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
         """(index, tensor) of what ``optimized`` has, in the order of the trained parameters and one

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from strategies import engines
-from strategies.base import Slot, demand
+from strategies.base import Parity, Slot, demand
 from strategies.engine import STEP_PHASES, Engine, Launch, Trained
 from strategies.evidence.settings import label
 from strategies.launch_file import FOLDER
@@ -24,6 +24,10 @@ from strategies.subject import Subject
 from strategies.workloads import SAMPLE
 
 __all__ = ["Sharding", "sharding_kinds"]
+
+
+EIGHT_BITS = 2.0**-8
+"""Unit roundoff of a code of 8 bits, of the largest of its block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,8 @@ def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
         engine = engines.of_file(path)
         members = {"name": path.stem, "folder": folder, "__doc__": engine.file.title}
         members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}
+        if "rounded_gathers" in engine.traits:
+            members |= {"parity": Parity.BY_DESIGN, "alters": ("rounding",), "unit": EIGHT_BITS}
         given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
         kinds[path.stem] = make_dataclass(
             path.stem, given, bases=(Sharding,), namespace=members, frozen=True, kw_only=True

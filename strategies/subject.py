@@ -98,13 +98,15 @@ class Shaping:
 
 
 class Dimensions(NamedTuple):
-    """The size of a model in four numbers: ``depth`` in blocks; ``width`` in units, ``heads`` and
-    ``tokens`` of its widest attention, 0 where it has none."""
+    """The size of a model in numbers: ``depth`` in blocks; ``width`` in units, ``heads`` and
+    ``tokens`` of its widest attention, 0 where it has none; ``inner`` features of a block's MLP, 0
+    where that is not known."""
 
     depth: int
     width: int
     heads: int
     tokens: int
+    inner: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +302,7 @@ class Subject:
 
     @property
     def dimensions(self) -> Dimensions:
-        """Depth, width, heads and tokens."""
+        """Depth, width, heads, tokens and inner features."""
         widest = max(self.survey.attention, key=lambda a: a.heads * a.width, default=None)
         if widest is None:
             return Dimensions(self.survey.depth, 0, 0, 0)
@@ -455,6 +457,17 @@ class Subject:
         given.
         """
         raise NotImplementedError
+
+    @property
+    def undrawn(self) -> str:
+        """Why samples of it cannot be drawn from noise and labels; empty where they can."""
+        told = "takes conditions of its own (texts), which sampling does not make"
+        return told if self.brings_samples else ""
+
+    def without_targets(self, x: Tensor) -> Tensor:
+        """The samples of ``example`` as ``predict`` takes them to return what it makes of them, and
+        no loss: by default as they are. For evidence, which compares outputs."""
+        return x
 
     # ---- weights in files ----
 

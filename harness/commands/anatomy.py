@@ -79,7 +79,7 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if derive.effective_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
-    return OK if _draw(folder, console) else FAILED
+    return OK if _write(folder, console) else FAILED
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -125,8 +125,8 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
     )
 
 
-def _draw(folder: Path, console: Any) -> bool:
-    """Draw and say it; whether its two counts of the activations agree."""
+def _write(folder: Path, console: Any) -> bool:
+    """Write the charts, and say what they show; whether its two counts of the activations agree."""
     measured = load(folder / "anatomy.json")
     portrait = under_ceilings(measured, calibrated.kept_for(measured.device))
     for question, answer, more in page.sentences(portrait):

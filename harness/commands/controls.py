@@ -23,7 +23,7 @@ from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data.grid import text_grid
 from harness.report.figures import parity
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -31,7 +31,8 @@ from harness.system import process
 from harness.system.machine import Machine
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
-from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
+from harness.worker.sabotage_shards import HYBRID, SHARDED
+from harness.worker.sabotage_stages import NUMBERS, REPEATED, SHARED_NUMBERS, SPLIT
 
 __all__ = ["add_arguments", "controls"]
 
@@ -63,6 +64,10 @@ SAME_STAGED = {
 """The same, with another sharding in the place of ddp, for as many processes as it has stages, or a
 multiple."""
 STAGES = 2
+STAGES_SHARED = "pp_fsdp2"
+WITHIN, OVER = "fsdp2", "hsdp"
+GROUPS = 2 * 2
+"""Ranks that ``hsdp`` takes at least: two groups of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +120,29 @@ def all_controls(processes: int) -> list[Control]:
         for name in ways
         if pairs
     ]
-    return same + others + shared + (_staged(processes) if processes % STAGES == 0 else [])
+    staged = _staged(processes) if processes % STAGES == 0 else []
+    return same + others + shared + (_sharded(processes) if processes > 1 else []) + staged
+
+
+def _sharded(processes: int) -> list[Control]:
+    """Those of FSDP2, and of hybrid sharding where there are ranks for it."""
+    ways = {name: WITHIN for name in SHARDED}
+    plain = [WITHIN]
+    if processes % GROUPS == 0:
+        ways |= {name: OVER for name in HYBRID}
+        plain.append(OVER)
+    same = [Control(name=name, adds="", instead=name) for name in plain]
+    return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
 
 
 def _staged(processes: int) -> list[Control]:
     """Those of a pipeline."""
-    repeated = REPEATED if processes > STAGES else {}
-    ways = dict.fromkeys([*NUMBERS, *repeated], STAGED) | dict.fromkeys(SPLIT, SAME_STAGED[APART])
-    same = [Control(name=name, adds="", instead=text) for name, text in SAME_STAGED.items()]
+    several = processes > STAGES
+    ways = dict.fromkeys([*NUMBERS, *(REPEATED if several else ())], STAGED)
+    ways |= dict.fromkeys(SPLIT, SAME_STAGED[APART])
+    ways |= dict.fromkeys(SHARED_NUMBERS if several else (), STAGES_SHARED)
+    texts = SAME_STAGED | ({STAGES_SHARED: STAGES_SHARED} if several else {})
+    same = [Control(name=name, adds="", instead=text) for name, text in texts.items()]
     return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
 
 
@@ -215,7 +235,7 @@ def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: 
         marks.append(() if right else ("alarm",))
     kinds = {"control": "text", **dict.fromkeys(parity.MEASURES, "number"), "reads": "text"}
     grid = text_grid("controls", "", kinds, lines)
-    draw(replace(grid, marks=marks), console, least_worth=tuple(reversed(parity.MEASURES)))
+    print_grid(replace(grid, marks=marks), console, least_worth=tuple(reversed(parity.MEASURES)))
     allowed = parity.limits([reference])
     limits = ", ".join(f"{m} {getattr(allowed, m):g}" for m in parity.MEASURES)
     console.print(f"limits here, relative to the plain run: {limits} ({allowed.why})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.memory.categories import CATEGORIES, measured, measured_name
 from harness.result import Categories
@@ -57,15 +57,21 @@ class Storage:
 
 @dataclass(slots=True)
 class Record:
-    """A trace: storages, their (+1 made, -1 freed) events in order, and where phases begin."""
+    """A trace: storages, their (+1 made, -1 freed) events in order, where phases begin, and before
+    which events the allocator was asked to return its cache."""
 
     storages: list[Storage]
     events: list[tuple[int, int]]
     marks: list[tuple[int, str]]
+    emptied: list[int] = field(default_factory=list)
 
     def pool_events(self, pool: str | None) -> Iterator[tuple[int, int, int]]:
-        """(sign, storage, bytes) of one pool, in order; None: of all."""
-        for sign, index in self.events:
+        """(sign, storage, bytes) of one pool, in order, (0, 0, 0) where it was emptied; None: of
+        all."""
+        emptied = set(self.emptied)
+        for at, (sign, index) in enumerate(self.events):
+            if at in emptied:
+                yield 0, 0, 0
             if self.storages[index].within(pool):
                 yield sign, index, self.storages[index].size
 

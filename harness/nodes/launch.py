@@ -67,7 +67,7 @@ def run(
         LaunchError: the folder cannot be written. process.Interrupted: a signal came; the row is
             written as interrupted first.
     """
-    folder, interrupt = Path(folder).absolute(), None
+    folder = Path(folder).absolute()
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     if place.gone:
         row = _not_begun(resolved, folder, place)
@@ -78,13 +78,7 @@ def run(
         launch.prepare(folder)
         _remove_launches(folder)
         order, here = _order(resolved, folder, place, timeout, more)
-        launched = None
-        try:
-            launched, ended = start(order, here, place, on_status)
-        except process.Interrupted as signalled:
-            ended, interrupt = signalled.ended, signalled
-            launched = Launched(order, here, on_status)
-            launched.look()
+        launched, ended, interrupt = _launched(order, here, place, on_status)
         # A scheduler that ends a job leaves its leader half a minute, of which cleaning took some.
         ends = launched.ends(HURRY_SECONDS if interrupt else END_SECONDS)
         if not (left and not interrupt and _port_taken(resolved.spec, launched, ends)):
@@ -102,6 +96,18 @@ def run(
     if interrupt:
         raise interrupt
     return row
+
+
+def _launched(
+    order: Order, here: Path, place: Place, on_status: launch.OnStatus
+) -> tuple[Launched, process.Ended, process.Interrupted | None]:
+    """What was started, how it ended, and the signal that came."""
+    try:
+        return *start(order, here, place, on_status), None
+    except process.Interrupted as signalled:
+        launched = Launched(order, here, on_status)
+        launched.look()
+        return launched, signalled.ended, signalled
 
 
 def abandoned(resolved: Resolved, folder: Path, here: Path, order: Order, place: Place) -> Result:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.json_files import write_json
-from harness.predict.speed.roofline import Work
-from harness.predict.verdict import Fit
+from harness.predict.speed.cards import NODE
+from harness.predict.speed.roofline import Work, sent
+from harness.predict.verdict import Fit, at_the_ends
 from harness.spec import Spec
 
-__all__ = ["FILE", "Forecast", "Foretold", "block_forwards", "foretold", "read"]
+__all__ = ["FILE", "Forecast", "Foretold", "as_data", "block_forwards", "foretold", "read"]
 
 FILE = "forecast.json"
 """In a folder of results."""
@@ -35,6 +36,11 @@ class Foretold:
     count where the engine's word ``buckets`` says. ``beyond_state_bytes``: the most that such a
     step held beyond its state. ``spread_seconds``: plus or minus. ``block_forwards``: how often a
     block's forward ran in a step; None where the trace does not tell.
+
+    Of rows on many GPUs also ``asked``, the recipe that was asked for, of which ``spec`` has what
+    so many GPUs make; ``exposed_seconds``, of communication that nothing hides; what a rank sends
+    ``within`` its node and ``across`` nodes; and a step's seconds at two ends of the uncertainty,
+    ``slow_links_seconds`` and ``slow_card_seconds`` (``verdict.at_the_ends``).
     """
 
     spec: Spec
@@ -49,6 +55,12 @@ class Foretold:
     step_seconds: float | None = None
     spread_seconds: float | None = None
     block_forwards: float | None = None
+    asked: str = ""
+    exposed_seconds: float | None = None
+    within_bytes: int | None = None
+    across_bytes: int | None = None
+    slow_links_seconds: float | None = None
+    slow_card_seconds: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -59,9 +71,9 @@ class Foretold:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The rows of the suite ``suite`` for the DiT ``model`` on the card ``gpu`` of so many bytes;
-    ``assumed`` is what was taken for granted of the card, and ``made_with`` the versions and the
-    hash of the sources that predicted."""
+    """The rows of the suite ``suite`` for the model ``model`` on the card ``gpu`` of so many bytes,
+    so many of them (``node``) on one machine; ``assumed`` is what was taken for granted of the
+    card, and ``made_with`` the versions and the hash of the sources that predicted."""
 
     suite: str
     model: str
@@ -71,12 +83,18 @@ class Forecast:
     made_with: Mapping[str, str]
     rows: Sequence[Foretold]
     schema: int = SCHEMA
+    node: int = NODE
 
     def write(self, folder: Path) -> Path:
         """Write ``folder/forecast.json`` atomically."""
         path = Path(folder) / FILE
-        write_json(path, dataclasses.asdict(self))
+        write_json(path, as_data(self))
         return path
+
+
+def as_data(found: Forecast) -> dict[str, Any]:
+    """A forecast as it is written."""
+    return dataclasses.asdict(found)
 
 
 def read(folder: Path) -> Forecast | None:
@@ -93,11 +111,14 @@ def _from(data: dict[str, Any]) -> Forecast:
     return Forecast(**data | {"rows": rows})
 
 
-def foretold(fit: Fit) -> Foretold:
+def foretold(fit: Fit, asked: str = "") -> Foretold:
     """What is kept of a prediction that was set against a card."""
     found, steady = fit.prediction, fit.prediction.steady
     if steady is None or fit.seconds is None:
-        return Foretold(spec=fit.resolved.spec, verdict=fit.verdict, reason=found.reason)
+        told = {"verdict": fit.verdict, "reason": found.reason, "asked": asked}
+        return Foretold(spec=fit.resolved.spec, **told)
+    travels = sent(found.work, fit.resolved.spec.processes, fit.gpu.node)
+    slow_links, slow_card = at_the_ends(fit)
     return Foretold(
         spec=fit.resolved.spec,
         verdict=fit.verdict,
@@ -110,6 +131,12 @@ def foretold(fit: Fit) -> Foretold:
         step_seconds=fit.seconds.total,
         spread_seconds=fit.seconds.spread,
         block_forwards=block_forwards(found.work),
+        asked=asked,
+        exposed_seconds=fit.seconds.communication,
+        within_bytes=travels.within,
+        across_bytes=travels.across,
+        slow_links_seconds=slow_links,
+        slow_card_seconds=slow_card,
     )
 
 

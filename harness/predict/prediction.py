@@ -30,9 +30,10 @@ class Prediction:
 
     ``method``: "trace" (the real step, on tensors without storage) or "none", for ``reason``, where
     ``fault`` is what a library raised or printed.
-    ``peak`` is of the whole training, set-up included, ``steady`` of a later step; ``phases`` has
-    the peak of each. ``host`` (of the whole training) and ``host_steady`` are of host memory, for
-    a GPU; ``nvme`` is what is swapped, ``between`` what lives on the device between two steps.
+    ``peak`` is of the whole training, set-up included, ``steady`` of a later step, ``first_step``
+    the bytes of the first, which begins without optimizer state; ``phases`` has the peak of each.
+    ``host`` (of the whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is
+    what is swapped, ``between`` what lives on the device between two steps.
     ``beyond_state`` is the most that a later step held on the device at once beyond parameters,
     gradients, optimizer state and average.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
@@ -49,6 +50,7 @@ class Prediction:
     fault: str = ""
     peak: Instant | None = None
     steady: Instant | None = None
+    first_step: int | None = None
     host: Instant | None = None
     host_steady: Instant | None = None
     beyond_state: int | None = None

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from harness.predict.attention import WORDS, preferred
 from harness.predict.prediction import Prediction
 from harness.predict.speed.cards import Card
-from harness.predict.speed.roofline import Seconds, seconds
+from harness.predict.speed.roofline import AS_TYPICAL, Seconds, Slower, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
 from harness.system.requirements import card_lacks
 
-__all__ = ["Fit", "assumed", "cannot", "fastest", "judge", "lack_of", "lacking", "nearest"]
+__all__ = ["Fit", "assumed", "at_the_ends", "cannot", "fastest", "judge", "lack_of", "lacking",
+           "nearest"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,16 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     )
 
 
+def at_the_ends(fit: Fit) -> tuple[float, float] | None:
+    """Seconds of a step at two ends of its uncertainty: a quick card with slow links between the
+    ranks, which hide least, and a slow card with quick links; None where none were predicted."""
+    if fit.seconds is None:
+        return None
+    card, links = (1 + fit.seconds.shares[part] for part in ("compute", "communication"))
+    ends = (Slower(1 / card, links), Slower(card, 1 / links))
+    return tuple(_seconds(fit.resolved, fit.prediction, fit.gpu, end).total for end in ends)
+
+
 def lack_of(resolved: Resolved, gpu: Card) -> str:
     """What a recipe needs of a card and ``gpu`` is too old for, with the way out; or nothing."""
     lack = card_lacks(resolved.needs, gpu.name, gpu.capability)
@@ -131,12 +142,14 @@ def _host(resolved: Resolved, prediction: Prediction, gpu: Card) -> int | None:
     return prediction.host.bytes * min(gpu.node, resolved.spec.processes)
 
 
-def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds | None:
+def _seconds(
+    resolved: Resolved, prediction: Prediction, gpu: Card, slower: Slower = AS_TYPICAL
+) -> Seconds | None:
     if not prediction.work:
         return None
     tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)
     library = resolved.subject.of_library
-    return seconds(prediction.work, gpu, resolved.spec.processes, tf32, by_library=library)
+    return seconds(prediction.work, gpu, resolved.spec.processes, tf32, library, slower)
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

@@ -14,6 +14,7 @@ from harness.subjects import densities, from_file
 from harness.subjects.dit.subject import Dit
 from harness.subjects.dit.tokens import TokenDit
 from harness.subjects.dit.tokens import is_named as is_of_tokens
+from harness.subjects.dit.video import VideoDit
 from harness.subjects.library import presets
 from harness.subjects.library.subject import Library
 from strategies.base import BadInput
@@ -56,6 +57,8 @@ def subject_of(
     kind, shaping = kind_of(model), shaping or Shaping()
     if is_cache(shaping.data):
         kind.buckets(shaping, model)  # refuses what is not trained from it
+    if kind is Dit and shaping.frames > 1:
+        kind = VideoDit
     subject = kind.of(
         shaping,
         model=model,

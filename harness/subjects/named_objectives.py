@@ -25,8 +25,7 @@ class Velocity(Diffusion):
 
     def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the velocity."""
-        axes = [1] * (x_BCHW.ndim - 1)
-        signal, scale = (c.view(-1, *axes) for c in self.tables.at(t_B, "signal", "noise"))
+        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
         out = predict(signal * x_BCHW + scale * noise_BCHW, t_B)
         velocity = signal * noise_BCHW - scale * x_BCHW
         return (out.float() - velocity).square().flatten(1).mean(1)

@@ -6,6 +6,7 @@ learned between its two bounds. ``flow``: the linear path and velocity predictio
 (arXiv:2401.08740). Numerically these are the public references', given equal noise and t.
 
 Shape suffixes: B batch, C channels, H height, W width; a plain suffix 1 is a broadcast axis.
+Samples may have more axes than these or fewer, as a video or packed tokens.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ class Tables:
         }
         self._on: dict[torch.device, Tensor] = {}
 
-    def at(self, t_B: Tensor, *names: str) -> Iterator[Tensor]:
-        """The named columns at steps ``t_B``, each [B, 1, 1, 1] float32 on t's device."""
+    def at(self, t_B: Tensor, like: Tensor, *names: str) -> Iterator[Tensor]:
+        """The named columns at steps ``t_B``, float32 on t's device, each [B, 1, ..., 1] with as
+        many axes as ``like``."""
         rows = self._on_device_of(t_B)[t_B]
-        order = list(self.columns)
-        return (rows[:, order.index(name), None, None, None] for name in names)
+        order, axes = list(self.columns), [None] * (like.ndim - 1)
+        return (rows[(slice(None), order.index(name), *axes)] for name in names)
 
     def _on_device_of(self, t_B: Tensor) -> Tensor:
         if t_B.device in self._on and type(t_B) is Tensor:
@@ -150,7 +152,7 @@ class Epsilon(Diffusion):
         The bound trains the variance alone: the mean enters it without gradient.
         """
         names = ("signal", "noise", "mean_error", "log_low", "log_span")
-        signal, scale, mean_error, log_low, log_span = self.tables.at(t_B, *names)
+        signal, scale, mean_error, log_low, log_span = self.tables.at(t_B, x_BCHW, *names)
         out = predict(torch.addcmul(scale * noise_BCHW, signal, x_BCHW), t_B)
         predicted, fraction = out.float().chunk(2, dim=1)
         error = predicted - noise_BCHW
@@ -159,7 +161,7 @@ class Epsilon(Diffusion):
         above_low = log_span * (fraction + 1) / 2
         divergence = _kl(miss, above_low, log_low)
         likelihood = -_log_likelihood(x_BCHW, miss, log_low + above_low)
-        first = (t_B == 0).view(-1, 1, 1, 1)
+        first = (t_B == 0).view(-1, *[1] * (x_BCHW.ndim - 1))
         bound = torch.where(first, likelihood, divergence) / math.log(2)
         return error.square().flatten(1).mean(1) + bound.flatten(1).mean(1)
 
@@ -188,7 +190,7 @@ def ancestral_step(tables: Tables, x_BCHW: Tensor, index: int, out: Tensor, draw
     predicted, fraction = out.float().chunk(2, dim=1)
     t_1 = torch.full((1,), index, device=x_BCHW.device)
     names = ("unscale", "unnoise", "from_start", "from_current", "log_low", "log_span")
-    unscale, unnoise, from_start, from_current, log_low, log_span = tables.at(t_1, *names)
+    unscale, unnoise, from_start, from_current, log_low, log_span = tables.at(t_1, x_BCHW, *names)
     start = unscale * x_BCHW - unnoise * predicted
     mean = from_start * start + from_current * x_BCHW
     if index == 0:
@@ -240,7 +242,6 @@ class Flow:
     def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the velocity."""
         velocity = x_BCHW - noise_BCHW
-        # Samples may have any number of axes: packed tokens, a video.
         far = t_B.view(-1, *[1] * (x_BCHW.ndim - 1))
         out = predict(torch.lerp(noise_BCHW, x_BCHW, far), t_B)
         return (out.float() - velocity).square().flatten(1).mean(1)

@@ -187,11 +187,13 @@ def specs(
     if settings.get("processes") == ALL and _all_alone(suite):
         settings["processes"] = 1
     shared = _on_machine(settings, "global_batch" in given, gpus, gpu_bytes)
-    return [
+    found = [
         _spec(suite, row, shared | dict(row.settings) | given, index)
         for index in range(repeats)
         for row in rows
     ]
+    # Rows that differ in what the command line settles for all of them are one.
+    return list(dict.fromkeys(found))
 
 
 def _on_machine(

@@ -148,15 +148,12 @@ def run_suite(
         to_run = [_to_run(row, machine, fresh, row.folder in beside) for row in planned]
         progress.begin_suite(suite.name, [label(row.resolved.spec) for row in planned], to_run)
         limit, start = timeout or suite.timeout_seconds, start or launch.run
-        marks = {row.folder: identity(row.resolved, machine) for row in planned if gpus}
         try:
             row = planned[0] if planned else None
             if gpus:
                 rows = [r for r, run in zip(planned, to_run, strict=True) if run]
-                rows = [r for r in rows if r.folder in beside]
-                begin = functools.partial(start, timeout=limit)
-                keep = functools.partial(_keep, machine=machine, marks=marks)
-                run_beside(rows, gpus, begin, keep)
+                rows = [row for row in rows if row.folder in beside]
+                _run_beside(rows, gpus, machine, functools.partial(start, timeout=limit))
             for row in planned:
                 if lost := _lost(row.resolved.spec, results):
                     progress.leave_out(label(row.resolved.spec), lost)
@@ -169,6 +166,13 @@ def run_suite(
         finally:
             progress.end_suite()
     return results
+
+
+def _run_beside(
+    rows: Sequence[Planned], gpus: Sequence[str], machine: Machine, begin: Start
+) -> None:
+    marks = {row.folder: identity(row.resolved, machine) for row in rows}
+    run_beside(rows, gpus, begin, functools.partial(_keep, machine=machine, marks=marks))
 
 
 def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:

@@ -32,8 +32,11 @@ OPS = {
     "cpu_adam": "CPUAdamBuilder",
     "async_io": "AsyncIOBuilder",
     "shm_comm": "ShareMemCommBuilder",
+    "quantizer": "QuantizerBuilder",
 }
-"""DeepSpeed ops that compile on first use -> their builders. shm_comm exists without a GPU only."""
+"""DeepSpeed ops that compile on first use -> their builders."""
+ON = {"shm_comm": "cpu", "quantizer": "cuda"}
+"""Ops that exist for one kind of device only."""
 
 DECISIVE = ("error:", "fatal", "not found", "cannot find", "unable", "missing", "does not exist")
 """What the line of a failed build that says why tends to contain."""
@@ -204,7 +207,7 @@ def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
     accelerator = get_accelerator()
     ops = {}
     for name, kind in OPS.items():
-        if name == "shm_comm" and accelerator.device_name() != "cpu":
+        if ON.get(name, accelerator.device_name()) != accelerator.device_name():
             continue
         ops[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
     return ops

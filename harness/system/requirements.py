@@ -36,6 +36,8 @@ WAYS = {
     "cpu_adam": "install a compiler and ninja: apt-get install g++ ninja-build "
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
+    "quantizer": "run it on NVIDIA GPUs (--device cuda) where there is a CUDA toolkit (nvcc), or "
+    "take zero3_hpz, or zero3+bf16",
     "bf16": "leave bf16 out; float32 runs everywhere, fp16 on any NVIDIA GPU",
     "sparse24": "run it on an NVIDIA GPU since Ampere (--device cuda), or leave sparse24 out",
     "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
@@ -47,6 +49,8 @@ WAYS = {
     "attention": "take another kernel: naive and math run everywhere",
 }
 """Need named in ``strategies`` -> how to come by it."""
+BUILT = ("cpu_adam", "async_io", "quantizer")
+"""DeepSpeed's ops, compiled before the first run that needs them."""
 PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
 """Triton and DeepSpeed compile C against Python when they run."""
@@ -112,7 +116,11 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
         return Lack(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
-    if need in ("cpu_adam", "async_io"):
+    if need == "quantizer" and spec.device == "cpu":
+        return Lack(
+            "DeepSpeed quantises weights by CUDA kernels, and has none for CPUs", WAYS[need]
+        )
+    if need in BUILT:
         return _lacks_op(need, probe["ops"].get(need), machine)
     if need in NUMBERS and spec.device == "cpu":
         return _lacks_ability(need, NUMBERS[need])
@@ -130,7 +138,7 @@ def _lacks_fused_loss() -> Lack | None:
 
 
 def _of_deepspeed(need: str) -> bool:
-    return need in ("deepspeed", "cpu_adam", "async_io")
+    return need == "deepspeed" or need in BUILT
 
 
 def _lacks_ability(need: str, reason: str) -> Lack | None:
@@ -269,7 +277,7 @@ def _desktops(spec: Spec, machine: Machine) -> list[str]:
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
     """Ops to compile before these runs, so that no run's start waits for a compiler."""
-    ops = {need for r in resolved for need in r.needs if need in ("cpu_adam", "async_io")}
+    ops = {need for r in resolved for need in r.needs if need in BUILT}
     on_cpu = any("deepspeed" in r.needs and r.spec.device == "cpu" for r in resolved)
     return ops | ({"shm_comm"} if on_cpu else set())
 

@@ -58,7 +58,7 @@ class Building:
         named = {"model": subject.model, "weights": resolved.weights}
         spec = dataclasses.replace(resolved.spec, **named)
         self.resolved, self.notes = resolved, list[str]()
-        draw = weights.draws(spec, subject)
+        draw = weights.first_values(spec, subject)
         if draw is None:
             self.module = subject.build(spec.seed, spec.init)
             weights.put(spec, subject, self.module)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.result import Check
 from harness.worker.sabotage_ranks import BETWEEN, CUT, DRAWN, RANKS, SHARED
+from harness.worker.sabotage_shards import SHARDS
 from harness.worker.sabotage_stages import STAGES
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> what is done to a run before its first step."""
-ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | BETWEEN | STAGES
+ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | BETWEEN | SHARDS | STAGES
 NAMES = tuple(ALL)
 
 

@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BETWEEN", "CUT", "DRAWN", "RANKS", "SHARED"]
 
+LATER = 100
+"""Steps by which samples of another rank are others."""
+
 
 def one_rank_left_out(run: Run) -> None:
     """The last rank adds nothing to the gradients, the others as much more: their size stays."""
     here = run.trained.accelerator
     last = here.process_index == here.num_processes - 1
     scale = 0.0 if last else here.num_processes / (here.num_processes - 1)
-    for p in run.trained.module.parameters():
-        if p.requires_grad:
-            p.register_hook(lambda gradient: gradient * scale)
+    backward = here.backward
+    here.backward = lambda loss: backward(loss * scale)
 
 
 def attention_of_own_tokens(run: Run) -> None:
@@ -40,10 +42,17 @@ def parts_not_joined(run: Run) -> None:
     """Each rank takes its own part of a prediction for all parts."""
     from harness.worker.drawing import batch
 
-    def own_alone(trained: Any, part: Any, samples: Any) -> Any:
+    def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
         return part.repeat(1, 1, trained.launch.layout.sequence, 1)
 
     batch.joined = own_alone
+
+
+def samples_of_their_own(run: Run) -> None:
+    """Ranks that are to work on parts of the same samples take parts of different ones."""
+    layout, batches = run.trained.launch.layout, run.feed.micro_batches
+    part = layout.part(run.trained.accelerator.process_index)
+    run.feed.micro_batches = lambda step: batches(step + LATER * part)
 
 
 def gradients_not_averaged(run: Run) -> None:
@@ -108,7 +117,12 @@ RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_
 """Name -> what is done to a run of several replicas before its first step."""
 SHARED: dict[str, Callable[[Run], None]] = {
     change.__name__: change
-    for change in (attention_of_own_tokens, positions_of_the_first_part, gradients_not_averaged)
+    for change in (
+        attention_of_own_tokens,
+        positions_of_the_first_part,
+        samples_of_their_own,
+        gradients_not_averaged,
+    )
 }
 """Name -> what is done to a run of ``ddp+sp`` before its first step."""
 DRAWN: dict[str, Callable[[Run], None]] = {

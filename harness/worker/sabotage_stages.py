@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["NUMBERS", "REPEATED", "SPLIT", "STAGES", "STANDING"]
+__all__ = ["NUMBERS", "REPEATED", "SHARED_NUMBERS", "SPLIT", "STAGES", "STANDING"]
 
 
 def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
@@ -149,6 +149,54 @@ def blocks_of_others_without_what_was_received(run: Run) -> None:
     way.own = without
 
 
+def gradients_reduced_for_each_micro_batch(run: Run) -> None:
+    """Gradients do not wait for a stage's last micro batch: the same numbers, and more sent."""
+    module = run.trained.module
+    sync = module.set_requires_gradient_sync
+    module.set_requires_gradient_sync = lambda asked, **named: sync(True, **named)
+
+
+def blocks_gathered_for_each_micro_batch(run: Run) -> None:
+    """Gathered weights are freed behind each backward: the same numbers, and more sent."""
+    run.trained.model.reshard = True
+
+
+def gradients_of_sharers_divided_twice(run: Run) -> None:
+    """torch's reduction leaves a mean over the sharers, and it is divided by them once more."""
+    staged = run.trained.model
+    reduce = staged.reduce
+
+    def again(number: int) -> Any:
+        groups = reduce(number)
+        for p in (p for group in groups for p in group.fsdp_params):
+            if p.sharded_param.grad is not None:
+                p.sharded_param.grad.div_(staged.places.data)
+        return groups
+
+    staged.reduce = again
+
+
+def gradients_of_the_last_micro_batch_alone(run: Run) -> None:
+    """What the micro batches before the last one left is not reduced."""
+    from strategies.engines.fsdp import facts
+
+    def lose(stage: Any, micro: int) -> None:
+        backward = stage.backward_one_chunk
+
+        def alone(number: int, *given: Any, **named: Any) -> None:
+            for p in facts.gathered(stage.submod.own) if number == micro - 1 else ():
+                p.grad = None
+            backward(number, *given, **named)
+
+        stage.backward_one_chunk = alone
+
+    def lose_each(pipe: Any) -> None:
+        for stage in pipe.stages:
+            lose(stage, pipe.micro)
+
+    _once_there_is_a_schedule(run, lose_each)
+
+
 NUMBERS: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -175,17 +223,25 @@ STANDING: dict[str, Callable[[Run], None]] = {
     )
 }
 """The same, where a model runs its blocks in a forward pass of its own."""
+SHARED_NUMBERS: dict[str, Callable[[Run], None]] = {
+    change.__name__: change
+    for change in (gradients_of_sharers_divided_twice, gradients_of_the_last_micro_batch_alone)
+}
+"""The same, of ``pp_fsdp2``, where ranks share a stage."""
 STAGES = {
     **NUMBERS,
     **SPLIT,
     **REPEATED,
     **STANDING,
+    **SHARED_NUMBERS,
     **{
         change.__name__: change
         for change in (
             all_forward_before_any_backward,
             every_stage_keeps_the_whole_model,
             runs_of_blocks_in_another_order,
+            gradients_reduced_for_each_micro_batch,
+            blocks_gathered_for_each_micro_batch,
         )
     },
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from harness.worker.building import Building
 from harness.worker.loop import Run
 from strategies.base import Slot
 from strategies.engine import Trained, Workload
+from strategies.strategy import Strategy
 
 __all__ = ["build_feed", "build_model", "make_accelerator", "prepare"]
 
@@ -70,6 +71,7 @@ LIBRARIES = {
     "bitsandbytes": ("bitsandbytes",),
     "torchao": ("torchao", "torchao.optim"),
     "inductor": ("torch._inductor.compile_fx",),
+    "cpu_adam": ("strategies.engines.zero.processor",),
 }
 """Need of a strategy -> what it will import: tens of MiB each."""
 
@@ -114,14 +116,7 @@ def prepare(
     building = Building(resolved)
     building.edit()
     # Only now is it known what is trained: an engine's buffers are sized by that.
-    work = Workload(
-        micro_batch=resolved.micro_batch,
-        clip=resolved.settings.grad_clip,
-        sizes=resolved.subject.sizes_of(building.module),
-        scratch=scratch,
-        layout=launch.layout,
-    )
-    launch.engine.configure(accelerator, work)
+    launch.engine.configure(accelerator, _work(resolved, building.module, scratch))
     module = building.finish(accelerator)
     enter("prepare")
     for part in recipe.strategies:
@@ -138,10 +133,7 @@ def prepare(
         settings=resolved.settings,
         attached={},
     )
-    for part in recipe.strategies:
-        attachment = part.attach(trained)
-        if attachment is not None:
-            trained.attached[part.name] = attachment
+    _attach(trained, recipe.strategies)
     launch.engine.ready(trained)
     objective = objective_of(resolved.spec.objective)
     return Run(
@@ -151,6 +143,24 @@ def prepare(
         digest=building.digest,
         notes=building.notes,
     )
+
+
+def _work(resolved: Resolved, module: torch.nn.Module, scratch: Path) -> Workload:
+    """What an engine is configured for."""
+    return Workload(
+        micro_batch=resolved.micro_batch,
+        clip=resolved.settings.grad_clip,
+        sizes=resolved.subject.sizes_of(module),
+        scratch=scratch,
+        layout=resolved.launch.layout,
+    )
+
+
+def _attach(trained: Trained, strategies: Sequence[Strategy]) -> None:
+    for part in strategies:
+        attachment = part.attach(trained)
+        if attachment is not None:
+            trained.attached[part.name] = attachment
 
 
 def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], Any]:

@@ -91,13 +91,18 @@ class Training:
         labels_B = torch.arange(COLUMNS * min(classes, COLUMNS), device=device) // COLUMNS
         if classes >= 10 and resolved.spec.data == "digits":
             labels_B = torch.arange(10 * COLUMNS, device=device) // COLUMNS
+        columns, video = COLUMNS, len(subject.data.sample_shape) == 4
+        if video:  # one of each class, a line each
+            columns, labels_B = subject.data.sample_shape[1], labels_B[::COLUMNS]
         shape = (len(labels_B), *subject.data.sample_shape)
         noise = torch.randn(shape, generator=generator, device=device)
         # Trained without withheld labels there is no "no class" to guide away from.
         scale = self.guidance if resolved.spec.class_dropout else 1.0
         predict = guided(subject, module, {"y": labels_B}, scale)
         drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
-        grid.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
+        if video:
+            drawn = drawn.transpose(1, 2).flatten(0, 1)
+        grid.write_grid(drawn, self.samples, columns, grey=resolved.spec.data == "digits")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

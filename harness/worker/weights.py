@@ -11,7 +11,7 @@ from harness.spec import Spec, SpecError
 from strategies.initial import Draw
 from strategies.subject import Subject
 
-__all__ = ["FromFile", "check", "draws", "put"]
+__all__ = ["FromFile", "check", "first_values", "put"]
 
 
 @dataclass
@@ -49,7 +49,7 @@ def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
     return dict(state)
 
 
-def draws(spec: Spec, subject: Subject) -> Draw | None:
+def first_values(spec: Spec, subject: Subject) -> Draw | None:
     """How each parameter gets its value: out of the spec's file where it has one, else as the
     subject draws it; None where the subject is built whole."""
     drawn = subject.draws(spec.seed, spec.init)

@@ -12,7 +12,7 @@ from strategies.engine import Engine
 from strategies.engines.alone import Alone
 from strategies.engines.broken import Broken
 from strategies.engines.fsdp.engine import Fsdp
-from strategies.engines.pipeline import engine as pipeline
+from strategies.engines.pipeline import sharded as pipeline
 from strategies.engines.replicas import Replicas
 from strategies.engines.zero.engine import Zero
 from strategies.launch_file import LaunchFile, LaunchFileError, read
@@ -36,7 +36,7 @@ def of_file(path: Path) -> Engine:
         if file.kind not in ENGINES:
             known = ", ".join(sorted(ENGINES))
             raise LaunchFileError(f"{path}: distributed_type is {file.kind!r}; one of {known}")
-        named = pipeline.Pipeline if pipeline.in_file(file) else ENGINES[file.kind]
+        named = pipeline.named(file) or ENGINES[file.kind]
         return named.of(file)
     except LaunchFileError as error:
         return Broken(LaunchFile(path=path, kind="", title="cannot be used"), str(error))

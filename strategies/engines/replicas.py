@@ -74,11 +74,6 @@ class Replicas(Engine):
         parts = cut.gatherer(trained)
         return parts.norm(trained) if parts else super().norm(trained)
 
-    def clip(self, trained: Trained, limit: float) -> Any:
-        if cut.gatherer(trained) is None:
-            return super().clip(trained, limit)
-        return self.clip_by(trained, self.norm(trained), limit)
-
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
         parts = cut.gatherer(trained)
         if parts is None:

@@ -16,7 +16,7 @@ from strategies.engine import Trained
 from strategies.evidence.stored import bytes_of, scales, stored
 from strategies.subject import Subject
 
-__all__ = ["held_bytes", "linears", "most_levels", "shown", "wanted"]
+__all__ = ["held_bytes", "levels_of_rows", "linears", "most_levels", "shown", "wanted"]
 
 
 def linears(module: nn.Module, subject: Subject) -> list[str]:
@@ -64,6 +64,16 @@ def most_levels(weight: Tensor, together: int) -> int:
     whole = flat[: len(flat) // together * together].view(-1, together)
     ordered = whole.sort(dim=1).values
     return int((ordered.diff(dim=1) != 0).sum(dim=1).max()) + 1
+
+
+def levels_of_rows(weight: Tensor) -> int:
+    """How many values differ in a weight whose rows are divided by the largest of each, up to
+    2^-16: rows of one scale each have codes in common then. 0 where the weight is of 16 bits, whose
+    own rounding is coarser than that."""
+    if weight.bfloat16().float().equal(weight) or weight.half().float().equal(weight):
+        return 0
+    largest = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+    return len((weight / largest * 2**16).round().unique())
 
 
 def held_bytes(layers: list[nn.Module], dtype: str = "") -> int:

@@ -13,6 +13,10 @@ from strategies.workloads import SAMPLE
 
 __all__ = ["Stored"]
 
+SLACK = 4
+"""Times the codes that parts of a row's largest may take: the largest of a row may have one code or
+another (127 or -128), and what is rounded after that may fall on either side."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(Strategy):
@@ -67,7 +71,7 @@ class Stored(Strategy):
         demand(least <= held <= most, told)
         of_codes = layers.held_bytes(found, self.codes)
         demand(of_codes >= least, f"{of_codes} bytes of {self.codes} hold them, not {least}")
-        seen = max(self._seen(trained, name) for name in (names[0], names[-1]))
+        seen = max(self._seen(trained, name) for name in names)
         return {
             "layers": len(found),
             "elements": elements,
@@ -84,4 +88,8 @@ class Stored(Strategy):
         weight = layers.shown(layer, layer.in_features, trained.subject.dtype(trained.module))
         seen = layers.most_levels(weight, together)
         demand(1 < seen <= most, f"{name} multiplies by {seen} values in {together}, not {most}")
+        if together <= most:  # so few cannot tell: what all rows are in has a bound too
+            every, bound = layers.levels_of_rows(weight), SLACK * most
+            told = f"{name} multiplies by {every} values, as parts of a row's largest"
+            demand(every <= bound, f"{told}, not {bound} at most")
         return seen

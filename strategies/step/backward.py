@@ -3,85 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from strategies.base import Slot, demand
 from strategies.engine import Launch, Trained
-from strategies.evidence import forward
+from strategies.step.caller import Caller, bytes_in, effect_of_a_backward
 from strategies.strategy import Strategy
 
 __all__ = ["Backward"]
 
-
-class Caller:
-    """``Accelerator.backward`` replaced; counts its calls."""
-
-    def __init__(self, accelerator: Any, parameters: list[Any], call: str) -> None:
-        self.usual, self.parameters, self.call = accelerator.backward, parameters, call
-        self.calls = 0
-
-    def __call__(self, loss: Any, **kwargs: Any) -> None:
-        self.calls += 1
-        if self.call == "retain_graph":
-            self.usual(loss, retain_graph=True, **kwargs)
-        else:
-            self._autograd_grad(loss)
-
-    def _autograd_grad(self, loss: Any) -> None:
-        import torch
-
-        for p, gradient in zip(
-            self.parameters, torch.autograd.grad(loss, self.parameters), strict=True
-        ):
-            p.grad = gradient if p.grad is None else p.grad + gradient
-
-
-class BackwardEffect(NamedTuple):
-    """What one backward did: gradients that parameters hold by then, how many of them autograd
-    itself accumulated there, and whether the graph can be gone through again."""
-
-    gradients: int
-    accumulated: int
-    graph_kept: bool
-
-
-def effect_of_a_backward(trained: Trained) -> BackwardEffect:
-    """One more backward, called as the loop calls it."""
-    import torch
-
-    weights = [p for p in trained.module.parameters() if p.requires_grad]
-    arrived: list[Any] = []
-    hooks = [p.register_post_accumulate_grad_hook(arrived.append) for p in weights]
-    loss = forward.loss_once(trained)
-    try:
-        trained.accelerator.backward(loss)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    gradients = sum(p.grad is not None for p in weights)
-    trained.optimizer.zero_grad()
-    try:
-        torch.autograd.grad(loss, weights[-1])
-    except RuntimeError:  # its saved tensors were freed
-        return BackwardEffect(gradients, len(arrived), graph_kept=False)
-    return BackwardEffect(gradients, len(arrived), graph_kept=True)
+CALLS = ("retain_graph", "autograd_grad", "clear_late")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(Strategy):
-    """Keeps the graph (``retain_graph``), or collects gradients with ``torch.autograd.grad``
-    (``autograd_grad``). Neither is a way to train: the row shows what it costs.
+    """Keeps the graph (``retain_graph``), collects gradients with ``torch.autograd.grad``
+    (``autograd_grad``), or clears those of the last step right before backward (``clear_late``),
+    so that they live through a forward pass. The row shows what it costs.
     """
 
     name: ClassVar[str] = "backward"
     slot: ClassVar[Slot] = Slot.STEP
-    source: ClassVar[str] = "torch.autograd.grad and Tensor.backward, as posts use them"
+    source: ClassVar[str] = (
+        "torch.autograd.grad and Tensor.backward, as posts use them; facebookresearch/DiT and "
+        "fast-DiT, train.py (clear_late)"
+    )
 
     call: str = "retain_graph"
 
     def __post_init__(self) -> None:
-        if self.call not in ("retain_graph", "autograd_grad"):
-            raise ValueError(f"call is {self.call!r}; one of retain_graph, autograd_grad")
+        if self.call not in CALLS:
+            raise ValueError(f"call is {self.call!r}; one of {', '.join(CALLS)}")
 
     def refuses(self, launch: Launch) -> str | None:
         if "one_process" not in launch.traits:
@@ -99,16 +51,26 @@ class Backward(Strategy):
         parameters = [p for p in module.parameters() if p.requires_grad]
         accelerator.backward = Caller(accelerator, parameters, self.call)
 
+    def attach(self, trained: Trained) -> None:
+        """Where the call clears gradients, nothing else does."""
+        if self.call == "clear_late":
+            trained.optimizer.zero_grad = lambda *given, **named: None
+
     def evidence(self, trained: Trained) -> dict[str, Any]:
         caller = trained.accelerator.backward
         demand(isinstance(caller, Caller), "backward is called as usual")
         calls = caller.calls
         demand(calls == trained.micro_steps, f"{calls} calls")
+        lived = caller.lived
         effect = effect_of_a_backward(trained)
-        weights = sum(p.requires_grad for p in trained.module.parameters())
-        demand(effect.gradients == weights, f"{effect.gradients} gradients of {weights} weights")
+        weights = [p for p in trained.module.parameters() if p.requires_grad]
+        found = f"{effect.gradients} gradients of {len(weights)} weights"
+        demand(effect.gradients == len(weights), found)
         if self.call == "retain_graph":
             demand(effect.graph_kept, "the graph is gone after backward")
-        else:
+        elif self.call == "autograd_grad":
             demand(not effect.accumulated, f"autograd accumulated {effect.accumulated} gradients")
-        return {"calls": calls, **effect._asdict()}
+        else:
+            wanted = bytes_in(weights)
+            demand(lived == wanted, f"{lived} bytes of gradients lived on, not {wanted}")
+        return {"calls": calls, "lived_bytes": lived, **effect._asdict()}

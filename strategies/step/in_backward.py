@@ -16,10 +16,12 @@ class InBackward(Watcher):
 
     One optimizer over one group narrowed to that parameter: state, settings and checkpoints stay
     those of the whole. ``most_bytes`` is the most that gradients' storages held at once, each
-    counted until it is really freed: a reference that something else keeps would show.
+    counted until it is really freed: a reference that something else keeps would show. Where
+    gradients of a block are parts of one tensor, it counts once.
     """
 
     def __init__(self, trained: Trained) -> None:
+        self.trained = trained
         self.optimizer = trained.inner_optimizer
         self.live_bytes = self.most_bytes = 0
         self.norms: list[Any] = []
@@ -32,8 +34,10 @@ class InBackward(Watcher):
 
     def _stepper(self, group: dict[str, Any]) -> Any:
         def step(p: Any) -> None:
-            self._follow(p.grad)
-            self.norms.append(p.grad.norm())
+            mine = self.trained.engine.part(p.grad)
+            self._follow(mine.untyped_storage())
+            self.norms.append(mine.norm())
+            del mine
             whole = self.optimizer.param_groups
             self.optimizer.param_groups = [{**group, "params": [p]}]
             try:
@@ -45,8 +49,10 @@ class InBackward(Watcher):
 
         return step
 
-    def _follow(self, gradient: Any) -> None:
-        storage = gradient.untyped_storage()
+    def _follow(self, storage: Any) -> None:
+        self.watched = [w for w in self.watched if w() is not None]
+        if any(w() is storage for w in self.watched):
+            return
         size = storage.nbytes()
 
         def freed(_: Any) -> None:
@@ -54,15 +60,12 @@ class InBackward(Watcher):
 
         self.live_bytes += size
         self.most_bytes = max(self.most_bytes, self.live_bytes)
-        self.watched = [w for w in self.watched if w() is not None]
         self.watched.append(weakref.ref(storage, freed))
 
     def gradient_norm(self) -> Any:
         """Global norm of the gradients of the backward that just ended, from the norm of each,
         taken before it was freed."""
-        import torch
-
-        return torch.linalg.vector_norm(torch.stack(self.norms))
+        return self.trained.engine.norm_of(self.trained, self.norms)
 
     def after_step(self) -> None:
         """The norms were of this step."""

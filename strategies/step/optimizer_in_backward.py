@@ -15,7 +15,8 @@ __all__ = ["OptimizerInBackward"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerInBackward(Strategy):
-    """Steps each parameter within backward as soon as its gradient is there, and frees it."""
+    """Steps each parameter within backward as soon as its gradient is there, and frees it. Under
+    FSDP2 a block's gradients arrive together, and are freed when its last parameter is stepped."""
 
     name: ClassVar[str] = "optimizer_in_backward"
     slot: ClassVar[Slot] = Slot.STEP
@@ -29,15 +30,15 @@ class OptimizerInBackward(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "own_step" in launch.traits:
             return "the engine steps its own shards after backward; use single, or leave this out"
-        if "grouped_gradients" in launch.traits:
+        if "held_gradients" in launch.traits:
             return (
-                "a block's gradients come in one tensor, which lives until its last parameter is "
-                "stepped; use single, or leave this out"
+                "torch holds what it averaged over the groups until backward has ended; use fsdp2, "
+                "or leave this out"
             )
-        if "one_process" not in launch.traits:
+        if not {"one_process", "dtensor_weights"} & launch.traits:
             return (
                 "DDP averages all gradients in buckets that live as long as the model, so what "
-                "could be freed early is a copy; use single, or zero2"
+                "could be freed early is a copy; use single or fsdp2, or zero2 without it"
             )
         if launch.accumulation > 1:
             return "a gradient that is gone cannot be added to; leave accumulation out"
@@ -57,18 +58,19 @@ class OptimizerInBackward(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         stepper = trained.attached.get(self.name)
         demand(isinstance(stepper, InBackward), "no step is taken in backward")
-        sizes = sorted(w.numel() * w.element_size() for w in trained.optimized())
-        updates = len(sizes) * (trained.optimizer_steps - trained.resumed_steps)
+        sizes = sorted(trained.engine.arrivals(trained))
+        updates = len(trained.optimized()) * (trained.optimizer_steps - trained.resumed_steps)
         demand(
             stepper.updates == updates,
             f"{stepper.updates} parameters were stepped in backward, not {updates}",
         )
         left = [p for p in trained.module.parameters() if p.grad is not None]
         demand(not left, f"{len(left)} gradients outlived the backward pass")
-        # The one in use, and the one before it, which autograd lets go of a moment later.
-        bound = sum(sizes[-2:])
+        # The one in use, and the one before it, which autograd lets go of a moment later; torch's
+        # FSDP2 has let go of a block's before it reduces the next.
+        bound = sum(sizes[-1 if "dtensor_weights" in trained.launch.traits else -2 :])
         demand(
             stepper.most_bytes <= bound,
-            f"{stepper.most_bytes} bytes of gradients were alive at once; two are at most {bound}",
+            f"{stepper.most_bytes} bytes of gradients were alive at once, not {bound} at most",
         )
         return {"most_gradient_bytes": stepper.most_bytes, "all_gradient_bytes": sum(sizes)}

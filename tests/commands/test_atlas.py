@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 
 import pytest
@@ -62,6 +63,32 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 
+def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):
+    """The second of two cards of a kind says nothing, and neither does the whole atlas again."""
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "kept")
+    asked = []
+
+    def each(rows, *how):
+        asked.extend(rows)
+        yield from ((index, prediction(20)) for index, _ in enumerate(rows))
+
+    monkeypatch.setattr(pool, "_each", each)
+    words = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "A100-80GB", "--gpus", "1",
+             "--growth", "0", "--out", str(tmp_path / "out")]  # fmt: skip
+    assert cli.main(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("flux-dev  model 1 of 1\n  1 x RTX-4090\n    single+")
+    assert asked and first.count("\n    ") == len(asked)
+    assert "A100" not in first, "predicted for the card before"
+    assert f"  4 cells, {len(asked)} predictions made, " in first and "; the last model" in first
+    made = len(asked)
+    assert cli.main(words) == 0
+    again = capsys.readouterr().out
+    assert len(asked) == made and "\n    " not in again and "x RTX" not in again
+    assert "  4 cells, 0 predictions made, " in again
+    assert max(len(line) for line in (first + again).splitlines()) <= 80
+
+
 def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
     words = [*WORDS[:4], "12GiB", "--gpus", "1", "--out", str(tmp_path)]
     assert cli.main(words) == 0
@@ -71,20 +98,59 @@ def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
     assert rows[1]["Too large"] == rows[1]["Sample"], "nothing larger is tried"
 
 
+def data(page: str) -> dict:
+    """What the page's script reads."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
 def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
     page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
-    assert page.count("<tr") == 1 + 8 and table.count("\n| flux-dev") == 8
     for text in (page, table):
         assert "no GPU" in text and "up to 10 % too low" in text
         assert "8 cells: 1 models (flux-dev), on 1, 8 GPUs of RTX-4090, 80GiB; what is not" in text
-    filters = re.findall(r'<select name="(\w+)"', page)
-    assert filters == ["model", "training", "gpus", "card", "fits"]
-    rows = re.findall(r"<tr [^>]*>", page)
-    assert len(rows) == 8 and all(f"data-{name}=" in row for row in rows for name in filters)
-    assert 'data-card="RTX-4090"' in page and page.count('class="bar"') == 8
-    assert "At the peak: weights 10.0, activations 10.0 GiB" in page
+    filters = re.findall(r'<select id="(\w+)"', page)
+    assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
+    rows = list(csv.reader((tmp_path / "atlas.csv").read_text().splitlines()))
+    given = data(page)
+    assert [given["heads"], *given["lines"]] == rows and len(rows) == 1 + 8
+    assert set(filters) | set(given["plain"]) | set(given["words"]) <= set(HEADS)
+    script = page[page.rindex("<script>") :]
+    ids = set(re.findall(r'id="(\w+)"', page))
+    assert set(re.findall(r"at\('(\w+)'\)", script)) <= ids, "the script looks for none in vain"
+
+
+def test_markdown_says_models_by_cards_and_has_a_page_a_model(told, tmp_path):
+    words = ["atlas", "--models", "flux-dev", "flux-schnell", *WORDS[3:5], "12GiB", "--gpus", "1"]
+    assert cli.main([*words, "--out", str(tmp_path)]) == 0
+    overview = (tmp_path / "atlas.md").read_text()
+    assert re.findall(r"^## .*", overview, re.MULTILINE) == [
+        "## LoRA, 1 GPU",
+        "## All weights, 1 GPU",
+    ]
+    assert overview.count("| Model | RTX-4090 | 12GiB |") == 2
+    line = next(x for x in overview.splitlines() if "flux-dev.md" in x and "no:" in x)
+    assert re.fullmatch(
+        r"\| \[flux-dev\]\(models/flux-dev.md\) \| [\d.]+ s \| no: 20.5 GiB \|", line
+    )
+    for model in ("flux-dev", "flux-schnell"):
+        rows = (tmp_path / f"models/{model}.md").read_text().splitlines()
+        assert sum(row.startswith(("| LoRA", "| all weights")) for row in rows) == 4
+
+
+def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, capsys):
+    assert cli.main([*WORDS, "--out", str(tmp_path / "one")]) == 0
+    told.clear()
+    again = ["atlas", "--from", str(tmp_path / "one/atlas.csv"), "--out", str(tmp_path / "two")]
+    assert cli.main(again) == 0 and told == []
+    for name in ("atlas.csv", "atlas.md", "atlas.html", "models/flux-dev.md"):
+        assert (tmp_path / "one" / name).read_text() == (tmp_path / "two" / name).read_text()
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name, said in (("other.csv", "not the columns"), ("none.csv", "is no atlas.csv")):
+        words = ["atlas", "--from", str(tmp_path / name), "--out", str(tmp_path / "three")]
+        assert cli.main(words) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "suite story": (
         lambda p: ["--suite", misspelt_story(p)],
         "s.yaml: story is 'laddr'; one of claims, each, ladder, fast_dit, depth, quality, sampled, "
-        "long, vocabulary, or leave it out",
+        "long, scale, vocabulary, or leave it out",
     ),
     "suite story of a plan": (
         lambda p: ["plan", "--gpu-memory", "24GiB", "--suite", misspelt_story(p)],

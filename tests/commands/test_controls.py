@@ -12,7 +12,8 @@ from harness.result import Check, Result, Status
 from harness.system import machine as machines
 from harness.worker.sabotage import SABOTAGES
 from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
-from harness.worker.sabotage_stages import NUMBERS, REPEATED, SPLIT
+from harness.worker.sabotage_shards import HYBRID, SHARDED
+from harness.worker.sabotage_stages import NUMBERS, REPEATED, SHARED_NUMBERS, SPLIT
 from tests.made.machines import machine
 
 PLAIN = ([1.0, 0.9], [0.5, 0.4])
@@ -50,14 +51,15 @@ def called(tmp_path, *words: str) -> int:
 def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
     assert called(tmp_path) == 0
     same = controls.SAME | controls.SAME_SHARED | controls.SAME_STAGED
-    broken = {*SABOTAGES, *RANKS, *SHARED, *CUT, *BETWEEN, *NUMBERS, *SPLIT}
-    names = {"plain", *(name.replace(":", "_") for name in same), *broken}
+    broken = {*SABOTAGES, *RANKS, *SHARED, *CUT, *BETWEEN, *SHARDED, *NUMBERS, *SPLIT}
+    names = {"plain", "fsdp2", *(name.replace(":", "_") for name in same), *broken}
     assert {name for name in runs if name not in ("unnoticed", "broken")} == names
     assert runs["plain"] == ("ddp", [])
     assert runs["stale"] == ("ddp", ["--sabotage", "stale"])
     assert runs["one_micro_batch_dropped"][0] == "ddp+accumulate:steps=2"
     assert runs["positions_of_the_first_part"][0] == "ddp+sp"
     assert runs["products_not_summed"][0] == "ddp+tp"
+    assert runs["one_block_not_reduced"][0] == "fsdp2"
     assert runs["norm_of_one_stage"] == ("pp", ["--sabotage", "norm_of_one_stage"])
     said = capsys.readouterr().out
     assert f"all {len(names) - 1} controls read as they must" in said
@@ -67,12 +69,15 @@ def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
 def test_replicas_of_stages_are_tried_where_there_are_several(runs, tmp_path):
     assert called(tmp_path, "--processes", "4") == 0
     assert {*REPEATED, *SPLIT} <= set(runs) and runs[next(iter(REPEATED))][0] == "pp"
+    assert {runs[name][0] for name in (*SHARED_NUMBERS, "pp_fsdp2")} == {"pp_fsdp2"}
+    assert runs["hsdp"] == ("hsdp", []) and {runs[name][0] for name in HYBRID} == {"hsdp"}
 
 
 def test_one_process_trains_alone(runs, tmp_path):
     assert called(tmp_path, "--processes", "1") == 0
     assert runs["checkpoint"][0] == "single+checkpoint"
-    assert "stale" in runs and not set(runs) & {*RANKS, *SHARED, *CUT, *BETWEEN, *NUMBERS, *SPLIT}
+    others = {*RANKS, *SHARED, *CUT, *BETWEEN, *SHARDED, *HYBRID, *NUMBERS, *SPLIT}
+    assert "stale" in runs and not set(runs) & others
 
 
 @pytest.mark.parametrize("fault", ["unnoticed", "broken"])

@@ -41,7 +41,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
     results = list(cpu_set().values())
     (group,) = build(results, [], SuiteHead(reference="ddp")).groups
     grid = tables.short_ranking(group)
-    text = printed(width, narrow.draw, grid, Console)
+    text = printed(width, narrow.print_grid, grid, Console)
     assert max(map(len, text.splitlines())) <= width
     left = re.search(r"No room for (.*?): a wider terminal, or COLUMNS", " ".join(text.split()))
     gone = left[1].split(", ") if left else []
@@ -59,7 +59,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
 def test_notes_are_told_as_words_at_any_width(width):
     results = list(cpu_set().values())
     (group,) = build(results, [], SuiteHead(reference="ddp")).groups
-    text = " ".join(printed(width, narrow.draw, tables.short_ranking(group), Console).split())
+    text = " ".join(printed(width, narrow.print_grid, tables.short_ranking(group), Console).split())
     for word in ("front", "noisy", "DIFFERS"):
         assert word in text.split() or f"{word}," in text.split(), f"{word} at {width}"
 
@@ -71,7 +71,7 @@ def test_columns_give_way_by_worth_and_rows_stack_where_too_few_are_left():
     assert narrow.fitting([30, 5, 5], [1, 2], 25) == []
     kinds = {"Recipe": "text", "Step ms": "ms", "Peak GiB": "gib", "Notes": "flag"}
     grid = text_grid("x", "", kinds, [["zero3_offload+bf16", "3312", "0.484", "noisy"]])
-    stacked = printed(20, narrow.draw, grid, Console)
+    stacked = printed(20, narrow.print_grid, grid, Console)
     whole = "zero3_offload+bf16 Step ms 3312 Peak GiB 0.484 Notes noisy"
     assert " ".join(stacked.split()) == whole
 

@@ -203,6 +203,11 @@ def flow(models: Any, transport: Any) -> dict[str, Any]:
     return {"loss": [float(v) for v in terms["loss"].detach()], "gradients": gradients(model)}
 
 
+def positions(table: Any) -> list[float]:
+    """Some of the position table of DiT-S/2 at 512 pixels, latents of 64 x 64: [1024, 384]."""
+    return [round(float(v), 7) for v in np.asarray(table, np.float32).flatten()[::997]]
+
+
 def structure(models: Any) -> dict[str, Any]:
     """Parameter counts of every preset, and names and shapes of the largest."""
     with torch.device("meta"):
@@ -215,6 +220,7 @@ def structure(models: Any) -> dict[str, Any]:
         },
         "state_dict": {name: list(value.shape) for name, value in largest.items()},
         "pos_embed": thin(models.DiT(**SMALL).pos_embed),
+        "pos_embed_512": positions(models.get_2d_sincos_pos_embed(384, 32)),
     }
 
 

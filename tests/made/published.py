@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,10 +31,13 @@ from harness.resolve import Resolved, resolve
 from harness.result import write_json
 from harness.spec import Spec
 from harness.subjects.library import calls
+from harness.worker import setup
 from tests.made.pages import anew
 from tests.made.public_rows import PAGE, RECORD, Found, kept, memory_table, rows, time_table
 
 GIB = 2**30
+WAS = frozenset({"mask", "emptied"})
+"""Keys of a row that say what was not as it is here."""
 
 
 def spec_of(row: dict[str, Any]) -> Spec:
@@ -57,16 +60,29 @@ class _Square(TorchFunctionMode):
 
 @contextlib.contextmanager
 def as_it_was(row: dict[str, Any]) -> Iterator[None]:
-    if row.get("mask") != "square":
+    """What the row's trainer, or a library of its time, did and this project does not."""
+    with contextlib.ExitStack() as stack:
+        if row.get("mask") == "square":
+            stack.enter_context(mock.patch.dict(calls.CALLS, {"hunyuanvideo": squared}))
+        if row.get("emptied") == "before training":
+            stack.enter_context(mock.patch.object(setup, "prepare", _emptied(setup.prepare)))
         yield
-        return
 
-    def squared(*given: Any) -> Any:
-        with _Square():
-            return calls.hunyuanvideo(*given)
 
-    with mock.patch.dict(calls.CALLS, {"hunyuanvideo": squared}):
-        yield
+def squared(*given: Any) -> Any:
+    with _Square():
+        return calls.hunyuanvideo(*given)
+
+
+def _emptied(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """``prepare``, and what the pool has cached is given back."""
+
+    def run(*given: Any, **more: Any) -> Any:
+        made = prepare(*given, **more)
+        torch.cuda.empty_cache()
+        return made
+
+    return run
 
 
 def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
@@ -82,8 +98,8 @@ def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
     }
 
 
-def masked(row: dict[str, Any]) -> Found:
-    """A row whose library made another mask, predicted in this process."""
+def patched(row: dict[str, Any]) -> Found:
+    """A row of which something was not as it is here, predicted in this process."""
     with as_it_was(row):
         resolved = resolve(spec_of(row))
         return told(resolved, predict(resolved), row.get("seconds", ()))
@@ -91,15 +107,15 @@ def masked(row: dict[str, Any]) -> Found:
 
 def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     """What each row comes to; predictions are kept in ``folder``."""
-    plain = [row for row in some if "mask" not in row]
+    plain = [row for row in some if not WAS.intersection(row)]
     resolved = [resolve(spec_of(row)) for row in plain]
     made = pool.predict_all(resolved, folder)
     named = {
         row["name"]: told(asked, one, row.get("seconds", ()))
         for row, asked, one in zip(plain, resolved, made, strict=True)
     }
-    others = [row for row in some if "mask" in row]
-    named |= dict(zip([r["name"] for r in others], in_forks(masked, others), strict=True))
+    others = [row for row in some if WAS.intersection(row)]
+    named |= dict(zip([r["name"] for r in others], in_forks(patched, others), strict=True))
     return [named[row["name"]] for row in some]
 
 

@@ -64,7 +64,11 @@ OTHERS: dict[str, list[str]] = {
     "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
-    "backward": ["single+backward", "single+backward:call=autograd_grad"],
+    "backward": [
+        "single+backward",
+        "single+backward:call=autograd_grad",
+        "single+backward:call=clear_late",
+    ],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "float8": ["single+float8", "single+float8:dynamic=on,emulate=on"],

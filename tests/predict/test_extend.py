@@ -13,12 +13,19 @@ from harness.predict.tracing import extend
 from harness.resolve import resolve
 from harness.spec import Spec
 
-LAYERS = {"flux-dev": "num_layers=5,num_single_layers=7", "sd3.5-medium": "", "pixart-sigma": ""}
+LAYERS = {
+    "flux-dev": "num_layers=5,num_single_layers=7",
+    "ltx-video-2b": "num_layers=11",
+    "sd3.5-medium": "",
+    "pixart-sigma": "",
+}
 CASES = [
     ("flux-dev", "single+bf16_pure+lora:rank=16+checkpoint", 1, "flow"),
     ("pixart-sigma", "zero2+bf16", 8, "epsilon"),
+    ("ltx-video-2b", "single+bf16_pure:autocast=on+checkpoint+adamw:impl=foreach", 1, "flow"),
+    ("sd3.5-medium", "single+bf16_pure+lora:rank=16", 1, "flow"),
 ]
-BYTES, POOL, WORK = 0.005, 0.10, 0.03
+BYTES, POOL, WORK = 0.005, 0.01, 0.03
 LAUNCHES = 0.05
 """How far tensors, the allocator's reserve and the work may be off."""
 

@@ -73,6 +73,10 @@ def _steps() -> list[torch.Tensor]:
                 ]
         found += [plain * 2, plain * 2.0, plain * True, torch.ones(3).to("meta")]
         found += [*torch.nn.functional.layer_norm(wide, (6,)).topk(2)]
+        found += [torch.zeros(3).add(1, alpha=alpha) for alpha in (1, 2)]
+        for kind in (torch.float64, torch.float32):  # what nobody names a type for has the usual
+            torch.set_default_dtype(kind)
+            found += [torch.ones(3), torch.ones(3, dtype=torch.int64) / 2]
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.commands.planning.plan.answer import answer
-from harness.commands.planning.plan.explained import explained
+from harness.commands.planning.plan.explained import explained, second_step
 from harness.memory.record import Held
 from harness.predict import verdict, ways_out
 from harness.predict.speed import cards
@@ -224,3 +224,14 @@ def test_a_peak_is_explained_by_what_lived():
     ]
     closed = dataclasses.replace(found, peak=None, reason="a limit")
     assert explained("ddp", closed) == ["ddp: a limit"]
+
+
+def test_what_the_second_step_adds_is_said_where_it_is_worth_a_word():
+    later = prediction(10)
+    later = dataclasses.replace(later, steady=later.peak)
+    low = dataclasses.replace(later, first_step=8 * GIB)
+    assert second_step(low) == [
+        "  the second step adds 2.00 GiB to the first's 8.00: a peak read after one step is too low"
+    ]
+    for first in (None, 10 * GIB, 9.9 * GIB):
+        assert second_step(dataclasses.replace(later, first_step=first)) == []

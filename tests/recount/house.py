@@ -27,6 +27,7 @@ SOURCES = {
     ("docs/sampling.md", "Memory against samples, of trained digits"): "cpu-2-cores-quality",
     ("docs/sampling.md", "Claims on inference"): "cpu-2-cores-quality",
     ("docs/sampling.md", "Memory against samples and speed"): "cpu-2-cores-sampling",
+    ("docs/models.md", "Memory against vocabulary"): "cpu-2-cores-vocabulary",
 }
 """Page and how the title of a table of numbers begins -> the result set that it is about."""
 WORDS = {

@@ -149,14 +149,18 @@ def test_the_published_table_stands_beside_the_measured_one():
     suite = suite_file.load_suite("fast_dit_table", "cpu")
     order = tuple(r.recipe for r in suite.rows)
     results = [row(r, 100.0, data="vae_small:256") for r in order[:3]]
-    results.append(row(order[3], 50.0, data="synthetic"))
+    extracted = zip(order[3:6], (50.0, 40.0, 30.0), strict=True)
+    results += [row(r, size, data="synthetic") for r, size in extracted]
     told = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    (grid,) = stories.tables(build(results, [], told))
+    grid, careful = stories.tables(build(results, [], told))
     assert [line[3:5] for line in grid.lines] == [
         ["out of memory", "out of memory"], ["0.43", "44045"], ["0.56", "40461"], ["0.84", "27485"],
     ]  # fmt: skip
     assert [line[2] for line in grid.lines] == ["no", "no", "no", "yes"]
     assert len({line[7] for line in grid.lines[:3]}) == 1 and grid.lines[3][7] != grid.lines[2][7]
+    assert [line[0] for line in careful.lines] == list(order[3:])
+    assert [line[4] for line in careful.lines] == [units.NONE, "-5.9", "-11.8", units.NONE]
+    assert careful.lines[0][3] == grid.lines[3][7] and "is not among" in careful.lines[3][1]
 
 
 def at(result, seconds: float):
@@ -175,7 +179,7 @@ def test_the_table_of_fast_dit_tells_speeds_beyond_the_noise_alone(others, said)
              for i, seconds in enumerate(others, 1)]  # fmt: skip
     rows.append(at(row(order[1], 100.0, data="vae_small:256"), 1.0 / 1.5))
     suite = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    (grid,) = stories.tables(build(rows, [], suite))
+    grid, _ = stories.tables(build(rows, [], suite))
     place = grid.heads.index("Speed x")
     assert [line[place] for line in grid.lines[:2]] == [units.NONE, said]
 

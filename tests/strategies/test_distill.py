@@ -25,7 +25,8 @@ from strategies.distillation.hidden import NAME
 from strategies.distillation.lesson import Moment
 from strategies.evidence.settings import settings
 from strategies.recipe import RecipeError
-from strategies.step.backward import Backward, Caller
+from strategies.step.backward import Backward
+from strategies.step.caller import Caller
 from tests.made.machines import machine
 
 FLOW = dataclasses.replace(TINY, objective="flow", model="DiT-T/8:depth=2")

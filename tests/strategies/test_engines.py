@@ -95,7 +95,7 @@ def test_every_engine_is_named_by_its_launch_files():
     assert named == set(ENGINES)
     for kind in _shardings():
         engine = kind.engine("cpu")
-        staged = type(engine) is Pipeline and in_file(engine.file)
+        staged = isinstance(engine, Pipeline) and in_file(engine.file)
         assert staged or ENGINES[engine.file.kind] is type(engine)
 
 

@@ -45,6 +45,7 @@ PAIRS = {
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
     "fsdp2+bf16_pure+muon": TWO,
     "fsdp2+controlnet": LONGER,
+    "fsdp2+optimizer_in_backward": TWO,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
     "ddp+cross_entropy+accumulate": TOKENS,
     "zero3+cross_entropy:kind=fused": TOKENS,
@@ -118,9 +119,12 @@ def test_a_student_learns_alike_wherever_its_weights_are(row, train_here):
     assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in log.norms], rel=1e-4)
 
 
-@pytest.mark.parametrize("row", ["ddp+block_swap:blocks=3+accumulate"], indirect=True)
-def test_streamed_weights_train_alike_on_two_processes(row, train_here):
-    """Their gradients are averaged outside of DDP's buckets."""
+ALIKE = ["ddp+block_swap:blocks=3+accumulate", "fsdp2+optimizer_in_backward"]
+
+
+@pytest.mark.parametrize("row", ALIKE, indirect=True)
+def test_gradients_that_go_another_way_train_alike_on_two_processes(row, train_here):
+    """Outside of DDP's buckets, or stepped where they are reduced."""
     _, log = train_here(dataclasses.replace(row.spec, recipe="single", processes=1), 2)
     assert row.losses[:2] == pytest.approx([float(loss) for loss in log.losses], rel=1e-5)
     norms = [float(norm) for norm in log.norms]

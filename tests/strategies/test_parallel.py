@@ -19,6 +19,7 @@ from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.worker.sabotage_ranks import RANKS
+from harness.worker.sabotage_shards import HYBRID, SHARDED
 from strategies import parse
 from strategies.layout import Layout
 from strategies.parallel.sequence import ring
@@ -42,6 +43,12 @@ OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
 PUBLIC = {"flux-dev": "ddp+sp:how=gather", "wan2.1-1.3b": "fsdp2+sp+checkpoint"}
 """Public models in miniature, whose attention is exchanged where torch computes it."""
 WAN = "wan2.1-1.3b"
+SEEN = {
+    "one_block_not_reduced": {"evidence: fsdp2"},  # its reduction was not there
+    "groups_not_averaged": {"evidence: hsdp"},  # they drifted apart
+}
+"""Sabotaged shards -> who notices beside parity."""
+OWN_SAMPLES, SHARDS_LEFT_OUT = "samples_of_their_own", "a rank's shares left out"
 WAYS = ("gather", "ring")
 
 
@@ -51,12 +58,16 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     base = tmp_path_factory.mktemp("parallel")
 
     def case(recipe: str, *words: str) -> Case:
-        ranks = 4 if recipe in (FOUR, RINGS[0]) else 2
+        ranks = 4 if recipe in (FOUR, RINGS[0], "hsdp") else 2
         return Case(dataclasses.replace(TWO, recipe=recipe, processes=ranks), words)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
     cases |= {name: case("ddp", "--sabotage", name) for name in RANKS}
+    cases |= {name: case("fsdp2", "--sabotage", name) for name in SHARDED}
+    cases |= {name: case("hsdp", "--sabotage", name) for name in HYBRID}
+    cases[SHARDS_LEFT_OUT] = case("fsdp2", "--sabotage", *RANKS)
+    cases[OWN_SAMPLES] = case("ddp+sp", "--sabotage", OWN_SAMPLES)
     cases["a ring that stands"] = case(RINGS[1], "--sabotage", "attention_of_own_tokens")
     for name, text in PUBLIC.items():
         cases[name] = Case(miniature(name, text, processes=4 if "fsdp2" in text else 2))
@@ -126,9 +137,15 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
     # Who gathers keeps the keys and values of all tokens beside its own, of each block.
     others = 4 * 2 * 4 * 1024 * 128
     assert gathers.beyond_state - rings.beyond_state == pytest.approx(others, rel=0.15)
-    sent = [w for w in rings.work if w.kind == "collective" and w.phase == "forward"]
+    sent = [w for w in rings.work if w.kind == "passed" and w.phase == "forward"]
     # Three times a pair of keys and values in each block, all of it on the wire.
     assert sum(w.bytes * w.count for w in sent) / 2 == 4 * 3 * 2 * 4 * 256 * 128
+    # In backward gradients follow in float32, of which the last, to its owner, is waited for.
+    backward = [w for w in rings.work if w.phase == "backward" and w.group == 2]
+    waited = [w for w in backward if w.kind == "collective"]
+    assert sum(w.count for w in waited) == 4
+    assert sum(w.bytes * w.count for w in backward) / 2 == 4 * (3 + 4) * 2 * 4 * 256 * 128
+    assert sum(w.count for w in backward if w.kind == "passed") == 4 * 4
     buckets = 4 * resolve(alone).subject.sizes.total
     assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
 
@@ -164,6 +181,24 @@ def test_a_ring_in_which_nothing_goes_round_is_noticed(runs):
     row = runs[0]["a ring that stands"]
     failed = {check.name for check in row.audit if not check.ok}
     assert "evidence: sp:how=ring" in failed and verdict(row, runs).word == "DIFFERS"
+
+
+def test_ranks_that_were_to_share_samples_and_did_not_are_noticed(runs):
+    row = runs[0][OWN_SAMPLES]
+    failed = {check.name: check.found for check in row.audit if not check.ok}
+    assert failed["samples shared alike"] is False and verdict(row, runs).word == "DIFFERS"
+
+
+@pytest.mark.parametrize("name", [*SHARDED, *HYBRID, SHARDS_LEFT_OUT])
+def test_shards_that_are_not_one_training_differ(name, runs):
+    """Parity tells, of some of them alone."""
+    row = runs[0][name]
+    assert row.status is Status.VOID and "sabotaged" in row.reason, row.log_tail
+    failed = {check.name for check in row.audit if not check.ok} - {"untouched"}
+    assert failed == SEEN.get(name, set())
+    assert verdict(row, runs).word == "DIFFERS"
+    blind = dataclasses.replace(row, losses=runs[0]["ddp"].losses)
+    assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -24,6 +24,7 @@ from strategies.launch_file import LaunchFileError, read
 from strategies.recipe import RecipeError
 
 ACCUMULATING = "fsdp2+bf16+accumulate"
+EARLY = "fsdp2+optimizer_in_backward"
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def rank_0(train_here, monkeypatch):
         ("hsdp:replicate=4", 8, 1 / 2, 2),
         ("fsdp2_offload", 2, 1 / 2, 2),
         ("fsdp2+tp", 4, 1 / 2, 2),
+        (EARLY, 2, 1 / 2, 2),
     ],
 )
 def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, most, rank_0):
@@ -77,6 +79,21 @@ def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, most, rank_0
     assert (again == 0) == (recipe == "fsdp2:reshard=off")
     host = {"parameters_on", "optimizer_on"}
     assert host & set(settings(facts)) == (host if engine.offloads else set())
+
+
+def test_within_backward_one_block_s_gradients_are_alive_at_once(rank_0, monkeypatch):
+    trained = rank_0(EARLY, 2)
+    (part,) = (p for p in parse(EARLY).strategies if p.name == "optimizer_in_backward")
+    facts = part.evidence(trained)
+    block = 4 * sum(p.numel() for p in trained.blocks()[0].parameters()) // 2
+    assert facts["most_gradient_bytes"] == block < facts["all_gradient_bytes"] / 4
+    torch.distributed.destroy_process_group()
+    # What hybrid sharding averages torch holds: nothing would be freed early.
+    own = Fsdp.traits.fget
+    monkeypatch.setattr(Fsdp, "traits", property(lambda self: own(self) - {"held_gradients"}))
+    trained = rank_0("hsdp+optimizer_in_backward", 4)
+    with pytest.raises(NotInForce, match="gradients were alive at once"):
+        part.evidence(trained)
 
 
 def test_a_forward_without_gradients_leaves_nothing_gathered(rank_0):
@@ -280,7 +297,8 @@ def test_a_choice_out_of_range_is_named(text, words):
         ("fsdp2+adafactor", 2, "cannot factor DTensors in place; use ddp or single"),
         ("fsdp2+prune", 2, "masks are of whole matrices"),
         ("fsdp2+qlora", 2, "use zero2, or lora"),
-        ("fsdp2+optimizer_in_backward", 2, "come in one tensor"),
+        ("hsdp+optimizer_in_backward", 4, "averaged over the groups until backward has ended"),
+        ("fsdp2+accumulate+optimizer_in_backward", 2, "leave accumulation out"),
         ("fsdp2+bf16_pure+adamw_bf16", 2, "DTensors mix with none"),
         ("fsdp2+sgd:momentum=0.0+sparse_embedding", 2, "a sparse one cannot be"),
         ("fsdp2+compress", 2, "this engine reduces by itself; use ddp"),

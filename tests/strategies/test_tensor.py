@@ -273,6 +273,22 @@ def test_what_cannot_be_cut_is_refused_with_the_way_out(text, processes, model, 
     assert reason and [w for w in wanted if w not in reason] == []
 
 
+@pytest.mark.parametrize(
+    ("ranks", "inner", "said"),
+    [
+        (2, 257, "257 inner features of the MLP cannot be dealt to 2 ranks; leave tp out"),
+        (4, 258, "258 inner features of the MLP cannot be dealt to 4 ranks; take ranks of 2"),
+    ],
+)
+def test_an_uneven_mlp_is_refused_before_anything_starts(ranks, inner, said, monkeypatch):
+    """No preset has one: a subject of one's own may."""
+    size = resolve(TWO).subject.dimensions._replace(inner=inner)
+    monkeypatch.setattr(type(resolve(TWO).subject), "dimensions", size)
+    text = f"ddp+tp:ranks={ranks}"
+    refused = resolve(dataclasses.replace(TWO, recipe=text, processes=ranks)).refusal
+    assert refused and refused.endswith(said)
+
+
 def test_tokens_that_cannot_be_dealt_are_refused():
     odd = dataclasses.replace(TWO, recipe="ddp+tp:norms=tokens", data="synthetic:24")
     assert resolve(odd).refusal.endswith("9 tokens are not 2 equal stripes; take norms=whole")

@@ -7,21 +7,26 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from harness.predict import pool
-from harness.predict.speed.roofline import sent
+from harness.predict.speed.roofline import COLLECTIVES, sent
 from harness.resolve import resolve
 from harness.spec import Spec
+from harness.system import requirements
 from strategies import CATALOG, engines, parse
 from strategies.absent import ABSENT, ALIASES, absent
-from strategies.base import Settings
+from strategies.base import NotInForce, Parity, Settings
 from strategies.engines.broken import Broken
+from strategies.engines.zero import quantised
 from strategies.engines.zero.sizes import piece_size
+from strategies.evidence.observed import Observed, Ran, Sent
 from strategies.launch_file import FOLDER
 from strategies.sizes import Sizes
+from tests.made.machines import machine
 
 JSONS = sorted(FOLDER.glob("*.json"))
 
@@ -116,7 +121,12 @@ def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
     ("name", "settings", "words"),
     [
         ("zero3", {"mics_shard_size": 2}, "there is no mics: .* take hsdp"),
-        ("zero3", {"zero_quantized_weights": True}, "there is no qwz: .* take zero3_hpz"),
+        ("zero2", {"zero_quantized_weights": True}, "is of stage 3, which gathers weights"),
+        (
+            "zero3",
+            {"zero_quantized_nontrainable_weights": True},
+            "there is no quantized_nontrainable_weights: .* take cast",
+        ),
         ("zero3", {"zero_quantized_gradients": True}, "there is no qgz: .* take zero2"),
         ("zero2_offload", {"zenflow": {"topk_ratio": 0.1}}, "there is no zenflow: .* take zero3"),
         (
@@ -190,12 +200,12 @@ def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
 
 def test_a_plan_knows_what_stays_within_a_node_and_what_lies_on_the_host(tmp_path):
     """Rank 0 of sixteen GPUs on two nodes, beside ZeRO-3's."""
-    recipes = ("zero3", "zero3_hpz", "zero3_offload_partial")
+    recipes = ("zero3", "zero3_hpz", "zero3_offload_partial", "zero3_qwz")
     base = Spec(recipe="zero3", model="DiT-S/4:depth=2", data="synthetic", device="cuda",
                 processes=16, global_batch=16)  # fmt: skip
     asked = [resolve(dataclasses.replace(base, recipe=recipe)) for recipe in recipes]
-    plain, again, partial = pool.predict_all(asked, tmp_path)
-    assert {found.method for found in (plain, again, partial)} == {"trace"}
+    plain, again, partial, eight = pool.predict_all(asked, tmp_path)
+    assert {found.method for found in (plain, again, partial, eight)} == {"trace"}
     told = [sent(found.work, 16, 8) for found in (plain, again)]
     assert told[0].within == 0 < told[1].within
     assert sum(told[1]) == pytest.approx(told[0].across, rel=0.01), "as much, by other ways"
@@ -205,3 +215,61 @@ def test_a_plan_knows_what_stays_within_a_node_and_what_lies_on_the_host(tmp_pat
     assert states[1] == pytest.approx(states[0] / 2, rel=0.15)
     hosted = partial.host_steady.categories["optimizer_state"]
     assert hosted == pytest.approx(states[0] - states[1], rel=0.02)
+    # In forward, where nothing but weights travels, one byte for four and a scale for thousands.
+    gathers = [
+        sum(w.bytes * w.count for w in found.work if w.phase == "forward" and w.kind in COLLECTIVES)
+        for found in (plain, eight)
+    ]
+    assert gathers[1] == pytest.approx(gathers[0] / 4, rel=0.05)
+
+
+# -- weights in 8 bits on their way (qwZ) -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [(1, "one process gathers nothing"), (16, None),
+     (64, "weight of 384384 elements is 6006, and DeepSpeed quantises multiples of 8; take")],
+)  # fmt: skip
+def test_a_share_that_the_kernels_cannot_take_is_refused_by_name(processes, words):
+    spec = Spec(recipe="zero3_qwz+bf16", model="DiT-S/4", data="synthetic", device="cuda",
+                processes=processes, global_batch=processes)  # fmt: skip
+    refusal = resolve(spec).refusal
+    assert refusal is None if words is None else re.search(words, refusal), refusal
+
+
+def test_a_cpu_has_no_kernels_to_quantise_with(tmp_path):
+    """As DeepSpeed's accelerator for it says; where there is a GPU the op is compiled."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    assert CPU_Accelerator().create_op_builder("QuantizerBuilder").NAME.endswith("not_implemented")
+    spec = Spec(recipe="zero3_qwz", data="synthetic", processes=2)
+    lack = requirements.obstacle(resolve(spec), machine(tmp_path))
+    assert "CUDA kernels, and has none for CPUs" in lack.reason and "zero3_hpz" in lack.way_out
+    assert "quantizer" in requirements.needed_ops([resolve(spec)])
+    assert resolve(spec).recipe.parity is Parity.BY_DESIGN
+
+
+GATHERED = {
+    "all in 8 bits": ([("int8", 900), ("float32", 4)], None),
+    "none in 8 bits": ([("bfloat16", 900)], "gathered as ['bfloat16'], not int8"),
+    "nothing": ([], "gathered as nothing, not int8"),
+    "some in 16": ([("int8", 900), ("bfloat16", 90)], "['bfloat16'] beside int8"),
+    "whole ones beside": ([("int8", 90), ("float32", 900)], "900 bytes of scales"),
+}
+
+
+@pytest.mark.parametrize("case", GATHERED)
+def test_the_type_in_which_weights_were_gathered_is_read_off_a_step(case):
+    """Collectives of a watched step, made up: no GPU has run the kernels here."""
+    sizes, words = GATHERED[case]
+    sent = [Sent("_allgather_base_", kind, size, "forward") for kind, size in sizes]
+    ran = [Ran("aten::mm", [], "float32", "forward")]
+    trained = SimpleNamespace(engine=launch("zero3_qwz", 2).engine, launch=launch("zero3_qwz", 2),
+                              observed=Observed(sent=sent, ran=ran))  # fmt: skip
+    if words is None:
+        assert quantised.evidence(trained)["gathered_bytes"] == 900
+        trained.engine = launch("zero3", 2).engine
+        words = "900 bytes of weights were gathered in 8 bits, unasked for"
+    with pytest.raises(NotInForce, match=re.escape(words)):
+        quantised.evidence(trained)

@@ -152,7 +152,7 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("flux-dev", {"set": "num_layers"}, "write KEY=VALUE"),
         ("diffusers:FluxTransformer2DModel", {"config": "none.json"}, "cannot be read as JSON"),
         ("diffusers:NoSuchModel", {}, "what NoSuchModel is given is not known; one of Aura"),
-        ("DiT-S/4", {"frames": 9}, "frames is 9, which model DiT-S/4 does not know"),
+        ("DiT-S/4", {"text": 9}, "text is 9, which model DiT-S/4 does not know"),
         ("flux", {}, "did you mean flux-dev"),
     ],
 )
@@ -282,8 +282,7 @@ def test_a_velocity_that_is_known_costs_nothing(shape):
     goal, chance = Velocity(), torch.Generator().manual_seed(0)
     t_B, noise = goal.draw(chance, 3, shape, "cpu")
     x = torch.randn((3, *shape), generator=chance)
-    axes = [1] * len(shape)
-    signal, scale = (c.view(-1, *axes) for c in goal.tables.at(t_B, "signal", "noise"))
+    signal, scale = goal.tables.at(t_B, x, "signal", "noise")
     assert goal.loss(lambda noisy, t: signal * noise - scale * x, x, t_B, noise).max() < 1e-10
     assert goal.loss(lambda noisy, t: noise, x, t_B, noise).min() > 1e-4
 

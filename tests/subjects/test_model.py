@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from harness.data.feed import check_data
+from harness.subjects import subject_of
 from harness.subjects.dit.layers import attend
 from harness.subjects.dit.model import DiT, build, guide, run_blocks
 from harness.subjects.dit.start import AWAKE_STD
@@ -62,6 +64,14 @@ def test_positions_are_the_reference_s():
     found = DiT(**SMALL).pos_embed.detach().flatten()[::7]
     expected = torch.tensor(GOLDEN["structure"]["pos_embed"])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_positions_of_512_pixels_are_the_reference_s():
+    subject = subject_of("DiT-S/2:depth=1", check_data("synthetic:64"))
+    (table,) = subject.build(0, "awake").pos_embed.detach()
+    expected = GOLDEN["structure"]["pos_embed_512"]
+    assert table.shape == (1024, 384)
+    assert RECIPE["positions"](table) == pytest.approx(expected, abs=1e-6)
 
 
 def test_agrees_with_a_checkout_on_random_weights_and_loads_its_checkpoint(batch):

@@ -433,3 +433,20 @@ def test_a_file_system_without_locks_is_not_another_run(code, held, tmp_path, mo
     with suite_run._alone(tmp_path):
         told = capsys.readouterr().err
     assert os.strerror(code) in told and "goes unnoticed" in told
+
+
+def test_rows_that_the_command_line_makes_equal_are_one() -> None:
+    suite = load_suite("scale", "cpu")
+    rows = [(s.recipe, s.global_batch) for s in specs(suite, {"processes": 2})]
+    assert len(rows) == len(set(rows)) < len(suite.rows)
+    assert len(specs(suite, {})) == len(suite.rows)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_scaling_is_of_rows_with_processes_of_their_own(device) -> None:
+    """Each number of processes has the samples of a process, and those of a step, that one has."""
+    found = [s for s in specs(load_suite("scale", device), {}, gpus=8) if s.recipe != "single"]
+    whole = max(s.global_batch for s in found)
+    each = whole // max(s.processes for s in found)
+    assert {s.processes for s in found} == {1, 2, 4} | ({8} if device == "cuda" else set())
+    assert {s.global_batch for s in found} == {each * s.processes for s in found} | {whole}

@@ -28,7 +28,7 @@ pytestmark = [
 SEVERAL = {
     2: ["fsdp2", "fsdp2:reshard=off", "fsdp2+bf16+checkpoint+accumulate", "fsdp2+fp16",
         "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+adam8bit:lib=torchao+checkpoint",
-        "zero3_offload_partial", "zero3_offload_partial:ratio=0.25+bf16"],
+        "zero3_offload_partial", "zero3_offload_partial:ratio=0.25+bf16", "zero3_qwz+fp16"],
     4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2", "zero3_hpz:group=2", "zero3_hpz:group=2+bf16"],
 }  # fmt: skip
 """Recipes of engines that need several GPUs, by how many."""
@@ -52,6 +52,26 @@ def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
     assert checks["processes"].found == 8 and checks["process group"].found == "fake"
     if "zero" in recipe:
         assert row.evidence[parse(recipe).sharding.name]["overlap_comm"] is True
+
+
+def test_weights_in_8_bits_halve_what_is_gathered(here, tmp_path):
+    """qwZ beside ZeRO-3, both with 16-bit weights: half the bytes, scales beside, losses alike."""
+    both = Spec(recipe="zero3", model="DiT-S/4", data="synthetic", global_batch=8, steps=2,
+                processes=2, device="cuda")  # fmt: skip
+    rows = {}
+    for name in ("zero3", "zero3_qwz"):
+        spec = dataclasses.replace(both, recipe=f"{name}+bf16")
+        if lack := obstacle(resolve(spec), here):
+            pytest.skip(lack.reason)
+        rows[name] = launched(spec, tmp_path / name)
+        assert rows[name].status is Status.OK, rows[name].log_tail
+    facts = {name: row.evidence[name] for name, row in rows.items()}
+    plain = facts["zero3"]["sent_bytes"]
+    whole = sum(plain[phase]["allgather_base bfloat16"] for phase in ("forward", "backward"))
+    assert facts["zero3_qwz"]["weights_gathered_as"] == "int8"
+    assert facts["zero3_qwz"]["gathered_bytes"] == pytest.approx(whole / 2, rel=0.05)
+    assert facts["zero3_qwz"]["scale_bytes"] < 0.05 * facts["zero3_qwz"]["gathered_bytes"]
+    assert rows["zero3_qwz"].losses == pytest.approx(rows["zero3"].losses, rel=0.05)
 
 
 def test_a_captured_model_draws_the_same_samples(here, tmp_path):

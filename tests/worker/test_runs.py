@@ -44,9 +44,11 @@ SPEC = Spec(
 )  # fmt: skip
 STEPS = SPEC.warmup + SPEC.steps
 EVERYTHING = "zero3_offload+bf16+checkpoint+accumulate:steps=2"
-LAUNCHES = [*sharding_kinds()]
+LAUNCHES = [
+    n for n, kind in sharding_kinds().items() if "quantizer" not in kind.engine("cpu").needs
+]
 FILES = ROOT / "launch_configs"
-PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4}
+PROCESSES = {"single": 1, "hsdp": 4, "zero3_hpz": 4, "pp_fsdp2": 4}
 """Of launches that do not take two."""
 ZERO = [
     *("zero1", "zero2", "zero3"),

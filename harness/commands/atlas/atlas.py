@@ -11,18 +11,18 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from harness import ROOT
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
-from harness.commands.atlas.page import write
+from harness.commands.atlas.files import write
+from harness.commands.atlas.lines import from_csv
+from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.sizes import DOUBLINGS, too_large
 from harness.commands.console import OK, make_console, short
 from harness.commands.planning.plan.asked import PlanError, asked_for
 from harness.commands.planning.plan.asking import Asking
 from harness.commands.planning.plan.command import add_arguments as plan_arguments
-from harness.commands.planning.plan.progress import PlanProgress
 from harness.predict import pool
 from harness.predict.speed import cards
 from harness.subjects.library import presets
@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many of a card (default: 1 4 8)")  # fmt: skip
     told = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
     add("--growth", type=int, metavar="N", default=DOUBLINGS, help=told)
+    told = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
+    add("--from", dest="csv", type=Path, metavar="CSV", help=told)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
 
@@ -55,20 +57,35 @@ def atlas(options: argparse.Namespace) -> int:
     """Predict cell by cell, write the files after each model; the exit code.
 
     Raises:
-        BadInput: an unknown model or card; OutputError: the folder cannot be written.
+        BadInput: an unknown model or card, or no CSV of an atlas; OutputError: the folder cannot be
+            written.
     """
     console, models = make_console(), options.models or list(presets.table())
     _check(models, options.cards, options)
+    lines = from_csv(options.csv) if options.csv else []
     folder = (options.out or ROOT / "results" / "atlas").absolute()
     check_out(folder)
-    cells: list[Cell] = []
-    for model in models:
-        console.print(Text(model, "bold"))
-        cells += cells_of(model, options, console)
-        paths = write(cells, folder)
+    if lines:
+        paths = write(lines, folder)
+    else:
+        paths = _predicted(models, options, folder, AtlasProgress(console, len(models)))
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
     return OK
+
+
+def _predicted(
+    models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
+) -> list[Path]:
+    """The files, written after each model."""
+    lines: list[list[str]] = []
+    for model in models:
+        progress.begin_model(model)
+        found = [cell.texts for cell in cells_of(model, options, progress)]
+        progress.end_model(len(found))
+        lines += found
+        paths = write(lines, folder)
+    return paths
 
 
 def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:
@@ -84,7 +101,7 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
 
-def cells_of(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
+def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -> Iterator[Cell]:
     """The cells of one model. What was predicted for one card is known for the next of its kind."""
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
@@ -93,19 +110,10 @@ def cells_of(model: str, options: argparse.Namespace, console: Console) -> Itera
         for card in options.cards:
             what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
             words = ["--model", model, "--gpus", str(gpus), what, card]
-            asking = Asking(asked_for(parser.parse_args(words)), jobs, _Quiet(console))
+            progress.begin_card(gpus, card)
+            asking = Asking(asked_for(parser.parse_args(words)), jobs, progress)
             fits = asking.fits(asking.asked.resolved)
             memory = asking.asked.gpu.memory_bytes
             named = {"model": model, "gpus": gpus, "card": card, "card_bytes": memory}
             grown = functools.partial(too_large, ask=asking.fits, doublings=options.growth)
             yield from (cell_of(fits, training, named, grown) for training in TRAININGS)
-
-
-class _Quiet(PlanProgress):
-    """Says of a prediction only where one was made."""
-
-    def begin(self, names: Sequence[str], jobs: int, why: str = "") -> None:
-        self.names, self.ended = list(names), 0
-
-    def end(self) -> None:
-        """Nothing is said."""

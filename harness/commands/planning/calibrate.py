@@ -25,7 +25,7 @@ from harness.commands.options import check_file
 from harness.commands.planning.calibrate_against import against
 from harness.predict.speed.calibrated import measured_on
 from harness.report.data.grid import Grid, text_grid
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
@@ -224,7 +224,7 @@ def _dry_run(session: Session, options: argparse.Namespace, console: Console) ->
         [str(index), one.station.key, f"{one.station.minutes:.1f}", one.action, one.reason]
         for index, one in enumerate(planned, 1)
     ]
-    draw(text_grid("stations", "", heads, lines), console, least_worth=())
+    print_grid(text_grid("stations", "", heads, lines), console, least_worth=())
     console.print(_sum(planned, jobs), highlight=False)
     return OK
 
@@ -263,7 +263,7 @@ def print_table(table: Table, console: Console) -> None:
     marks = [() for _ in lines]
     heads = list(table.heads)
     grid = Grid(key="calibration", title="", heads=heads, kinds=kinds, lines=lines, marks=marks)
-    draw(grid, console, least_worth=())
+    print_grid(grid, console, least_worth=())
     if table.note:
         console.print(escape(table.note), highlight=False)
 

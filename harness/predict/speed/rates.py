@@ -7,7 +7,7 @@ No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.calibration.record import AttentionRate, Ceilings, Stream
@@ -73,6 +73,17 @@ class Rates:
         ordered = sorted(self.streams, key=lambda stream: stream.bytes)
         smaller = [stream for stream in ordered if stream.bytes <= size]
         return self.share * (smaller[-1] if smaller else ordered[0]).rate
+
+    def slowed(self, compute: float, communication: float) -> Rates:
+        """The same where operations, and where links, take so many times as long."""
+        return replace(
+            self,
+            share=self.share / compute,
+            launch=self.launch * compute,
+            collective_seconds=self.collective_seconds * communication,
+            wire=self.wire / communication,
+            far_wire=self.far_wire / communication,
+        )
 
     @property
     def overlap(self) -> float:

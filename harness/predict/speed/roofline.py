@@ -16,11 +16,22 @@ from harness.predict.speed.cards import NODE, Card
 from harness.predict.speed.rates import ISSUE, SLOWEST, Rates, rates
 
 __all__ = [
-    *("CPU_SPREAD", "SPREAD", "Seconds", "Sent", "Work", "issued", "parts_of", "seconds", "sent"),
+    *(
+        "AS_TYPICAL",
+        "COLLECTIVES",
+        "CPU_SPREAD",
+        "SPREAD",
+        "Seconds",
+        "Sent",
+        "Slower",
+        "Work",
+        "issued",
+    ),
+    *("parts_of", "seconds", "sent"),
 ]
 
 BUSY = ("forward", "backward")
-COLLECTIVES = ("collective", "overlapped")
+COLLECTIVES = ("collective", "overlapped", "passed")
 KERNELS = ("product", "attention", "memory")
 SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part, uncalibrated."""
@@ -35,7 +46,8 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
     (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
-    its phase), transfer (device to host or back), streamed (the same,
+    its phase), passed (the same, hidden behind one attention, which has this type and these FLOPs),
+    transfer (device to host or back), streamed (the same,
     hidden behind the computation of its phase), host, nvme, chain (a rank waits for others
     (``group`` - 1) / ``count`` of what it computes, as where ``count`` micro batches pass through
     ``group`` ranks). A collective is among ``group`` ranks that are ``stride`` apart; 0: among
@@ -49,6 +61,16 @@ class Work:
     count: int
     group: int = 0
     stride: int = 1
+
+
+class Slower(NamedTuple):
+    """How many times as long as predicted the operations and the links take."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+AS_TYPICAL = Slower()
 
 
 class Sent(NamedTuple):
@@ -83,12 +105,18 @@ class Seconds:
 
 
 def seconds(
-    work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False, by_library: bool = False
+    work: Sequence[Work],
+    gpu: Card,
+    processes: int,
+    tf32: bool = False,
+    by_library: bool = False,
+    slower: Slower = AS_TYPICAL,
 ) -> Seconds:
     """Predicted seconds of one step on ``gpu``, one of ``processes``. ``by_library``: whether
     the model is Python of a library, whose host is counted as those of public trainers are, unless
-    whole steps were measured."""
+    whole steps were measured. ``slower``: what if the card, or the links, took longer."""
     found, typical = rates(gpu, processes), LIBRARY_SPREAD if by_library else SPREAD
+    found = found.slowed(slower.compute, slower.communication)
     usual = CPU_SPREAD if gpu.shared else typical
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else None
@@ -115,6 +143,7 @@ def parts_of(
     compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
     left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
+    shown += sum(taken - hid for taken, hid in _passed(work, found, processes, tf32))
     late = sum(_late(work, found, tf32, phase) for phase in BUSY)
     return {
         "compute": compute,
@@ -134,6 +163,28 @@ def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase:
     here = [w for w in work if w.phase == phase]
     hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
     return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
+
+
+def _passed(
+    work: Sequence[Work], found: Rates, processes: int, tf32: bool
+) -> list[tuple[float, float]]:
+    """(seconds, of them behind attention) of what travels while an attention is computed."""
+    pairs = []
+    for w in work:
+        if w.kind == "passed":
+            taken = _collective(w, found, processes)
+            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32)
+            pairs.append((taken, min(taken, room)))
+    return pairs
+
+
+def behind_attention(
+    work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False
+) -> tuple[float, float]:
+    """Seconds of a step's sends that travel while attention is computed (ring attention), and how
+    many of them that hides, as the rates alone have them."""
+    pairs = _passed(work, rates(gpu, processes), processes, tf32)
+    return sum(taken for taken, _ in pairs), sum(hid for _, hid in pairs)
 
 
 def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:

@@ -163,13 +163,14 @@ class Allocator:
 
     def _reserve(self, size: int) -> None:
         if self.limit is not None and self.reserved + size > self.limit:
-            self._return_cache()
+            self.empty()
             self.fits = self.fits and self.reserved + size <= self.limit
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def _return_cache(self) -> None:
-        """Whole free segments go back to the device before an allocation fails."""
+    def empty(self) -> None:
+        """Whole free segments go back to the device: where the cache is emptied, and before an
+        allocation fails."""
         for pool in self.pools:
             for chunk in list(pool.chunks.values()):
                 if self.expandable:
@@ -187,11 +188,13 @@ class Allocator:
 def replay(
     events: Iterable[tuple[int, int, int]], *, expandable: bool = False, limit: int | None = None
 ) -> Usage:
-    """Peaks for (+1 made or -1 freed, id, bytes) events in order."""
+    """Peaks for (+1 made, -1 freed or 0 cache emptied, id, bytes) events in order."""
     allocator, chunks = Allocator(expandable=expandable, limit=limit), {}
     for sign, index, size in events:
         if sign > 0:
             chunks[index] = allocator.allocate(size)
+        elif sign == 0:
+            allocator.empty()
         else:
             allocator.release(chunks.pop(index))
     return Usage(

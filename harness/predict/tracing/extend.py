@@ -2,8 +2,9 @@
 
 Blocks of a group are alike, so that memory in each part of a step, and the work, grow in a straight
 line with their number. What is traced are the same set-up and steps of models with two blocks of
-each group, and for each group one with four; everything else follows from these. A trace of all
-blocks is what the tests hold it to (``tests/predict/test_extend.py``).
+each group, and for each group one with four; everything else follows from these, and what the
+allocator makes of it from their allocations in order (``deepened``). A trace of all blocks is what
+the tests hold it to (``tests/predict/test_extend.py``).
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from harness.memory.record import Held, Instant
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
+from harness.predict.tracing.deepened import Deeper, NotAlike, deepened
 from harness.predict.tracing.forks import in_forks
 from harness.predict.tracing.landmarks import parts
-from harness.predict.tracing.simulate import summary, trace_bordered
+from harness.predict.tracing.simulate import pooled, summary, trace_bordered
+from harness.predict.tracing.streams import heard, told
 from harness.resolve import Resolved
 from harness.system import imports
 from harness.worker.setup import LIBRARIES
+from strategies.engine import STEP_PHASES
 from strategies.subject import Subject
 
 __all__ = ["extended", "joined", "load", "pieces", "shallow"]
@@ -38,8 +42,20 @@ FOREVER = 3600.0
 """Seconds that one trace may take where nobody limits it."""
 WORTH = 10
 """Blocks from which on a model is extended: a shallower one is traced whole."""
+FIELDS = ("phase", "kind", "dtype", "group", "stride", "flops", "bytes")
+KIND = FIELDS.index("flops")
+"""What tells ops of a kind apart that blocks do not change, and how many fields of it come first.
+"""
+SAME = 0.01
+"""How far the peak of the allocations in order may be from the straight line's."""
+SHORT = "what the allocator reserves is the most of shallow models', often too little: {}"
 UNLIKE = frozenset({"streams_weights", "dealt_optimizer", "stages"})
 """Traits by which not all blocks are held alike, or on one rank."""
+
+
+POOL = ("reserved", "reserved_expandable", "least")
+Events = list[tuple[int, int, int]]
+"""(+1 made or -1 freed, id, bytes) of allocations in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +110,8 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
     for traced in found:
         if "why" in traced:
             raise NoTrace(traced["why"])
-    return _extended(found, [count for _, count in shallow(resolved)[1:]])
+    asked = shallow(resolved)
+    return _extended(found, [count for _, count in asked[1:]], lambda: _ordered(found, asked))
 
 
 def load(rows: Sequence[Resolved]) -> None:
@@ -130,9 +147,11 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     prediction = summary(row, tracer.record, counter, steady_from)
     device = parts(tracer, borders, "device", steady_from)
     ops = {name: _maker(tracer.record, part.event) for name, part in device.items()}
+    stream = told(tracer.record, borders) if resolved.spec.device == "cuda" else None
     return {
         "prediction": dataclasses.asdict(prediction),
         "parts": {name: (part.bytes, part.kinds, ops[name]) for name, part in device.items()},
+        "stream": stream,
     }
 
 
@@ -157,7 +176,9 @@ def _or_why(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, An
 # ---- straight lines ----
 
 
-def _extended(found: Sequence[Mapping[str, Any]], more: Sequence[float]) -> Prediction:
+def _extended(
+    found: Sequence[Mapping[str, Any]], more: Sequence[float], ordered: Callable[[], Events]
+) -> Prediction:
     plain = [traced["prediction"] for traced in found]
 
     def line(values: Iterable[float]) -> int:
@@ -169,6 +190,9 @@ def _extended(found: Sequence[Mapping[str, Any]], more: Sequence[float]) -> Pred
     whole = _fullest(places, line, "")
     steady = _fullest(places, line, "2/")
     base = dict(plain[0])
+    if base["first_step"] is not None:
+        first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
+        base["first_step"] = first.bytes
     base |= {"peak": _told(plain, whole, line), "steady": _told(plain, steady, line)}
     for name in ("host", "host_steady"):
         told = [p[name] for p in plain]
@@ -176,17 +200,17 @@ def _extended(found: Sequence[Mapping[str, Any]], more: Sequence[float]) -> Pred
     base["phases"] = _phases(plain, line)
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
     base["work"] = _work([p["work"] for p in plain], more)
-    base |= _pool(plain, base["peak"].bytes)
+    base |= _pool(plain, base["peak"].bytes, ordered)
     return Prediction(**base)
 
 
 Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str]]]
 
 
-def _fullest(places: Sequence[Places], line: Callable[..., int], prefix: str) -> Instant:
+def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
     """The part of a step that is the fullest in the end; of those that all models have."""
     shared = set(places[0]).intersection(*places[1:])
-    names = sorted(name for name in shared if name.startswith(prefix))
+    names = sorted(name for name in shared if name.startswith(begins))
     sizes = {name: line(p[name][0] for p in places) for name in names}
     best = max(names, key=lambda name: sizes[name])
     kinds = {kind: line(p[best][1].get(kind, 0) for p in places) for kind in CATEGORIES}
@@ -231,17 +255,38 @@ def _phases(plain: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> dic
     return {name: line(p["phases"][name] for p in plain) for name in names}
 
 
-def _pool(plain: Sequence[Mapping[str, Any]], peak: int) -> dict[str, int]:
-    """What the allocator makes of it. What it rounds and cannot use does not follow a straight
-    line, for it depends on which tensors find another's place: the most of the shallow models' is
-    taken, which was up to 10 % of the reserve too little where all weights are trained."""
+def _pool(
+    plain: Sequence[Mapping[str, Any]], peak: int, ordered: Callable[[], Events]
+) -> dict[str, Any]:
+    """What the allocator makes of it: what it rounds and cannot use depends on which tensors find
+    another's place, so that the allocations of all blocks are replayed in order. Where these cannot
+    be told from the shallow models', the most that those lose is taken, and said to be."""
     if plain[0]["allocated"] is None:
         return {}
     allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain)
-    found = {"allocated": allocated}
-    for name in ("reserved", "reserved_expandable", "least"):
-        found[name] = allocated + max(p[name] - p["allocated"] for p in plain)
-    return found
+    try:
+        found = pooled(ordered())
+        if abs(found["allocated"] - allocated) > SAME * allocated:
+            raise NotAlike("they do not add up to the peak of a straight line")
+    except NotAlike as why:
+        most = {n: max(p[n] - p["allocated"] for p in plain) for n in POOL}
+        notes = [*plain[0]["notes"], SHORT.format(why)]
+        return {n: allocated + most[n] for n in POOL} | {"allocated": allocated, "notes": notes}
+    return {n: max(allocated, found[n]) for n in POOL} | {"allocated": allocated}
+
+
+def _ordered(
+    found: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, int], float]]
+) -> Events:
+    """The allocations of all blocks, in order."""
+    few, deeper = asked[0][0], []
+    for traced, (depths, more) in zip(found[1:], asked[1:], strict=True):
+        keys = list(few)
+        own = next(key for key in keys if depths[key] != few[key])
+        before = sum(few[key] for key in keys[: keys.index(own)])
+        count = round((more + 1) * FEW)
+        deeper.append(Deeper(heard(traced["stream"]), count, before))
+    return deepened(heard(found[0]["stream"]), deeper)
 
 
 def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:
@@ -250,7 +295,7 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
     counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
     shared = {key for key in counts[0] if all(key in other for other in counts)}
     found = {key: _end([c[key] for c in counts], more) for key in shared}
-    kinds = {key[:3] for c in counts for key in c if key not in shared}
+    kinds = {key[:KIND] for c in counts for key in c if key not in shared}
     works = [_named(key, round(count)) for key, count in found.items() if round(count) > 0]
     for kind in sorted(kinds):
         rest = [_sums(c, kind, shared) for c in counts]
@@ -261,20 +306,19 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
 
 
 def _key(work: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(work[name] for name in ("phase", "kind", "dtype", "flops", "bytes"))
+    return tuple(work[name] for name in FIELDS)
 
 
 def _named(key: tuple[Any, ...], count: int) -> Work:
-    phase, kind, dtype, flops, size = key
-    return Work(phase=phase, kind=kind, dtype=dtype, flops=flops, bytes=size, count=count)
+    return Work(**dict(zip(FIELDS, key, strict=True)), count=count)
 
 
 def _sums(counts: Counter, kind: tuple[Any, ...], shared: set[Any]) -> tuple[int, int, int]:
-    rest = [(key, n) for key, n in counts.items() if key[:3] == kind and key not in shared]
+    rest = [(key, n) for key, n in counts.items() if key[:KIND] == kind and key not in shared]
     return (
         sum(n for _, n in rest),
-        sum(n * key[3] for key, n in rest),
-        sum(n * key[4] for key, n in rest),
+        sum(n * key[KIND] for key, n in rest),
+        sum(n * key[KIND + 1] for key, n in rest),
     )
 
 

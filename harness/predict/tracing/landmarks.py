@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -19,7 +19,17 @@ from harness.memory.record import Record
 from harness.predict.tracing.trace import StoragelessTracer
 from strategies.engine import Trained
 
-__all__ = ["Part", "bordered", "parts"]
+__all__ = ["Border", "Part", "bordered", "parts"]
+
+
+class Border(NamedTuple):
+    """Where a block begins: the event, the number of its group, its index there, and whether it is
+    the first or the last of its group, or one between."""
+
+    event: int
+    group: int
+    index: int
+    place: str
 
 
 @dataclass
@@ -32,14 +42,13 @@ class Part:
 
 
 @contextlib.contextmanager
-def bordered(trained: Trained, borders: list[tuple[int, str]], record: Record) -> Iterator[None]:
-    """While it lasts, ``borders`` is told the event at which each block begins, and which it is:
-    the first or the last of its group, or one between."""
+def bordered(trained: Trained, borders: list[Border], record: Record) -> Iterator[None]:
+    """While it lasts, ``borders`` is told where each block begins."""
     handles = []
     for number, group in enumerate(trained.subject.groups(trained.module)):
         for index, block in enumerate(group):
             place = "first" if index == 0 else "last" if index == len(group) - 1 else "between"
-            note = _note(borders, record, f"{number}.{place}")
+            note = _note(borders, record, number, index, place)
             handles.append(block.register_forward_pre_hook(note))
             handles.append(block.register_forward_hook(_at_gradient(note)))
     try:
@@ -49,9 +58,9 @@ def bordered(trained: Trained, borders: list[tuple[int, str]], record: Record) -
             handle.remove()
 
 
-def _note(borders: list[tuple[int, str]], record: Record, name: str) -> Any:
+def _note(borders: list[Border], record: Record, *which: Any) -> Any:
     def note(*_: Any) -> None:
-        borders.append((len(record.events), name))
+        borders.append(Border(len(record.events), *which))
 
     return note
 
@@ -68,14 +77,13 @@ def _at_gradient(note: Any) -> Any:
 
 
 def parts(
-    tracer: StoragelessTracer, borders: list[tuple[int, str]], pool: str, steady_from: int
+    tracer: StoragelessTracer, borders: list[Border], pool: str, steady_from: int
 ) -> dict[str, Part]:
     """Name of a part (step, phase, block) -> its fullest instant in ``pool``. The step is "2" from
     the event ``steady_from`` on, "1" before."""
     record = tracer.record
-    cuts = sorted(
-        [(at, 0, phase, "") for at, phase in record.marks] + [(at, 1, "", n) for at, n in borders]
-    )
+    blocks = [(one.event, 1, "", f"{one.group}.{one.place}") for one in borders]
+    cuts = sorted([*((at, 0, phase, "") for at, phase in record.marks), *blocks])
     found: dict[str, Part] = {}
     sums: dict[str, int] = {}
     total, phase, block, cut = 0, "", "", 0

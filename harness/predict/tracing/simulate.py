@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,9 +34,9 @@ from harness.predict.tracing.work import Counter
 from harness.resolve import Resolved
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
-from strategies.engine import Imitation
+from strategies.engine import STEP_PHASES, Imitation
 
-__all__ = ["simulate", "summary", "trace_bordered", "trace_training"]
+__all__ = ["pooled", "simulate", "summary", "trace_bordered", "trace_training"]
 
 NVME = "nvme"
 STEPS = 2
@@ -60,7 +61,7 @@ def trace_training(
 
 def trace_bordered(
     resolved: Resolved, kind: str = USUAL, steps: int = STEPS, *, watch: bool = True
-) -> tuple[StoragelessTracer, Counter, int, list[tuple[int, str]]]:
+) -> tuple[StoragelessTracer, Counter, int, list[landmarks.Border]]:
     """The same, with the events at which blocks begin (``landmarks``), where they are watched."""
     resolved.subject.idle  # noqa: B018 (surveyed now: a survey's tensors are not the training's)
     imitation = resolved.launch.engine.imitation()
@@ -72,13 +73,14 @@ def trace_bordered(
             stack.enter_context(stand_in)
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
+            stack.enter_context(_emptying(tracer.record))
         if resolved.spec.processes > 1:
             stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(first_pieces())
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tracer.remembered = Remembered(fake)
         stack.enter_context(tracer)
-        borders: list[tuple[int, str]] = []
+        borders: list[landmarks.Border] = []
         if resolved.spec.sampling:
             first = draw(resolved, imitation, tracer, counter)
         else:
@@ -93,7 +95,7 @@ def _train(
     tracer: StoragelessTracer,
     counter: Counter,
     steps: int,
-    borders: list[tuple[int, str]] | None,
+    borders: list[landmarks.Border] | None,
 ) -> int:
     """Set up and take ``steps``; the event at which the last begins."""
     run, first = _prepare(resolved, imitation, tracer), 0
@@ -107,11 +109,21 @@ def _train(
     return first
 
 
+def _emptying(record: Record) -> Any:
+    """Whoever empties the cache while it lasts, ``record`` has it."""
+
+    def note() -> None:
+        record.emptied.append(len(record.events))
+
+    return mock.patch.object(torch.cuda, "empty_cache", note)
+
+
 def _counter(resolved: Resolved, imitation: Imitation) -> Counter:
     device = world.GPU if resolved.spec.device == "cuda" else "cpu"
     parts = resolved.launch.layout.tensor
     neighbours = (parts, 1) if parts > 1 else None
-    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours)
+    rounds = "flash_alone" in resolved.launch.traits
+    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours, rounds)
 
 
 def _tracer(resolved: Resolved, imitation: Imitation, counter: Counter) -> StoragelessTracer:
@@ -201,6 +213,7 @@ def summary(
         # A run's resident mark, which it is set against on a CPU, is of both places.
         peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
+        first_step=_first_step(record, steady_from),
         beyond_state=beyond_state(record, "device", buckets, steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
@@ -209,9 +222,17 @@ def summary(
         phases=phase_peaks(record, "device"),
         work=[*counter.work(), *_chain(resolved)],
         attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],
-        **(_allocator(record) if on_gpu else {}),
+        **(pooled(list(record.pool_events("device"))) if on_gpu else {}),
         **more,
     )
+
+
+def _first_step(record: Record, steady_from: int) -> int | None:
+    """The most that the device held in the first step; None where no step was taken."""
+    begin = next((at for at, phase in record.marks if phase in STEP_PHASES), None)
+    if begin is None or begin >= steady_from:
+        return None
+    return max(running(record, "device")[begin:steady_from])
 
 
 def _chain(resolved: Resolved) -> list[Work]:
@@ -223,8 +244,8 @@ def _chain(resolved: Resolved) -> list[Work]:
     return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
 
 
-def _allocator(record: Record) -> dict[str, int]:
-    events = list(record.pool_events("device"))
+def pooled(events: list[tuple[int, int, int]]) -> dict[str, int]:
+    """What CUDA's allocator makes of allocations in order."""
     plain, growing = replay(events), replay(events, expandable=True)
     return {
         "allocated": plain.allocated,

@@ -33,7 +33,9 @@ FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
 class Counter:
     """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
     ``beside``: phases whose collectives run beside the computation, but for those of ranks that
-    have parts of the same weights: ``neighbours`` (how many, how far apart), which are awaited."""
+    have parts of the same weights: ``neighbours`` (how many, how far apart), which are awaited.
+    ``rounds``: whether what is sent to one rank travels while attention is computed, as in a ring.
+    """
 
     def __init__(
         self,
@@ -41,15 +43,18 @@ class Counter:
         host: str | None,
         beside: Container[str] = (),
         neighbours: tuple[int, int] | None = None,
+        rounds: bool = False,
     ) -> None:
         self.device, self.host, self.beside = device, host, beside
-        self.neighbours = neighbours
+        self.neighbours, self.rounds = neighbours, rounds
+        self.under_way: list[tuple[str, int, int]] = []
         self.formulas = {**flop_registry, **left_out()}
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
         """Forget what was counted so far."""
         self.tally.clear()
+        self.under_way.clear()
 
     def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
         """Count one op; ``beside``: where it copies it does so beside the computation."""
@@ -57,7 +62,7 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             if name == "send":  # all of it is on the wire once: half of what two ranks pass around
-                self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2, _distance(args))
+                self._send(phase, 2 * _bytes(ins), _distance(args))
             if name in PASSED:
                 return
             # What is gathered, or cut: one of the arguments, and not with what it is made of.
@@ -70,6 +75,8 @@ class Counter:
         outs = outs or _written(func, args)
         if outs and not is_free(func):
             kind, *rest = self._kind(func, args, ins, outs, out)
+            if self.under_way and kind in ("attention", "product"):
+                self._arrive(phase, kind, *rest)
             streamed = beside and kind == "transfer"
             self.add(phase, "streamed" if streamed else kind, *rest)
 
@@ -86,8 +93,29 @@ class Counter:
         """Count work, also such as no op shows (a C++ reducer, a left-out kernel)."""
         self.tally[phase, kind, dtype, flops, size, group, stride] += 1
 
+    def _send(self, phase: str, size: int, distance: int) -> None:
+        """Count what goes to one other rank: at once, or when it is known what ran beside it."""
+        if self.rounds:
+            self.under_way.append((phase, size, distance))
+        else:
+            self.add(phase, "collective", "", 0, size, 2, distance)
+
+    def _arrive(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
+        """What is under way as ``kind`` begins travels beside an attention, all of it together;
+        another product wants its result, and has waited for it."""
+        if kind == "attention":
+            total, distance = sum(s for _, s, _ in self.under_way), self.under_way[0][2]
+            self.add(phase, "passed", dtype, flops, total, 2, distance)
+        else:
+            for sent_in, total, distance in self.under_way:
+                self.add(sent_in, "collective", "", 0, total, 2, distance)
+        self.under_way.clear()
+
     def work(self) -> list[Work]:
         """What was counted since ``begin``."""
+        for sent_in, total, distance in self.under_way:
+            self.add(sent_in, "collective", "", 0, total, 2, distance)
+        self.under_way.clear()
         return [
             Work(**dict(zip(FIELDS, key, strict=True)), count=count)
             for key, count in self.tally.items()

@@ -15,9 +15,9 @@ from harness.report.rendering.charts.svg import (
     WIDTH,
     Scale,
     axes,
-    drawing,
     element,
     padded,
+    picture,
     place_labels,
     polyline,
     text,
@@ -67,7 +67,7 @@ def timeline(line: Timeline) -> str:
     parts += _areas(line, x, y)
     parts += _phases(line, x, height, top)
     parts += _peak(line, x, y, high)
-    return drawing(WIDE, height + 36, parts, "Memory over one step, by category")
+    return picture(WIDE, height + 36, parts, "Memory over one step, by category")
 
 
 def _areas(line: Timeline, x: Scale, y: Scale) -> list[str]:
@@ -134,7 +134,7 @@ def bars(portrait: Portrait) -> str:
         parts.append(text(left - 8, at + 21, name, class_="label end"))
         parts += _bar(sizes, x, at)
     parts.append(text((left + WIDTH) / 2, bottom + 31, "MiB at the peak", class_="axis mid"))
-    return drawing(WIDTH, bottom + 38, parts, "Training against inference")
+    return picture(WIDTH, bottom + 38, parts, "Training against inference")
 
 
 def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
@@ -168,7 +168,7 @@ def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
         element("circle", cx=x(s), cy=y(p.activation_bytes / units.MIB), r=3.6, fill=COLOURS[1])
         for s, p in zip(sizes, mine, strict=True)
     ]
-    return drawing(WIDTH / 2, 210, parts, f"Activation memory against {name}")
+    return picture(WIDTH / 2, 210, parts, f"Activation memory against {name}")
 
 
 def preset_chart() -> str:
@@ -197,7 +197,7 @@ def preset_chart() -> str:
         )
     )
     parts.append(text(4, 17, "6 N D over the counted FLOPs, % too many", class_="axis"))
-    return drawing(WIDTH, 260, parts, "Error of 6 N D for each preset")
+    return picture(WIDTH, 260, parts, "Error of 6 N D for each preset")
 
 
 def short_op(name: str) -> str:
@@ -239,7 +239,7 @@ def roofline(portrait: Portrait) -> str:
     corner += [(ridge, portrait.peak_flops), (high, portrait.peak_flops)]
     path = polyline([(x(a), y(b)) for a, b in corner])
     parts.append(element("path", d=path, class_="roof"))
-    return drawing(WIDE, 366, parts + _ops(costs, places, x, y), "Roofline of this device")
+    return picture(WIDE, 366, parts + _ops(costs, places, x, y), "Roofline of this device")
 
 
 def _ops(

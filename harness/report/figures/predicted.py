@@ -13,6 +13,7 @@ from harness.memory.record import as_measured
 from harness.predict import workspace
 from harness.predict.prediction import Prediction, load
 from harness.predict.speed import calibrated
+from harness.predict.speed.roofline import Sent, sent
 from harness.report.figures import categories, derive
 from harness.report.figures.categories import CATEGORIES
 from harness.result import Categories, Result
@@ -60,7 +61,8 @@ class PredictedAndMeasured:
     ``hosted_*``: the same of what is kept in host memory. ``run_*``: of the whole run, set-up
     included, against the meter's highest: on a GPU the caching allocator's, which holds the
     workspaces of libraries too, without one tensors of both places against the resident mark.
-    ``reserved_*``: what a GPU's allocator reserved, in the mode in which it ran.
+    ``reserved_*``: what a GPU's allocator reserved, in the mode in which it ran. ``sent``: what a
+    rank was predicted to send in a step; None where nothing was traced.
     """
 
     method: str
@@ -74,6 +76,7 @@ class PredictedAndMeasured:
     run_measured: int | None
     reserved_predicted: int | None
     reserved_measured: int | None
+    sent: Sent | None = None
 
     @property
     def step_error(self) -> float | None:
@@ -139,7 +142,13 @@ def predicted_and_measured(
         run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
+        sent=_sent(prediction, first),
     )
+
+
+def _sent(prediction: Prediction, first: Result) -> Sent | None:
+    spec = first.spec
+    return sent(prediction.work, spec.ranks, spec.local_processes) if prediction.work else None
 
 
 def _categories(prediction: Prediction, result: Result) -> tuple[PredictedCategory, ...]:

@@ -20,7 +20,7 @@ from harness.report.figures import units
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["ROOMY", "draw", "fitting", "folded"]
+__all__ = ["ROOMY", "fitting", "folded", "print_grid"]
 
 ROOMY = 100
 """Columns of a terminal from which on every column of a short table has room."""
@@ -39,7 +39,7 @@ Styles = Mapping[str, Mapping[str, str]]
 """Head -> cell -> how it looks."""
 
 
-def draw(
+def print_grid(
     grid: Grid,
     console: Console,
     *,

@@ -14,12 +14,12 @@ from harness.report.data.compare import Comparison
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.figures import parity
 from harness.report.rendering import comparison, memory_only, recorded, sentences, tables
-from harness.report.rendering.narrow import draw, folded
+from harness.report.rendering.narrow import folded, print_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["draw", "folded", "render", "render_comparison"]
+__all__ = ["folded", "print_grid", "render", "render_comparison"]
 
 
 def render(report: Report, console: Console) -> None:
@@ -30,7 +30,7 @@ def render(report: Report, console: Console) -> None:
         console.print(escape(sentences.predicted_fits(report)), highlight=False)
     for grid in stories.tables(report):
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
-        draw(grid, console)
+        print_grid(grid, console)
         console.print(escape(grid.note), style="dim", highlight=False)
     for group in report.groups:
         _group(group, console)
@@ -51,9 +51,9 @@ def render_comparison(compared: Comparison, console: Console) -> None:
     console.print(comparison.summary(compared))
     console.print(escape(compared.basis), highlight=False)
     if compared.environment:
-        draw(comparison.environment_grid(compared), console)
+        print_grid(comparison.environment_grid(compared), console)
     if compared.changes:
-        draw(comparison.changes_grid(compared), console)
+        print_grid(comparison.changes_grid(compared), console)
         console.print(comparison.NOTE, style="dim")
     for line in comparison.leftovers(compared):
         console.print(escape(line))
@@ -69,7 +69,7 @@ def _group(group: Group, console: Console) -> None:
         console.print(escape(speed.noise_floor(group).replace(speed.NONE_SEEN, speed.ALIKE)))
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
-    draw(tables.short_ranking(group), console)
+    print_grid(tables.short_ranking(group), console)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"

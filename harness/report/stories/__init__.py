@@ -19,6 +19,7 @@ from harness.report.stories import (
     ladder,
     long,
     sampled,
+    scale,
     vocabulary,
 )
 
@@ -33,6 +34,7 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "quality": drawn_claims.tables,
     "sampled": sampled.tables,
     "long": long.tables,
+    "scale": scale.tables,
     "vocabulary": vocabulary.tables,
 }
 OF_A_STEP = ("claims", "each", "ladder", "vocabulary")

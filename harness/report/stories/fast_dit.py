@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.report.data import speed
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
@@ -36,10 +38,33 @@ NOTE = (
 )
 
 
+CAREFUL = {
+    "Recipe": "text",
+    "Steps/s here": "rate",
+    "Speed x": "ratio",
+    "Needs here": "gib",
+    "Against theirs %": "change",
+}
+CAREFUL_NOTE = (
+    "The last published row's order of things, as above, and what the same features need with "
+    "gradients cleared behind the step, so that they do not live through the next forward pass; "
+    "with fused attention, which keeps no score matrix; and with the average in host memory."
+)
+
+
 def tables(report: Report) -> list[Grid]:
-    """One line for each published row, beside the suite's row in the same place."""
-    rows, lines, above = Rows(report), [], None
-    for published, recipe in zip(PUBLISHED, report.suite.order, strict=False):
+    """One line for each published row, beside the suite's row in the same place; and the rows
+    behind them, against the last of these."""
+    published, behind = report.suite.order[: len(PUBLISHED)], report.suite.order[len(PUBLISHED) :]
+    grids = [_published(Rows(report), published)]
+    if behind:
+        grids.append(_careful(Rows(report), published[-1], behind))
+    return grids
+
+
+def _published(rows: Rows, order: Sequence[str]) -> Grid:
+    lines, above = [], None
+    for published, recipe in zip(PUBLISHED, order, strict=False):
         marks = ["yes" if on else "no" for on in published[:3]]
         theirs = ["out of memory"] * 2 if published[3] is None else [str(v) for v in published[3:]]
         try:
@@ -48,7 +73,22 @@ def tables(report: Report) -> list[Grid]:
             above = row
         except Missing as missing:
             lines.append([*marks, *theirs, str(missing), units.NONE, units.NONE])
-    return [text_grid("fast_dit", "The fast-DiT table", KINDS, lines, NOTE)]
+    return text_grid("fast_dit", "The fast-DiT table", KINDS, lines, NOTE)
+
+
+def _careful(rows: Rows, theirs: str, behind: Sequence[str]) -> Grid:
+    lines, above = [], None
+    for recipe in (theirs, *behind):
+        try:
+            row = _here(rows, recipe, extracted=True)
+        except Missing as missing:
+            lines.append([recipe, str(missing), *[units.NONE] * 3])
+            continue
+        above = above or row
+        less = row.numbers.need_bytes / above.numbers.need_bytes - 1
+        saved = units.NONE if row is above else units.one("change", less)
+        lines.append([recipe, *_cells(row, None if row is above else above), saved])
+    return text_grid("careful", "A careful trainer", CAREFUL, lines, CAREFUL_NOTE)
 
 
 def _here(rows: Rows, recipe: str, *, extracted: bool) -> Row:

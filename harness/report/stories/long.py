@@ -39,7 +39,8 @@ def tables(report: Report) -> list[Grid]:
 
 def tokens(row: Row) -> int:
     """Tokens of one sample of a row of a DiT."""
-    return shape_of(row.spec.model).tokens(check_data(row.spec.data).input_size)
+    of_frame = shape_of(row.spec.model).tokens(check_data(row.spec.data).input_size)
+    return of_frame * max(1, row.spec.frames)
 
 
 def _processes(report: Report) -> dict[str, int]:

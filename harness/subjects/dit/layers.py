@@ -1,7 +1,8 @@
 """The layers of a DiT: embedders, attention, MLP, block and final layer.
 
-Shape suffixes: B batch, C channels, H height, W width of the latent; T tokens, D hidden size,
-F frequencies, N attention heads, K head size. adaLN's shift, scale and gate are [B, 1, D].
+Shape suffixes: B batch, C channels, V frames of a video, H height, W width of the latent; T tokens,
+D hidden size, F frequencies, N attention heads, K head size. adaLN's shift, scale and gate are
+[B, 1, D].
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches to tokens: [B, C, H, W] -> [B, T, D]."""
+    """Non-overlapping patches to tokens: [B, C, H, W], or a video [B, C, V, H, W] frame by frame,
+    -> [B, T, D]."""
 
     def __init__(self, patch_size: int, channels: int, hidden_size: int):
         super().__init__()
         self.proj = nn.Conv2d(channels, hidden_size, patch_size, stride=patch_size)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        if x_BCHW.ndim == 5:
+            frames = x_BCHW.transpose(1, 2)
+            return self(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).flatten(1, 2)
         return self.proj(x_BCHW).flatten(2).transpose(1, 2)
 
 

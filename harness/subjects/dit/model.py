@@ -9,6 +9,10 @@ Two places are left open for strategies, both plain callables that own no parame
 ``DiT.run_blocks`` (how the blocks are run) and ``Attention.attend`` (how attention is computed).
 ``DiT.part`` (index, count) says which of so many stripes of rows of each sample is given: (0, 1),
 the whole, unless ranks share samples.
+
+Of a video (``frames`` above 1) each frame is cut into patches as an image is, and attention sees
+the tokens of all frames. Weights are an image model's, so that its checkpoints fit but for the
+table of positions.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tens
 
 
 class DiT(nn.Module):
-    """A diffusion transformer; the arguments are the reference's."""
+    """A diffusion transformer; the arguments are the reference's, and ``frames`` of a video."""
 
     ends = (("x_embedder", "t_embedder", "y_embedder", "pos_embed"), ("final_layer",))
     """What ``enter`` and ``leave`` use."""
@@ -59,6 +63,7 @@ class DiT(nn.Module):
         class_dropout_prob: float = 0.1,
         num_classes: int = 1000,
         learn_sigma: bool = True,
+        frames: int = 1,
     ):
         super().__init__()
         self.in_channels = in_channels
@@ -70,7 +75,8 @@ class DiT(nn.Module):
         self.t_embedder = TimestepEmbedder(hidden_size)
         self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout_prob)
         # Frozen, yet a parameter: the reference's checkpoints and counts have it so.
-        table = torch.zeros(1, self.grid**2, hidden_size)
+        self.frames = frames
+        table = torch.zeros(1, frames * self.grid**2, hidden_size)
         self.pos_embed = nn.Parameter(table, requires_grad=False)
         self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
         self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels)
@@ -84,14 +90,15 @@ class DiT(nn.Module):
         """Predict noise (and its variance), or velocity, from noisy latents.
 
         Args:
-            x_BCHW: noisy latents, or the stripe of them that ``part`` says; cast to the weights'
-                dtype.
+            x_BCHW: noisy latents, of a video [B, C, V, H, W], or the stripe of them that ``part``
+                says; cast to the weights' dtype.
             t_B: timesteps, whole (0..999) or fractional.
             y_B: int64 class labels; ``num_classes`` means none.
             drop_B: bool, which labels to withhold. None: chance decides in training, none in eval.
 
         Returns:
-            [B, out_channels, H, W], of the same rows, in the compute dtype; the loss upcasts.
+            [B, out_channels, H, W], or [B, out_channels, V, H, W], of the same rows, in the compute
+            dtype; the loss upcasts.
         """
         x_BTD, c_BD = self.enter(x_BCHW, t_B, y_B, drop_B)
         x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
@@ -114,14 +121,17 @@ class DiT(nn.Module):
     def positions(self) -> Tensor:
         """The rows of the position table that belong to the tokens given: [1, T, D]."""
         index, count = self.part
-        return self.pos_embed if count == 1 else self.pos_embed.chunk(count, dim=1)[index]
+        if count == 1:
+            return self.pos_embed
+        of_rows = self.pos_embed.unflatten(1, (self.frames, self.grid, self.grid))
+        return of_rows.chunk(count, dim=2)[index].flatten(1, 3)
 
     def unpatchify(self, x_BTP: Tensor) -> Tensor:
-        """[B, T, patch * patch * C] -> [B, C, H, W]."""
-        size = self.grid * self.patch_size
+        """[B, T, patch * patch * C] -> [B, C, H, W], of a video [B, C, V, H, W]."""
+        size, video = self.grid * self.patch_size, [self.frames] * (self.frames > 1)
         x = x_BTP.unflatten(2, (self.patch_size, self.patch_size, self.out_channels))
-        x = x.unflatten(1, (-1, self.grid)).permute(0, 5, 1, 3, 2, 4)
-        return x.reshape(len(x), self.out_channels, -1, size)
+        x = x.unflatten(1, (self.frames, -1, self.grid)).permute(0, 6, 1, 2, 4, 3, 5)
+        return x.reshape(len(x), self.out_channels, *video, -1, size)
 
     def forward_with_cfg(
         self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, cfg_scale: float, channels: int | None = 3
@@ -146,7 +156,7 @@ class DiT(nn.Module):
         storage from ``to_empty`` needs no more than this call. A run draws each by its name
         instead (``harness.subjects.dit.start``)."""
         for name, p in self.named_parameters():
-            start(name, p)
+            start(name, p, frames=self.frames)
 
 
 def make(
@@ -157,6 +167,7 @@ def make(
     classes: int,
     learn_sigma: bool = True,
     class_dropout: float = 0.1,
+    frames: int = 1,
 ) -> DiT:
     """A DiT on torch's current default device.
 
@@ -172,7 +183,7 @@ def make(
     shape.tokens(input_size)
     return DiT(
         input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
-        shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma,
+        shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma, frames,
     )  # fmt: skip
 
 
@@ -186,7 +197,7 @@ def build(preset: str, *, seed: int, init: str = "adaln_zero", **sizes: Any) -> 
     Raises:
         ValueError: an unknown init, or as ``make``.
     """
-    draw = draws(seed, init)
+    draw = draws(seed, init, sizes.get("frames", 1))
     model = initial.skeleton(lambda: make(preset, **sizes), draw)
     initial.fill(model, draw, "cpu")
     return model

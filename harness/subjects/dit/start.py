@@ -24,15 +24,21 @@ NARROW = ("t_embedder", "y_embedder", "x_embedder.table")
 
 @torch.no_grad()
 def start(
-    name: str, p: Tensor, *, awake: bool = False, generator: torch.Generator | None = None
+    name: str,
+    p: Tensor,
+    *,
+    awake: bool = False,
+    generator: torch.Generator | None = None,
+    frames: int = 1,
 ) -> None:
     """Fill the parameter ``name`` as the reference does, in place; ``awake``: its zeros too.
 
     Args:
         generator: what draws; None for torch's own.
+        frames: of the videos whose model it is.
     """
     if name == "pos_embed":
-        table = sincos_table(p.shape[-1], math.isqrt(p.shape[1]))
+        table = sincos_table(p.shape[-1], math.isqrt(p.shape[1] // frames), frames)
         p.copy_(torch.from_numpy(table))
     elif any(word in name for word in ZERO):
         nn.init.normal_(p, std=AWAKE_STD, generator=generator) if awake else nn.init.zeros_(p)
@@ -45,11 +51,12 @@ def start(
         nn.init.xavier_uniform_(p.view(len(p), -1), generator=generator)
 
 
-def draws(seed: int, init: str) -> Draw:
+def draws(seed: int, init: str, frames: int = 1) -> Draw:
     """Each first weight of a DiT from ``seed`` and its name: see ``Subject.draws``.
 
     Args:
         init: "adaln_zero", the reference's, or "awake", which fills its zeros.
+        frames: of the videos whose model it is.
 
     Raises:
         ValueError: an unknown init.
@@ -59,19 +66,34 @@ def draws(seed: int, init: str) -> Draw:
 
     def draw(name: str, like: Tensor) -> Tensor:
         values = torch.empty(like.shape, device="cpu")
-        start(name, values, awake=init == "awake", generator=initial.keyed(seed, name))
+        generator = initial.keyed(seed, name)
+        start(name, values, awake=init == "awake", generator=generator, frames=frames)
         return values
 
     return draw
 
 
-def sincos_table(hidden_size: int, grid: int) -> np.ndarray:
-    """Position embedding float64 [grid * grid, D]: sines and cosines of the column, then the row.
+def sincos_table(hidden_size: int, grid: int, frames: int = 1) -> np.ndarray:
+    """Position embedding float64 [frames * grid * grid, D]: sines and cosines of the column, then
+    the row.
 
-    Column first as in MAE (arXiv:2111.06377), whose table the reference took.
+    Column first as in MAE (arXiv:2111.06377), whose table the reference took. Of a video the first
+    quarter of the width tells the frame and the rest column and row, as in CogVideoX
+    (arXiv:2408.06072; diffusers' ``get_3d_sincos_pos_embed``). An image has no use for that
+    quarter: its table is no video's of one frame.
     """
-    quarter = hidden_size // 4
-    omega = 10000.0 ** -(np.arange(quarter) / quarter)
+    time = hidden_size // 4 if frames > 1 else 0
     rows, columns = np.divmod(np.arange(grid * grid), grid)
-    angles = [np.outer(place, omega) for place in (columns, rows)]
+    of_place = _waves((columns, rows), hidden_size - time)
+    if not time:
+        return of_place
+    of_frame = _waves((np.arange(frames),), time)
+    return np.hstack([of_frame.repeat(grid * grid, axis=0), np.tile(of_place, (frames, 1))])
+
+
+def _waves(places: tuple[np.ndarray, ...], width: int) -> np.ndarray:
+    """[T, width]: of each coordinate [T] its sines, then its cosines, a share of the width each."""
+    count = width // (2 * len(places))
+    omega = 10000.0 ** -(np.arange(count) / count)
+    angles = [np.outer(place, omega) for place in places]
     return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)

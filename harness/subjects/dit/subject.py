@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from harness.subjects.dit import presets
 from strategies.base import BadInput
 from strategies.sizes import Sizes
-from strategies.subject import DataFacts, Dimensions, Subject
+from strategies.subject import DataFacts, Dimensions, Shaping, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +92,12 @@ class Dit(Subject):
 
     # ---- what it is ----
 
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
+        """One frame is an image."""
+        image = dataclasses.replace(shaping, frames=0) if shaping.frames == 1 else shaping
+        return super().of(image, **fields)
+
     def make(self) -> nn.Module:
         from harness.subjects.dit import model
 
@@ -157,7 +163,9 @@ class Dit(Subject):
     def dimensions(self) -> Dimensions:
         shape = self.shape
         tokens = shape.tokens(self.data.input_size)
-        return Dimensions(shape.depth, shape.hidden_size, shape.num_heads, tokens)
+        return Dimensions(
+            shape.depth, shape.hidden_size, shape.num_heads, tokens, inner=shape.mlp_size
+        )
 
     @property
     def linears(self) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ def observe(trained: Trained) -> Iterator[Effects]:
     """Watch one step; torch's classes and the model are as they were when it ends."""
     found, given = Effects(), list[str]()
     module = trained.module
+    names = {p: name for name, p in module.named_parameters()}
 
     def before(_: Any, args: Any, named: Any) -> None:
         given[:] = _types((args, named))
@@ -68,10 +69,12 @@ def observe(trained: Trained) -> Iterator[Effects]:
     def behind(_: Any, args: Any, named: Any) -> None:
         found.types |= set(zip(given, _types((args, named)), strict=True))
 
-    def stepping(*_: Any) -> None:
-        there = {n: p for n, p in module.named_parameters() if p.grad is not None}
-        found.gradients = len(there)
-        found.odd = [n for n, p in there.items() if not objects.alike(p, p.grad)]
+    def stepping(optimizer: Any, *_: Any) -> None:
+        """Of all parameters at once, or of one after the other within backward."""
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        there = [p for p in stepped if p.grad is not None]
+        found.gradients += len(there)
+        found.odd += [names[p] for p in there if not objects.alike(p, p.grad)]
 
     handles = [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),

@@ -15,8 +15,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import Engine, Imitation, Workload
-from strategies.holdings import Fragment, Holdings, Maker
+from strategies.engine import Imitation, Workload
+from strategies.engines.fsdp.rows import Rows, whole
+from strategies.holdings import Fragment, Holdings
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
 from strategies.parallel.tensor import cut
@@ -38,7 +39,7 @@ STAND_IN = (
 )
 
 
-class Fsdp(Engine):
+class Fsdp(Rows):
     """torch's ``fully_shard`` as accelerate applies it; the subject names the blocks."""
 
     kinds: ClassVar[tuple[str, ...]] = ("FSDP",)
@@ -100,8 +101,9 @@ class Fsdp(Engine):
 
     @property
     def traits(self) -> frozenset[str]:
-        always = {"shards", "split_parameters", "dtensor_weights", "grouped_gradients"}
-        return frozenset(always | ({"host_weights"} if self.offloads else set()))
+        always = {"shards", "split_parameters", "dtensor_weights"}
+        offloaded = {"host_weights"} if self.offloads else set()
+        return frozenset(always | offloaded | ({"held_gradients"} if self.hybrid else set()))
 
     def layout(self, ranks: int) -> Layout:
         groups = self.file.settings["replicate"] if self.hybrid else 1
@@ -181,56 +183,34 @@ class Fsdp(Engine):
 
     def norm(self, trained: Trained) -> Any:
         parts = cut.gatherer(trained)
-        return parts.norm(trained) if parts else _whole(super().norm(trained))
+        return parts.norm(trained) if parts else super().norm(trained)
+
+    def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
+        own = super().norm_of(trained, norms)
+        return trained.accelerator.reduce(own.square(), reduction="sum").sqrt()
 
     def clip(self, trained: Trained, limit: float) -> Any:
-        if cut.gatherer(trained):
-            return self.clip_by(trained, self.norm(trained), limit)
-        return _whole(super().clip(trained, limit))
+        return whole(super().clip(trained, limit))
 
     # ---- what is held ----
 
-    def optimized(self, trained: Trained) -> list[torch.Tensor]:
+    def arrivals(self, trained: Trained) -> list[int]:
         from strategies.engines.fsdp import facts
 
-        return [facts.local(p) for p in super().optimized(trained)]
-
-    def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
-        from strategies.engines.fsdp import facts
-
-        for index, parameter in super().shards(trained):
-            yield index, facts.local(parameter)
-
-    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
-        from strategies.engines.fsdp import facts
-
-        return facts.state_of(trained, shard)
-
-    def receivers(self, trained: Trained) -> Sequence[torch.Tensor]:
-        """The gathered parameters, which there are from the first forward on."""
-        from strategies.engines.fsdp import facts
-
-        return facts.gathered(trained.module)
+        return facts.arrivals(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        from strategies.engines.fsdp import facts
-
-        own, parts = facts.fragments(trained, copies=copies), cut.gatherer(trained)
+        own, parts = super().fragments(trained, copies=copies), cut.gatherer(trained)
         return parts.placed(trained, own, copies=copies) if parts else own
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
         parts = cut.gatherer(trained)
         for parameter in parameters:
-            found = _whole(parameter.detach())
+            found = whole(parameter.detach())
             yield parts.whole(found, parameter, trained.module) if parts else found
 
     def shape(self, parameter: Any) -> torch.Size:
         return cut.shape(parameter)
-
-    def part(self, parameter: Any) -> torch.Tensor:
-        from strategies.engines.fsdp import facts
-
-        return facts.local(parameter)
 
     def held(self, trained: Trained) -> Holdings:
         from strategies.evidence.stored import stored
@@ -241,11 +221,6 @@ class Fsdp(Engine):
         of_weights = [t for p in trained.module.parameters() for t in stored(p.data)]
         gradients = [t for g in found.tensors["gradients"] for t in stored(g)]
         return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
-
-    def makers(self) -> tuple[Maker, ...]:
-        from strategies.engines.fsdp import facts
-
-        return tuple(facts.makers())
 
     # ---- proof and prediction ----
 
@@ -273,8 +248,3 @@ def _resharding(text: Any) -> bool | int:
     if text not in words:
         raise ValueError(f"reshard is {text!r}; on, off, or a number of ranks from 2")
     return words[text]
-
-
-def _whole(value: Any) -> Any:
-    """A DTensor put together on every rank; anything else as it is."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -18,7 +18,16 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from strategies.engine import Trained
 from strategies.holdings import Fragment, Maker
 
-__all__ = ["fragments", "gathered", "groups", "local", "makers", "process_groups", "state_of"]
+__all__ = [
+    "arrivals",
+    "fragments",
+    "gathered",
+    "groups",
+    "local",
+    "makers",
+    "process_groups",
+    "state_of",
+]
 
 
 def groups(module: nn.Module) -> list[Any]:
@@ -53,6 +62,17 @@ def gathered(module: nn.Module) -> list[torch.Tensor]:
     params = [p for group in groups(module) for p in group.fsdp_params]
     known = [p._unsharded_param for p in params if hasattr(p, "_unsharded_param")]
     return [p for p in known if p.requires_grad]
+
+
+def arrivals(module: nn.Module) -> list[int]:
+    """Bytes of each tensor in which a group's gradients arrive, reduced: a share of all that it
+    trains, with the rows that even out the ranks'."""
+    found = [[p for p in g.fsdp_params if p.sharded_param.requires_grad] for g in groups(module)]
+    return [
+        sum(p.padded_sharded_param_size.numel() * p.sharded_param.element_size() for p in group)
+        for group in found
+        if group
+    ]
 
 
 def state_of(trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:

@@ -105,6 +105,7 @@ def _patches(gpu: bool) -> list[tuple[Any, str, Any]]:
         (DeviceMesh, "__init__"),
         (DeviceMesh, "__getitem__"),
         (DeviceMesh, "_flatten"),
+        (DeviceMesh, "from_group"),
         (ParallelismConfig, "build_device_mesh"),
         (_fully_shard, "_init_default_mesh"),
         (_fully_shard, "_get_post_forward_mesh_info"),

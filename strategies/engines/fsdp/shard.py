@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from strategies import initial
 from strategies.initial import Draw
 from strategies.layout import Layout
 
-__all__ = ["enlist", "meshed", "parallelism", "settle", "shard", "stand_in"]
+__all__ = ["by_part", "enlist", "meshed", "parallelism", "settle", "shard", "stand_in"]
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
@@ -84,13 +84,21 @@ def shard(
 
     if isinstance(module, FSDPModule):
         return
-    for block in blocks:
-        _filled(accelerator, block, draw)
-        with _marks_kept(block):
-            fully_shard(block, **_options(accelerator))
+    by_part(accelerator, blocks, _options(accelerator), draw)
     _filled(accelerator, module, draw)
     with _marks_kept(module):
         fsdp2_prepare_model(accelerator, module)
+
+
+def by_part(
+    accelerator: Any, parts: Sequence[nn.Module], options: Mapping[str, Any], draw: Draw | None
+) -> None:
+    """Give each of ``parts`` the weights that are not there yet, and shard it, in this order: what
+    one of them holds of another must come before it. ``options`` are ``fully_shard``'s."""
+    for part in parts:
+        _filled(accelerator, part, draw)
+        with _marks_kept(part):
+            fully_shard(part, **options)
 
 
 def _options(accelerator: Any) -> dict[str, Any]:

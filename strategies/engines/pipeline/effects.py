@@ -22,7 +22,7 @@ from strategies.parallel import beside_whole
 if TYPE_CHECKING:
     from strategies.engine import Trained
 
-__all__ = ["Seen", "evidence", "observe"]
+__all__ = ["Seen", "evidence", "observe", "replicas"]
 
 LARGEST = 2 * 10**9
 """Elements of a model up to which it is put together in host memory for a comparison."""
@@ -68,7 +68,7 @@ def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
     demand(kind == engine.schedule.kind, f"the schedule is {kind}, not {engine.schedule.kind}")
     facts |= {"schedule": kind, **_ran(trained, engine), **_idle(trained, engine)}
     facts |= shared.evidence(trained)
-    return facts | _replicas(trained) | _as_the_whole(trained)
+    return facts | engine.shown_alike(trained) | _as_the_whole(trained)
 
 
 def _held(trained: Trained) -> dict[str, Any]:
@@ -96,7 +96,8 @@ def _held(trained: Trained) -> dict[str, Any]:
 
 def _stepped(trained: Trained) -> dict[str, Any]:
     """This rank's optimizer steps this rank's parameters, all and no others."""
-    own = {id(p) for p in trained.module.parameters() if p.requires_grad}
+    part = trained.engine.part
+    own = {id(part(p)) for p in trained.module.parameters() if p.requires_grad}
     stepped = {id(p) for p in trained.optimized()}
     odd = len(own ^ stepped)
     demand(not odd, f"{odd} parameters are the stage's or its optimizer's, and not both")
@@ -148,7 +149,7 @@ def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
     return {"sends": len(sizes), "sent_to_stages_bytes": sum(sizes)}
 
 
-def _replicas(trained: Trained) -> dict[str, Any]:
+def replicas(trained: Trained) -> dict[str, Any]:
     """Where each stage is there several times: gradients were averaged, all and once, and replicas
     that saw other samples are equal."""
     places, facts = trained.model.places, {}

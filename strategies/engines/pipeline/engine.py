@@ -35,7 +35,7 @@ __all__ = ["Pipeline", "in_file"]
 BLOCK = "megatron_lm_config"
 DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
 """accelerate has keys for a pipeline in the block of Megatron-LM alone."""
-BESIDE = frozenset({"recomputes", "half_compute", "stages"})
+BESIDE = frozenset({"recomputes", "half_compute"})
 """Traits of other parts beside which a pipeline was tried."""
 ALL_STAGES = 4
 """Up to so many stages each is predicted."""
@@ -162,7 +162,7 @@ class Pipeline(Engine):
         return None
 
     def _beside(self, launch: Launch) -> str | None:
-        odd = sorted(launch.traits - BESIDE)
+        odd = sorted(launch.traits - BESIDE - self.traits)
         if not odd and self.schedule.split and "recomputes" in launch.traits:
             return (
                 "gradients of weights are computed apart from the others, weight by weight, and "
@@ -217,20 +217,25 @@ class Pipeline(Engine):
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
         """All micro batches are there at once, for the schedule runs them in its own order."""
-        from strategies.engines.pipeline import shared
-
         pipe, taken = trained.model.pipe, list(batches)
         if pipe.schedule is None:
             pipe.begin(trained.subject, taken[0], trained.accelerator.device)
         losses = pipe.step(taken, loss_of)
-        shared.added_up(trained)
-        own = (p.grad for p in trained.module.parameters() if p.grad is not None)
-        trained.model.places.average(own)
+        self.average(trained)
         pipe.tell(orders.OPTIMIZER)
         arrived()
         trained.optimizer.step()
         trained.optimizer.zero_grad()
         yield from losses.unbind()
+
+    def average(self, trained: Trained) -> None:
+        """Have the gradients of a step be the mean over the replicas of this stage, those of what
+        all stages have be the sum over these before."""
+        from strategies.engines.pipeline import shared
+
+        shared.added_up(trained)
+        own = (p.grad for p in trained.module.parameters() if p.grad is not None)
+        trained.model.places.average(own)
 
     def norm(self, trained: Trained) -> Any:
         """Each parameter is told by one stage: squares add up."""
@@ -238,7 +243,7 @@ class Pipeline(Engine):
 
         from strategies.engines.pipeline import shared
 
-        mine = shared.norm(trained)
+        mine = shared.norm(trained) if trained.model.cut.shared else super().norm(trained)
         total = mine.detach().double().square()
         torch.distributed.all_reduce(total, group=trained.model.places.pipe)
         return total.sqrt().to(mine.dtype)
@@ -342,6 +347,12 @@ class Pipeline(Engine):
         from strategies.engines.pipeline import effects
 
         return effects.evidence(trained, self)
+
+    def shown_alike(self, trained: Trained) -> dict[str, Any]:
+        """Evidence of what the ranks of one stage are to each other."""
+        from strategies.engines.pipeline import effects
+
+        return effects.replicas(trained)
 
 
 def _counted(text: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -16,9 +16,13 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from strategies.books import Books
+from strategies.engines.fsdp.imitation import Unstored
 from strategies.engines.replicas_imitation import Reducerless
 
-__all__ = ["Lonely"]
+if TYPE_CHECKING:
+    from strategies.engine import Launch
+
+__all__ = ["Lonely", "Sharing"]
 
 
 class Lonely(Reducerless):
@@ -35,6 +39,26 @@ class Lonely(Reducerless):
             # There is no generator on meta, and nothing is drawn.
             mock.patch.object(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext()),
         ]
+
+
+class Sharing(Lonely):
+    """One rank of a stage that several share: FSDP2 cuts, gathers and frees as in a run."""
+
+    def __init__(self, engine: Any, rank: int) -> None:
+        super().__init__(rank)
+        self.rows = Unstored(engine)
+
+    def beside(self, launch: Launch) -> frozenset[str]:
+        """Blocks are gathered beside the block at work; gradients are reduced behind all of it,
+        but where blocks are gathered again in backward, which is the larger part."""
+        waited = frozenset() if self.rows.engine.reshard else frozenset({"backward"})
+        return self.rows.beside(launch) - waited
+
+    def begin(self, launch: Launch, device: str) -> None:
+        self.rows.begin(launch, device)
+
+    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+        return [*super().stand_ins(books), *self.rows.stand_ins(books)]
 
 
 class Kept(NamedTuple):

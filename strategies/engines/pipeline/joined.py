@@ -8,8 +8,9 @@ finds its own.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from strategies.engines.fsdp import rows
 
 if TYPE_CHECKING:
     from strategies.engine import Trained
@@ -36,7 +40,8 @@ def whole(trained: Trained, parameters: Sequence[Any]) -> Iterator[Tensor]:
     for p in parameters:
         stage = cut.owners[names[id(p)]]
         mine = stage == cut.index
-        found = p.detach() if mine else torch.empty(p.shape, dtype=p.dtype, device=device)
+        empty = functools.partial(torch.empty, p.shape, dtype=p.dtype, device=device)
+        found = rows.whole(p.detach()) if mine else empty()
         dist.broadcast(found, src=places.rank(stage), group=places.pipe)
         yield found
 
@@ -51,21 +56,35 @@ def _file(kind: str, stage: int, count: int, ending: str) -> str:
 def save(trained: Trained, path: Path) -> None:
     """Write this stage's files; the first one's rank writes the index. Of replicas, whose weights
     and states are alike, the first writes."""
-    if trained.model.places.share == 0:
-        _write(trained, path)
+    first, tells = trained.model.places.share == 0, trained.model.cut.tells
+    named = dict(trained.module.named_parameters())
+    # What ranks of a stage share they put together one after the other, all of them.
+    weights = {name: p for name, p in _on_host(named.items()) if first and tells(name)}
+    of_optimizer = trained.inner_optimizer.state
+    kept = (
+        (name, of_optimizer[p]) for name, p in named.items() if p in of_optimizer and tells(name)
+    )
+    state = {name: own for name, own in ((n, dict(_on_host(s.items()))) for n, s in kept) if first}
+    if first:
+        _write(trained, path, weights, state)
     dist.barrier()
 
 
-def _write(trained: Trained, path: Path) -> None:
+def _on_host(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Whole tensors in host memory, one after the other; what is no tensor as it is."""
+    for name, value in named:
+        tensor = isinstance(value, Tensor)
+        yield name, rows.whole(value.detach()).cpu().contiguous() if tensor else value
+
+
+def _write(
+    trained: Trained, path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
     cut = trained.model.cut
     path.mkdir(parents=True, exist_ok=True)
-    named = dict(trained.module.named_parameters())
-    told = {name: p for name, p in named.items() if cut.tells(name)}
-    weights = {name: p.detach().cpu().contiguous() for name, p in told.items()}
     own = _file("model", cut.index, cut.count, "safetensors")
     save_file(weights, str(path / own), metadata={"format": "pt"})
     optimizer = trained.inner_optimizer
-    state = {name: optimizer.state[p] for name, p in told.items() if p in optimizer.state}
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     kept = {"state": state, "groups": groups}
     torch.save(kept, path / _file("optimizer", cut.index, cut.count, "pt"))
@@ -87,7 +106,7 @@ def load(trained: Trained, path: Path) -> None:
         for file in sorted({files[name] for name in named}):
             with safe_open(str(path / file), "pt") as stored:
                 for name in (n for n in named if files[n] == file):
-                    named[name].copy_(stored.get_tensor(name))
+                    named[name].copy_(_alike(stored.get_tensor(name), named[name]))
     optimizer = trained.inner_optimizer
     for file in sorted(path.glob("optimizer-*-of-*.pt")):
         saved = torch.load(file, map_location="cpu", weights_only=True)
@@ -99,9 +118,18 @@ def load(trained: Trained, path: Path) -> None:
 
 
 def _placed(state: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
-    """State on the device of its parameter; a count stays where Adam keeps it, on the host."""
+    """State on the device of its parameter, and cut as that is; a count stays where Adam keeps it,
+    on the host."""
     moved = {}
     for key, value in state.items():
         counts = key == "step" or not isinstance(value, Tensor)
-        moved[key] = value if counts else value.to(like.device)
+        moved[key] = value if counts else _alike(value.to(like.device), like)
     return moved
+
+
+def _alike(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor cut as the parameter that it belongs to: every rank has read all of it."""
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    on = value.to(like.device)
+    return distribute_tensor(on, like.device_mesh, like.placements, src_data_rank=None)

@@ -50,7 +50,10 @@ class Staged(nn.Module):
         """
         if self.run is None:
             return self._through(*given, **named)
-        return self.way.own(self.run, self.received, (), given, named)
+        return self._own(self.run, self.received, (), given, named)
+
+    def _own(self, run: int, *given: Any) -> Any:
+        return self.way.own(run, *given)
 
     def _through(self, *given: Any, **named: Any) -> Any:
         """From run to run, each while the other stages wait; no gradient can go back."""
@@ -58,7 +61,7 @@ class Staged(nn.Module):
         for run, home in enumerate(self.cut.homes):
             if home == self.cut.index:
                 try:
-                    found = [self.way.own(run, *found, given, named), ()]
+                    found = [self._own(run, *found, given, named), ()]
                 except Handed as left:
                     found = [left.tensors, left.outputs]
             dist.broadcast_object_list(found, src=self.places.rank(home), group=self.places.pipe)
@@ -131,8 +134,10 @@ class Pipe:
     """This rank's stages of torch's, one a run of blocks, and their schedule: made when the first
     micro batch says what passes."""
 
-    def __init__(self, staged: Staged, schedule: Schedule, micro: int) -> None:
-        self.staged, self.micro = staged, micro
+    def __init__(
+        self, staged: Staged, schedule: Schedule, micro: int, kind: type[Stage] = Stage
+    ) -> None:
+        self.staged, self.micro, self.kind = staged, micro, kind
         self.order = schedule
         self.stages: list[Stage] = []
         self.borders: Borders = []
@@ -182,7 +187,7 @@ class Pipe:
         cut = self.staged.cut
         end = run == cut.end
         passes = () if end else self.borders[run]
-        return Stage(
+        return self.kind(
             Chunk(self.staged, run, passes),
             run,
             len(cut.homes),

@@ -13,6 +13,7 @@ from strategies.absent import ABSENT
 __all__ = ["choices", "fault", "group", "ratio", "refusal", "with_choices", "write"]
 
 HPZ = "zero_hpz_partition_size"
+QWZ = "zero_quantized_weights"
 OPTIMIZER = "offload_optimizer"
 NODE = "node"
 """The group that the launch file gives: as many ranks as a node has GPUs."""
@@ -20,8 +21,7 @@ NODE = "node"
 FORCE = "zero_force_ds_cpu_optimizer"
 NOT_HERE = {
     "mics_shard_size": "mics",
-    "zero_quantized_weights": "qwz",
-    "zero_quantized_nontrainable_weights": "qwz",
+    "zero_quantized_nontrainable_weights": "quantized_nontrainable_weights",
     "zero_quantized_gradients": "qgz",
     "zenflow": "zenflow",
 }
@@ -40,6 +40,8 @@ def fault(config: Mapping[str, Any]) -> str | None:
             "accelerate would make the CPU Adam anew, without decoupled weight decay and betas: "
             f'write "{FORCE}": false'
         )
+    if zero.get(QWZ) and zero["stage"] != 3:
+        return f"{QWZ} is of stage 3, which gathers weights; leave it out"
     if ratio(zero) < 1 and (zero["stage"] != 3 or offload.get("device") != "cpu"):
         return f"{OPTIMIZER} has a ratio, which is of stage 3 and host memory alone; leave it out"
     return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from strategies.base import demand
 from strategies.engine import Trained
 from strategies.engines.zero import facts as read_back
-from strategies.engines.zero import gathered, partial, secondary
+from strategies.engines.zero import gathered, partial, quantised, secondary
 from strategies.evidence.settings import label
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
     facts |= gathered.evidence(trained, seen.engine.gathered)
     facts |= secondary.evidence(trained, max(seen.engine.again, default=0))
+    facts |= quantised.evidence(trained)
     facts |= _wire(trained)
     facts = _gradients(trained, seen.engine, facts)
     return _offload(trained, seen.engine, facts)

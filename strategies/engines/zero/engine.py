@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.engine import Engine, Enter, Imitation, Workload
-from strategies.engines.zero import chosen, effects, facts, partial, secondary, settled
+from strategies.engines.zero import (
+    chosen,
+    effects,
+    facts,
+    partial,
+    quantised,
+    secondary,
+    settled,
+)
 from strategies.engines.zero.inputs import give_by_place
 from strategies.engines.zero.ops import plain_file_access
 from strategies.engines.zero.waste import Job, prices, waste
@@ -99,7 +107,8 @@ class Zero(Engine):
     def needs(self) -> tuple[str, ...]:
         places = {self.place(what) for what in BLOCK_OF}
         adam = ("cpu_adam",) if self.place("optimizer") != "device" else ()
-        return ("deepspeed", *adam, *(("async_io",) if "nvme" in places else ()))
+        kernels = (quantised.OP,) if quantised.quantised(self.zero) else ()
+        return ("deepspeed", *adam, *(("async_io",) if "nvme" in places else ()), *kernels)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -109,6 +118,7 @@ class Zero(Engine):
             "dealt_optimizer": self.partly,
             "host_optimizer": self.place("optimizer") != "device",
             "swapped_weights": self.place("optimizer") == "nvme",
+            "rounded_gathers": quantised.quantised(self.zero),
         }
         always = {"shards", "flat_weights", "float_master", "own_step", "own_clipping"}
         return frozenset(always | {trait for trait, holds in where.items() if holds})
@@ -121,7 +131,8 @@ class Zero(Engine):
         return "device" if device == "none" else device
 
     def refuses(self, launch: Launch) -> str | None:
-        return chosen.refusal(self.zero, launch.processes)
+        groups = chosen.refusal(self.zero, launch.processes)
+        return groups or quantised.refusal(self.zero, launch)
 
     def environment(self, device: str) -> dict[str, str]:
         # ACCELERATE_USE_CPU must stay unset here: accelerate would silently train DDP.
@@ -192,6 +203,8 @@ class Zero(Engine):
         """DeepSpeed's, with all settings (accelerate's own swap would drop betas, eps and the
         decoupled decay)."""
         from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        from strategies.engines.zero import processor  # noqa: F401 (which DeepSpeed asks for)
 
         return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
 

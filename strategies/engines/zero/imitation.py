@@ -151,6 +151,21 @@ class AbsentKernel:
         return left_out
 
 
+class RoundedKernel:
+    """The shapes and types of DeepSpeed's quantiser: 8 bits an element and a float32 scale a group,
+    and float16 again."""
+
+    Symmetric = 0
+
+    def quantize(self, tensor: Any, groups: int, bits: int, kind: int) -> tuple[Any, Any]:
+        return tensor.new_empty(tensor.shape, dtype=torch.int8), tensor.new_empty(
+            (groups,), dtype=torch.float32
+        )
+
+    def dequantize(self, codes: Any, scales: Any, groups: int, bits: int, kind: int) -> Any:
+        return codes.new_empty(codes.shape, dtype=torch.float16)
+
+
 def _pins(books: Books) -> list[tuple[Any, str, Any]]:
     """Pinned memory as DeepSpeed asks for it: a copy that replaces the original at once, or a
     buffer of its own."""
@@ -170,6 +185,7 @@ def _pins(books: Books) -> list[tuple[Any, str, Any]]:
 
 def _patches(books: Books) -> list[tuple[Any, str, Any]]:
     from deepspeed.comm.torch import TorchBackend
+    from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder import CPUAdagradBuilder, CPUAdamBuilder, CPULionBuilder
     from deepspeed.runtime.zero import linear, partition_parameters, stage3
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
@@ -178,6 +194,7 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
         (builder, "load", lambda self, verbose=True: AbsentKernel(books))
         for builder in (CPUAdamBuilder, CPUAdagradBuilder, CPULionBuilder)
     ]
+    quantiser = [(op_builder.QuantizerBuilder, "load", lambda self, **more: RoundedKernel())]
     # Compares numbers across ranks, and here there are no other ranks.
     comparisons = [
         (module, "assert_ints_same_as_other_ranks", lambda ints: None)
@@ -190,7 +207,7 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
     ]
     # A kernel for inference among real ranks, whose loading asks the compiler for a second.
     unused = [(sys.modules[TorchBackend.__module__], "build_shm_op", lambda: None)]
-    return kernels + comparisons + autocast + unused
+    return kernels + quantiser + comparisons + autocast + unused
 
 
 def _known(device_type: str) -> str:

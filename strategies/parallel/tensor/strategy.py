@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from strategies.base import Slot
 from strategies.engine import Launch, Trained
 from strategies.parallel.tensor import apart
 from strategies.strategy import Strategy
-from strategies.subject import Subject
+from strategies.subject import Dimensions, Subject
 
 __all__ = ["TensorParallel"]
 
@@ -79,17 +80,21 @@ class TensorParallel(Strategy):
         lack = subject.lacks("halves", "leave tp out, or take fsdp2")
         if lack is None and self.by_tokens:
             lack = subject.lacks("chain", "take norms=whole")
-        heads = subject.dimensions.heads if lack is None else self.ranks
-        if heads % self.ranks:
-            fitting = [str(n) for n in range(2, heads + 1) if heads % n == 0]
-            return (
-                f"{heads} heads cannot be dealt to {self.ranks} ranks; take ranks of "
-                f"{' or '.join(fitting) or 'none'}"
-            )
+        if lack is None and (uneven := self._uneven(subject.dimensions)):
+            return uneven
         tokens = subject.dimensions.tokens if lack is None else 0
         if self.by_tokens and tokens % self.ranks:
             return f"{tokens} tokens are not {self.ranks} equal stripes; take norms=whole"
         return lack
+
+    def _uneven(self, size: Dimensions) -> str | None:
+        for number, what in ((size.heads, "heads"), (size.inner, "inner features of the MLP")):
+            if number % self.ranks:
+                both = math.gcd(size.heads, size.inner)
+                fitting = [str(n) for n in range(2, both + 1) if both % n == 0]
+                way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave tp out"
+                return f"{number} {what} cannot be dealt to {self.ranks} ranks; {way}"
+        return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch.distributed as dist

@@ -4,7 +4,7 @@ parity with ddp, where the objects are as they should be and the numbers are not
 
 from __future__ import annotations
 
-__all__ = ["LOST", "UNLIKE"]
+__all__ = ["LOST", "SHARES_LOST", "SHARES_UNLIKE", "UNLIKE"]
 
 REPEATED = "pp:schedule=interleaved+checkpoint"
 LOST = {
@@ -34,3 +34,16 @@ UNLIKE = {
         "pp:schedule=zero_bubble", "weights_of_the_last_micro_batch_lost",
     ),
 }  # fmt: skip
+SHARES_LOST = {
+    "gradients are reduced by micro batch": (
+        "pp_fsdp2", "gradients_reduced_for_each_micro_batch", "once each, behind the last",
+    ),
+    "blocks are let go of": (
+        "pp_fsdp2", "blocks_gathered_for_each_micro_batch", "groups were gathered",
+    ),
+}  # fmt: skip
+"""The same of stages that ranks share."""
+SHARES_UNLIKE = {
+    "a mean of means": ("pp_fsdp2", "gradients_of_sharers_divided_twice"),
+    "one micro batch alone is reduced": ("pp_fsdp2", "gradients_of_the_last_micro_batch_alone"),
+}

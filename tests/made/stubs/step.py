@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from strategies.step.accumulate import Accumulate
-from strategies.step.backward import Backward, Caller
+from strategies.step.backward import Backward
+from strategies.step.caller import Caller
 from strategies.step.ema import Average, Ema
 from strategies.step.in_backward import InBackward
 from strategies.step.optimizer_in_backward import OptimizerInBackward
@@ -91,6 +92,9 @@ LOST: Table = {
         "single+optimizer_in_backward", OptimizerInBackward, "attach", nothing,
     ),
     "gradients kept": ("single+optimizer_in_backward", OptimizerInBackward, "attach", hoard),
+    "gradients cleared behind the step": (
+        "single+backward:call=clear_late", Backward, "attach", nothing,
+    ),
     "backward as usual": ("single+backward", Backward, "configure", nothing),
     "the graph freed": ("single+backward", Backward, "configure", call_by(AsUsual)),
     "gradients accumulated": (

@@ -15,7 +15,7 @@ from harness.predict.search import Largest
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def print_advice(found: Advice, ways: Ways | None, console: Console) -> None:
         lines.append(_cells(move, fit, given, named=move.knob != last))
         last = move.knob
     looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
-    draw(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=looks)
+    print_grid(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=looks)
     for text in (NOTE, *notes([given])):
         console.print(text, style="dim", highlight=False)
     console.print()

@@ -47,8 +47,9 @@ class Asking:
         return SOUGHT[what].seek(rows, gpu, folder, self.jobs, self.progress, tries)
 
     def _predicted(self, rows: Sequence[Resolved], why: str) -> list[Prediction]:
-        self.progress.begin([self._name(row) for row in rows], self.jobs, why)
         kind, folder = attention.preferred(self.asked.gpu.capability), pool.default_folder()
+        kept = {i for i, row in enumerate(rows) if pool.path_of(row, folder, kind).exists()}
+        self.progress.begin([self._name(row) for row in rows], self.jobs, why, kept)
         told = {"kind": kind, "jobs": self.jobs, "done": self.progress.done}
         predictions = pool.predict_all(rows, folder, **told)
         self.progress.end()

@@ -15,7 +15,7 @@ from harness.commands.planning.plan.table import LOOK, WORD
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.report.data.grid import text_grid
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 from harness.resolve import Resolved, resolve
 
 __all__ = ["Bucket", "as_json", "fits_of", "print_buckets"]
@@ -52,7 +52,7 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
         f"{fits[0].label} at each size of the cache; the plan above is of the largest:",
         highlight=False,
     )
-    draw(grid, console, styles={"": {WORD[word]: look for word, look in LOOK.items()}})
+    print_grid(grid, console, styles={"": {WORD[word]: look for word, look in LOOK.items()}})
 
 
 def _cells(fit: Fit, bucket: Bucket) -> list[str]:

@@ -49,6 +49,8 @@ FIXED = {
     "check": (False,),
     "advise": (False,),
     "explain": (False,),
+    "scale": (None,),
+    "keep": (None,),
     "json": (None,),
 }
 """Options of a plan -> their values where they were left out: the suite decides."""

@@ -25,6 +25,7 @@ from harness.commands.planning.plan.explained import print_explained
 from harness.commands.planning.plan.largest import plan_largest
 from harness.commands.planning.plan.progress import PlanProgress
 from harness.commands.planning.plan.row_json import fit_as_json
+from harness.commands.planning.plan.scale import BOTH, plan_scale
 from harness.commands.planning.plan.table import print_plan
 from harness.json_files import write_json
 from harness.predict import pool, verdict
@@ -33,6 +34,7 @@ from harness.predict.speed import calibrated
 from harness.predict.speed.calibrated import NONE
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
+from harness.report.figures.scaling import REGIMES
 from strategies.workloads import TRAIN, WORKLOADS
 
 __all__ = ["add_arguments", "plan"]
@@ -87,6 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help=told)
     told = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"
     add("--advise", action="store_true", help=told)
+    told = "the same on each of these numbers of GPUs, eight on a node, and where more stop to pay "
+    add("--scale", type=int, nargs="+", metavar="N", help=told + "(default: one number, --gpus)")
+    told = "with --scale: what stays, weak: the samples of a GPU, strong: those of a step, or both "
+    add("--regime", choices=(*REGIMES, BOTH), default="weak", help=told + "(default: weak)")
+    told = "with --scale: keep it beside the suite scale's results in DIR (default: print it only)"
+    add("--keep", type=Path, metavar="DIR", help=told)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
@@ -99,6 +107,8 @@ def plan(options: argparse.Namespace) -> int:
         return plan_claims(options, console)
     if options.json:
         check_file(options.json, "json")
+    if options.scale:
+        return plan_scale(options, console)
     # A guard's answer is one line on standard output; what it waits for is said beside it.
     shown = Console(stderr=True) if options.check else console
     jobs = options.jobs or pool.default_jobs()

@@ -13,7 +13,7 @@ from harness.predict.search import Largest
 from harness.predict.verdict import Fit
 from harness.report.data.grid import Grid
 from harness.report.figures.units import GIB
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 from harness.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
     kinds = ["number" if "GiB" in head else "text" for head in heads]
     none = [() for _ in lines]
     grid = Grid(key="largest", title="", heads=heads, kinds=kinds, lines=lines, marks=none)
-    draw(grid, console, least_worth=())
+    print_grid(grid, console, least_worth=())
     for answer in answers:
         for line in _remarks(answer, name):
             console.print(f"{escape(answer.recipe)}: {escape(line)}", highlight=False)

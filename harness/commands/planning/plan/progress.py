@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -22,8 +22,11 @@ class PlanProgress:
     def __init__(self, console: Console) -> None:
         self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
 
-    def begin(self, names: Sequence[str], jobs: int, why: str = "") -> None:
-        """So many predictions begin; ``why`` leads in."""
+    def begin(
+        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
+    ) -> None:
+        """So many predictions begin; ``why`` leads in, ``kept`` has the indices of those that an
+        earlier call made."""
         self.names, self.ended = list(names), 0
         some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
         self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)

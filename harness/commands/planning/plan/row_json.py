@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from harness.predict.speed.roofline import sent
+from harness.predict.speed.roofline import behind_attention, sent
 from harness.predict.verdict import Fit
 
 __all__ = ["fit_as_json"]
@@ -28,5 +28,13 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "sent_bytes": sent(
             fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
         )._asdict(),
+        "beside_attention_seconds": _passed(fit),
         "prediction": dataclasses.asdict(fit.prediction),
     }
+
+
+def _passed(fit: Fit) -> dict[str, float]:
+    """What is sent while attention is computed, and how much of it that hides."""
+    spec = fit.resolved.spec
+    taken, hid = behind_attention(fit.prediction.work, fit.gpu, spec.processes)
+    return {"sent": taken, "hidden": hid}

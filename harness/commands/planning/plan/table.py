@@ -17,7 +17,7 @@ from harness.predict.speed.cards import Card
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
-from harness.report.rendering.narrow import draw
+from harness.report.rendering.narrow import print_grid
 from harness.spec import Spec
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def print_plan(
     grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
     best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
     looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
-    draw(replace(grid, marks=best), console, least_worth=LEAST_WORTH, styles=looks)
+    print_grid(replace(grid, marks=best), console, least_worth=LEAST_WORTH, styles=looks)
     for text in notes(fits):
         console.print(text, style="dim", highlight=False)
     for name, reason in refused:

@@ -17,9 +17,9 @@ from harness.report.rendering.charts.svg import (
     WIDTH,
     Scale,
     axes,
-    drawing,
     element,
     padded,
+    picture,
     polyline,
     text,
     width_of,
@@ -75,7 +75,7 @@ def split_bars(group: Group) -> str:
     for index, (row, shown) in enumerate(zip(rows, units.column("gib", totals), strict=True)):
         parts += _split_bar(row, top + LINE * index, x, shown)
     parts.append(text((left + WIDTH - 52) / 2, bottom + 31, "GiB", class_="axis mid"))
-    return drawing(WIDTH, bottom + 38, parts, "Peak memory by category")
+    return picture(WIDTH, bottom + 38, parts, "Peak memory by category")
 
 
 def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
@@ -124,7 +124,7 @@ def curves(group: Group) -> str:
         return ""
     y = Scale(*padded(shown), 220.0, 26.0)
     parts = _lines(group, lines, y, "loss")
-    return drawing(WIDTH, 260, parts, "Loss of each step")
+    return picture(WIDTH, 260, parts, "Loss of each step")
 
 
 def distances(group: Group) -> str:
@@ -150,7 +150,7 @@ def distances(group: Group) -> str:
     edge = y(allowed)
     parts.append(element("line", x1=48.0, x2=WIDTH - 10, y1=edge, y2=edge, class_="limit"))
     parts.append(text(42.0, edge + 4, f"1e-{-round(math.log10(allowed))}", class_="tick end alarm"))
-    return drawing(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
+    return picture(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
 
 
 def _apart(scale: Scale, value: float) -> Scale:
@@ -202,7 +202,7 @@ def steps(group: Group) -> str:
         parts.append(text(WIDTH - 4, at, medians[index], class_="value end"))
     name = "step time, ms (logarithmic)" if wide else "step time, ms"
     parts.append(text((left + WIDTH - 62) / 2, bottom + 31, name, class_="axis mid"))
-    return drawing(WIDTH, bottom + 38, parts, "Step times of each row")
+    return picture(WIDTH, bottom + 38, parts, "Step times of each row")
 
 
 def _noise_band(

@@ -15,9 +15,9 @@ from harness.report.rendering.charts.svg import (
     Point,
     Scale,
     axes,
-    drawing,
     element,
     padded,
+    picture,
     place_labels,
     text,
     width_of,
@@ -46,7 +46,7 @@ def scatter(group: Group) -> str:
     parts += _steps_of_front(front)
     frame = (x.start, top - 4, WIDTH, bottom - 2)
     parts += _labelled_points(rows, points, frame, _stair_boxes(front))
-    return drawing(WIDTH, bottom + 40, parts, "Memory against samples a second")
+    return picture(WIDTH, bottom + 40, parts, "Memory against samples a second")
 
 
 def word(meter: str) -> str:

@@ -17,9 +17,9 @@ __all__ = [
     "Point",
     "Scale",
     "axes",
-    "drawing",
     "element",
     "padded",
+    "picture",
     "place_labels",
     "polyline",
     "text",
@@ -59,7 +59,7 @@ def text(x: float, y: float, words: str, **attributes: Any) -> str:
     return element("text", escape(words), x=float(x), y=float(y), **attributes)
 
 
-def drawing(width: float, height: float, parts: Sequence[str], title: str) -> str:
+def picture(width: float, height: float, parts: Sequence[str], title: str) -> str:
     """A whole picture; a screen reader says its title."""
     content = element("title", escape(title)) + "".join(parts)
     box = f"0 0 {_text(float(width))} {_text(float(height))}"

@@ -9,6 +9,7 @@ from harness.report.data import nodes, speed
 from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
 from harness.report.figures import parity, units
+from harness.report.figures.numbers import Numbers
 from harness.report.rendering.columns.values import (
     HOSTED,
     NEED,
@@ -38,6 +39,10 @@ def _speed_ratio(alike: str) -> Callable[[Row], Any]:
     return take
 
 
+SECOND = 1.02
+"""What the second step must hold, of the first, to be noted: a peak of one step is too low."""
+
+
 def flags(row: Row) -> str:
     """What a reader must know about a row before its numbers."""
     words = ["front"] if row.versus.front else []
@@ -49,10 +54,18 @@ def flags(row: Row) -> str:
     return ", ".join([*words, *_of_the_peak(row), *row.notes])
 
 
-def _of_the_peak(row: Row) -> list[str]:
-    """Why a row has no peak, or one that has host memory in it."""
-    if row.first.meter == "cuda":
+def _of_the_second_step(found: Numbers) -> list[str]:
+    first, steady = found.first_step_metered_bytes, found.steady_metered_bytes
+    if not first or not steady or steady < SECOND * first:
         return []
+    return [f"second step +{100 * (steady / first - 1):.0f} % memory"]
+
+
+def _of_the_peak(row: Row) -> list[str]:
+    """Why a row has no peak, or one that has host memory in it; on a GPU what the second step adds
+    to the first, which begins without optimizer state."""
+    if row.first.meter == "cuda":
+        return [] if row.drawn else _of_the_second_step(row.numbers)
     if row.numbers.peak_bytes is None:
         return ["not traced: see Resident"]
     return ["places unknown"] if (row.numbers.placed_by or "").startswith("unknown") else []

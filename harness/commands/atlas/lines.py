@@ -1,0 +1,70 @@
+"""The atlas as lines of text, a text for each of ``HEADS``: its CSV, and what it covers. No
+torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands.atlas.cells import HEADS
+from harness.commands.planning.plan.asked import PlanError
+
+__all__ = ["FILTERS", "NOTE", "Lines", "as_csv", "at", "covered", "from_csv", "values"]
+
+Lines = Sequence[Sequence[str]]
+NOTE = (
+    "Predicted without a GPU, one sample a GPU at each model's usual size, encoders and VAE not on "
+    "the GPU: the fastest of the recipes that ./run.sh plan tries, or, where none fits, the one "
+    "that needs least. Too large: the first of twice, four and eight times the sample that was "
+    "predicted not to fit with that recipe. Memory was checked against what public projects "
+    "measured (docs/models.md: tensors within 0.5 %, what the allocator reserves up to 10 % too "
+    "low where all weights are trained); times are typical figures with the uncertainty that "
+    "stands beside them, and no GPU of these was measured here."
+)
+FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
+
+
+def at(line: Sequence[str], head: str) -> str:
+    """The text below ``head``."""
+    return line[HEADS.index(head)]
+
+
+def values(lines: Lines, head: str) -> list[str]:
+    """The different texts below ``head``, in their order."""
+    return list(dict.fromkeys(at(line, head) for line in lines))
+
+
+def covered(lines: Lines) -> str:
+    """What the atlas is of, in a sentence: what is not named was left out."""
+    some = any(at(line, "Too large") for line in lines if at(line, "Fits") != "no")
+    sizes = "" if some else ", and the next size that does not fit was not sought"
+    models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
+    return (
+        f"{len(lines)} cells: {len(models)} models ({', '.join(models)}), on "
+        f"{', '.join(gpus)} GPUs of {', '.join(cards)}; what is not named was left out{sizes}."
+    )
+
+
+def as_csv(lines: Lines) -> str:
+    """The text of ``atlas.csv``."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([HEADS, *lines])
+    return out.getvalue()
+
+
+def from_csv(path: Path) -> list[list[str]]:
+    """The lines of an ``atlas.csv``.
+
+    Raises:
+        PlanError: it cannot be read, or has other columns or none of the cells.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            heads, *lines = csv.reader(file)
+    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
+        raise PlanError(f"from is {str(path)!r}, which is no atlas.csv ({error})") from error
+    if tuple(heads) != HEADS or not lines or any(len(line) != len(HEADS) for line in lines):
+        raise PlanError(f"from is {str(path)!r}, which has not the columns of an atlas.csv")
+    return lines

@@ -1,0 +1,66 @@
+"""How an atlas tells that it goes on: what is predicted anew, and a line a model. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from harness.commands.planning.plan.progress import PlanProgress
+from harness.predict.prediction import Prediction
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["AtlasProgress"]
+
+
+class AtlasProgress(PlanProgress):
+    """Of ``models`` models. What an earlier card or call predicted is said by its number alone."""
+
+    def __init__(self, console: Console, models: int) -> None:
+        super().__init__(console)
+        self.models, self.at, self.card, self.told = models, 0, "", ""
+        self.model, self.since, self.made = "", 0.0, 0
+
+    def begin_model(self, model: str) -> None:
+        """The cells of one model begin."""
+        self.at, self.since, self.made, self.told = self.at + 1, time.monotonic(), 0, ""
+        line = Text.assemble((model, "bold"), f"  model {self.at} of {self.models}")
+        self.console.print(line, soft_wrap=True)
+
+    def begin_card(self, gpus: int, card: str) -> None:
+        """The cells of so many of one card begin."""
+        self.card = f"{gpus} x {card}"
+
+    def begin(
+        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
+    ) -> None:
+        """Nothing is said yet."""
+        self.names, self.kept, self.began = list(names), kept, time.monotonic()
+
+    def done(self, index: int, prediction: Prediction) -> None:
+        """A line for what was made now, below its card."""
+        if index in self.kept:
+            return
+        if self.told != self.card:
+            self.told = self.card
+            self._say(f"  {self.card}")
+        self.made += 1
+        why = "" if prediction.method == "trace" else f": {prediction.reason}"
+        self._say(f"    {self.names[index]}{why}  {time.monotonic() - self.began:.0f} s")
+
+    def end(self) -> None:
+        """Nothing is said."""
+
+    def end_model(self, cells: int) -> None:
+        """All cells of the model are there."""
+        left = self.models - self.at
+        after = f"{left} model{'s' * (left != 1)} left" if left else "the last model"
+        seconds = time.monotonic() - self.since
+        self._say(f"  {cells} cells, {self.made} predictions made, {seconds:.0f} s; {after}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)

@@ -1,0 +1,205 @@
+"""Weak and strong scaling: which rows belong together, what is left of a perfect growth, and what
+the story says of rows and predictions that were made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.predict.forecast import Forecast, Foretold
+from harness.report import build, stories
+from harness.report.data.rows import SuiteHead
+from harness.report.figures import scaling, units
+from harness.report.figures.scaling import Point
+from harness.report.rendering.charts import of_story
+from harness.report.stories import scale
+from harness.spec import Spec
+from tests.made.predictions import foretold
+from tests.made.results import row
+
+HEAD = SuiteHead(reference="single", story="scale", order=("single", "ddp", "zero3"))
+GIB = 2**30
+
+
+def at(recipe: str, count: int, batch: int, seconds: float | None = 1.0, **more) -> Point:
+    return Point(recipe=recipe, count=count, batch=batch, seconds=seconds, **more)
+
+
+POINTS = [
+    *(at("single", 1, 8), at("single", 1, 32, 4.0)),
+    *(at("ddp", 2, 16), at("ddp", 2, 32, 2.0), at("ddp", 4, 32)),
+    *(at("zero3", 2, 16, 2.0), at("zero3", 4, 32, 2.0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("regime", "batches"), [("weak", [[16, 32], [16, 32]]), ("strong", [[32, 32]])]
+)
+def test_rows_of_one_recipe_belong_together_by_what_is_kept(regime, batches):
+    """Of zero3 one row alone has 32 samples: with plain training of as many it is a line too."""
+    found = scaling.lines([p for p in POINTS if p != at("zero3", 4, 32, 2.0)] + POINTS[-1:], regime)
+    of = {line.recipe: [p.batch for p in line.points] for line in found}
+    assert list(of.values())[: len(batches)] == batches
+    assert {line.base.recipe for line in found} == {"single"}
+    assert {line.base.batch for line in found} == {8 if regime == "weak" else 32}
+
+
+def test_a_recipe_without_another_number_of_processes_is_no_line():
+    assert scaling.lines([at("single", 1, 8), at("zero3", 2, 24)], "weak") == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "wanted"),
+    [("zero3+bf16", "single+bf16"), ("ddp+sp+checkpoint", "single+checkpoint"),
+     ("hsdp:replicate=4+bf16", "single+bf16"), ("single", "single")],
+)  # fmt: skip
+def test_plain_training_leaves_out_what_wants_several_ranks(recipe, wanted):
+    assert scaling.plain(recipe) == wanted
+
+
+def test_efficiency_is_of_a_process_and_on_shared_cores_of_all():
+    """Weak: twice the samples in the same time is all of it; on shared cores it would be twice."""
+    base, point = at("single", 1, 8), at("ddp", 2, 16)
+    assert scaling.efficiency(point, base) == (1.0, 1.0, 1.0)
+    assert scaling.efficiency(point, base, shared=True) == (2.0, 2.0, 2.0)
+    assert scaling.efficiency(at("ddp", 4, 8, 0.5), base)[1] == 0.5
+    assert scaling.efficiency(at("ddp", 4, 8, None), base) is None
+
+
+def test_an_efficiency_lies_between_equal_ends_of_both():
+    """Slow links cost the row alone; a slow card costs both, and cancels."""
+    base = at("single", 1, 8, 1.0, ends=(0.8, 1.3))
+    point = at("ddp", 8, 64, 1.25, ends=(1.6, 1.3))
+    assert scaling.efficiency(point, base) == (0.5, 0.8, 1.0)
+
+
+def test_without_plain_training_that_has_a_time_the_fewest_that_have_one_are_the_base():
+    points = [at("single", 1, 64, None), at("zero3", 2, 64, None), at("zero3", 4, 64)]
+    (line,) = scaling.lines([*points, at("zero3", 8, 64)], "strong")
+    assert line.base == points[2]
+
+
+def test_what_a_ring_sends_of_what_is_handed_over():
+    sent = {"backward": {"allreduce float32": 400}, "forward": {"allgather_base bfloat16": 100}}
+    assert scaling.ring_bytes(sent, 4) == 2 * 400 * 3 // 4 + 3 * 100
+    assert scaling.ring_bytes({"forward": {"reduce_scatter_base float32": 400}}, 4) == 300
+    assert scaling.ring_bytes({"forward": {"broadcast float32": 4}}, 4) is None
+
+
+# ---- measured ----
+
+
+def measured(recipe: str, count: int, batch: int, beyond: float = 100.0, **facts):
+    found = row(recipe, beyond, processes=count, global_batch=batch)
+    found.evidence |= {recipe: facts} if facts else {}
+    return found
+
+
+def told(results, head=HEAD, predictions=None):
+    return {g.key: g for g in stories.tables(build(results, [], head, predictions or {}))}
+
+
+SET = [("single", 1, 8), ("single", 1, 32), ("ddp", 2, 16), ("ddp", 2, 32), ("ddp", 16, 32)]
+
+
+def test_the_story_has_a_table_a_regime_and_tells_no_speed_beyond_the_cores():
+    """The made-up machine has 8 cores: 16 processes take turns on them."""
+    grids = told([measured(*one) for one in SET])
+    assert list(grids) == ["scale_weak", "scale_strong"]
+    strong = grids["scale_strong"]
+    assert [line[:3] for line in strong.lines] == [
+        ["single", "1", "32"], ["ddp", "2", "16"], ["ddp", "16", "2"],
+    ]  # fmt: skip
+    kept = [line[strong.heads.index("Kept %")] for line in strong.lines]
+    assert kept[0] == "100.0" and float(kept[1]) > 0 and kept[2] == units.NONE
+    assert strong.lines[2][3] == units.NONE and strong.lines[2][5] != units.NONE
+    assert "the same 8 cores" in strong.note and "is not told" in strong.note
+
+
+def test_predicted_memory_and_bytes_stand_beside_the_measured_ones():
+    from harness.predict.speed.roofline import Work
+
+    facts = {"sent_bytes": {"backward": {"allreduce float32": 3 << 20}}}
+    results = [measured(*SET[0]), measured(*SET[2], **facts)]
+    work = [Work(phase="backward", kind="overlapped", dtype="", flops=0, bytes=6 << 20, count=1)]
+    predictions = {r.spec.key: foretold(r, work=work) for r in results}
+    (grid,) = told(results, predictions=predictions).values()
+    cells = dict(zip(grid.heads, grid.lines[1], strict=True))
+    assert cells["Peak MiB"] == cells["Predicted MiB"] and cells["Error %"] == "0.0"
+    assert (cells["Sent MiB"], cells["Sent, predicted MiB"]) == ("3.00", "3.00")
+
+
+# ---- predicted ----
+
+
+def foreseen(recipe: str, count: int, batch: int, seconds: float = 1.0, **more) -> Foretold:
+    given = {"exposed_seconds": 0.0, "within_bytes": GIB, "across_bytes": 0}
+    ends = {"slow_links_seconds": 1.2 * seconds, "slow_card_seconds": 1.3 * seconds}
+    sizes = {"need_bytes": 9 * GIB, "peak_bytes": 8 * GIB, "beyond_state_bytes": GIB}
+    spec = Spec(recipe=recipe, model="DiT-XL/2", data="synthetic", device="cuda", processes=count,
+                global_batch=batch)  # fmt: skip
+    fields = {"verdict": "fits", "step_seconds": seconds, "spread_seconds": 0.3 * seconds}
+    return Foretold(spec=spec, asked=recipe, **{**given, **ends, **sizes, **fields, **more})
+
+
+def of(*rows: Foretold) -> Forecast:
+    return Forecast(suite="scale", model="DiT-XL/2", gpu="H100-80GB", gpu_bytes=80 * GIB,
+                    assumed="Flash.", made_with={}, rows=rows)  # fmt: skip
+
+
+ALONE = foreseen("single", 1, 32)
+ENDS = {
+    "no end seen": ([foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048)], "64"),
+    "at 64: 60% of a step is exposed communication": (
+        [foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048, exposed_seconds=0.6)],
+        "8",
+    ),
+    "at 64: a GPU does 40% of what it did at 1": (
+        [foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048, 2.5)],
+        "8",
+    ),
+    "at 64: does not fit": (
+        [foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048, verdict="no")],
+        "8",
+    ),
+    "at 1024: 32 does not divide": (
+        [foreseen("ddp", 8, 32, 0.25), foreseen("ddp", 1024, 32, verdict="refused",
+                                                reason="32 does not divide")],
+        "8",
+    ),
+    "one sample a GPU: nothing to divide": ([foreseen("ddp", 32, 32, 1 / 32)], "32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("then", ENDS)
+def test_where_more_gpus_stop_to_pay(then):
+    rows, wanted = ENDS[then]
+    found = [line for grid in scale.predicted(of(ALONE, *rows)) if grid.key == "scale_ends"
+             for line in grid.lines]  # fmt: skip
+    assert ["ddp", then] in [[line[0], line[3]] for line in found]
+    assert wanted in [line[2] for line in found if line[3] == then]
+
+
+def test_fewer_gpus_that_do_not_hold_it_are_no_end():
+    rows = [foreseen("zero3", 1, 64, verdict="no")]
+    rows += [foreseen("zero3", count, 64) for count in (8, 16)]
+    grids = {g.key: g for g in scale.predicted(of(foreseen("single", 1, 64, verdict="no"), *rows))}
+    (line,) = grids["scale_ends"].lines
+    assert line == ["zero3", "strong", "16", "no end seen"]
+    cells = [entry[grids["foretold_strong"].heads.index("Efficiency %")]
+             for entry in grids["foretold_strong"].lines]  # fmt: skip
+    assert cells[-3:] == [units.NONE, "base", "50 (50-50)"]
+
+
+def test_predictions_beside_results_are_told_and_drawn():
+    head = dataclasses.replace(HEAD, forecast=of(ALONE, *ENDS["no end seen"][0]))
+    report = build([measured(*one) for one in SET], [], head)
+    grids = {g.key: g for g in stories.tables(report)}
+    assert list(grids) == ["scale_weak", "scale_strong", "foretold_weak", "scale_ends"]
+    weak = grids["foretold_weak"]
+    assert [line[weak.heads.index("GPUs")] for line in weak.lines] == ["1", "8", "64"]
+    assert "Nothing was run. Nodes of 8 H100-80GB" in weak.note
+    pictures, keys = of_story.pictures(report), of_story.keys(report)
+    assert [name for name, *_ in keys] == ["ddp"]
+    assert len(pictures) == 6 and all("<svg" in picture for *_, picture in pictures)
