@@ -34,6 +34,7 @@ __all__ = ["PARTS", "DataFacts", "Dimensions", "Shaping", "Subject"]
 PARTS = {
     "attend": "attention whose function can be replaced",
     "chain": "blocks that can be run several at a time",
+    "ends": "word on what runs in front of its blocks and what behind them",
     "halves": "blocks of one attention (qkv, proj) and one MLP (fc1, fc2)",
     "head": "final layer of its own",
     "label_table": "table of labels",
@@ -47,13 +48,15 @@ PARTS = {
 
 ``attend``: the layers of ``attentions`` compute by an attribute ``attend(q, k, v)``.
 ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
+``ends``: the module has the part "chain", ``enter(*given)`` from what it is called with to the
+tensors that its blocks are given, ``leave(*tensors)`` from those to what it returns, and ``ends``:
+names of the modules and parameters that each of the two uses. Blocks return the first tensor anew.
 ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
 what it makes of the condition for all tokens alike is returned by ``adaLN_modulation``.
 ``head``, ``label_table``: what the methods of these names return.
 ``sized``: ``sized`` gives the same model in another size.
-``stages``: the module has the part "chain", ``enter(*given)`` from what it is called with to the
-tensors that its blocks are given, ``leave(*tensors)`` from those to what it returns, and ``ends``:
-names of the modules and parameters that each of the two uses. Blocks return the first tensor anew.
+``stages``: the module has the part "ends", or ``passage()``: what passes between its blocks in a
+forward pass of its own (``strategies.engines.pipeline.passage``).
 ``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.

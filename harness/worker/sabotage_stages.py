@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.worker.loop import Run
 
-__all__ = ["NUMBERS", "REPEATED", "SHARED_NUMBERS", "SPLIT", "STAGES"]
+__all__ = ["NUMBERS", "REPEATED", "SHARED_NUMBERS", "SPLIT", "STAGES", "STANDING"]
 
 
 def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
@@ -127,6 +127,28 @@ def gradients_of_replicas_not_averaged(run: Run) -> None:
     object.__setattr__(places, "average", lambda gradients: None)  # it is frozen
 
 
+def gradients_of_what_all_stages_have_not_added_up(run: Run) -> None:
+    """Each stage steps what is in front of all blocks by what its own blocks make of it."""
+    places = run.trained.model.places
+
+    def alone(gradients: Any, micro: int) -> None:
+        for gradient in gradients:
+            gradient.div_(micro)
+
+    object.__setattr__(places, "add_up", alone)  # it is frozen
+
+
+def blocks_of_others_without_what_was_received(run: Run) -> None:
+    """What stands for the blocks before a stage's own returns zeros."""
+    way = run.trained.model.way
+    own = way.own
+
+    def without(number: int, received: Any, *given: Any) -> Any:
+        return own(number, tuple(tensor * 0 for tensor in received), *given)
+
+    way.own = without
+
+
 def gradients_reduced_for_each_micro_batch(run: Run) -> None:
     """Gradients do not wait for a stage's last micro batch: the same numbers, and more sent."""
     module = run.trained.module
@@ -193,6 +215,14 @@ REPEATED: dict[str, Callable[[Run], None]] = {
     gradients_of_replicas_not_averaged.__name__: gradients_of_replicas_not_averaged
 }
 """The same, where each stage is there several times."""
+STANDING: dict[str, Callable[[Run], None]] = {
+    change.__name__: change
+    for change in (
+        gradients_of_what_all_stages_have_not_added_up,
+        blocks_of_others_without_what_was_received,
+    )
+}
+"""The same, where a model runs its blocks in a forward pass of its own."""
 SHARED_NUMBERS: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (gradients_of_sharers_divided_twice, gradients_of_the_last_micro_batch_alone)
@@ -202,6 +232,7 @@ STAGES = {
     **NUMBERS,
     **SPLIT,
     **REPEATED,
+    **STANDING,
     **SHARED_NUMBERS,
     **{
         change.__name__: change

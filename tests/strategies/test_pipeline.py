@@ -308,9 +308,9 @@ def test_entering_running_and_leaving_is_the_forward_pass():
     [
         ("pp", 3, ["3 processes are not 2 stages", "--processes 2, or stages=3"]),
         ("pp", 1, ["1 processes are not 2 stages", "or single"]),
-        ("pp:stages=3", 3, ["4 blocks are not 3 equal stages", "2 or 4"]),
+        ("pp:stages=5,micro=6", 5, ["4 blocks are fewer than 5 stages have", "4 or fewer"]),
         ("pp:micro=3,stages=4", 4, ["1f1b fills 4 stages", "micro=4"]),
-        ("pp:schedule=interleaved,stages=4", 4, ["4 equal stages of 2 runs", "take stages of 2"]),
+        ("pp:schedule=interleaved,stages=4", 4, ["than 4 stages of 2 runs have", "of 2 or fewer"]),
         ("pp:schedule=interleaved,runs=1", 2, ["take runs=2, or schedule=1f1b"]),
         ("pp:schedule=zero_bubble,stages=5,micro=16", 5, ["3 equal rounds", "micro=15 or 20"]),
         ("pp:schedule=zbv,runs=4", 2, ["take runs=2, or zero_bubble"]),

@@ -55,6 +55,7 @@ class Dit(Subject):
             "head",
             "label_table",
             "sized",
+            "ends",
             "stages",
             "stripes",
             "token_blocks",

@@ -38,7 +38,7 @@ def is_named(model: str) -> bool:
 class TokenDit(Dit):
     """A DiT that predicts hidden tokens, of a vocabulary as large as its name says."""
 
-    parts: ClassVar[frozenset[str]] = Dit.parts - {"sized", "stages"} | {"vocabulary"}
+    parts: ClassVar[frozenset[str]] = Dit.parts - {"sized", "ends", "stages"} | {"vocabulary"}
     objectives: ClassVar[tuple[str, ...]] = ("masked",)
     brings_samples: ClassVar[bool] = True
 

@@ -79,6 +79,9 @@ class Family:
     """Key of the configuration without which samples are not shared."""
     whole_masks: bool = False
     """Whether the class reads values of its mask, of which all are true here."""
+    stages: bool = True
+    """Whether its blocks can be given to several ranks: not where it uses a block's own layers
+    outside of it."""
 
     def value(self, config: Config, key: str) -> Any:
         """A number of the configuration."""
@@ -157,6 +160,7 @@ _ALL = [
         defaults={"in_channels": 4, "num_embeds_ada_norm": 1000, "num_layers": 28},
         objectives=("epsilon",),
         more=lambda config, space: {"y": ((), "label")}, resolution="256x256", text_tokens=0,
+        stages=False,
     ),
     Family(
         name="WanTransformer3DModel", call="wan", depths={"blocks": "num_layers"}, layout="video",

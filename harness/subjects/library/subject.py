@@ -113,7 +113,9 @@ class Library(Subject):
         shared = self.family.shares(self.config)
         stripes = ("stripes",) if shared else ()
         sized = ("sized",) if len(self.depths) == 1 else ()
-        return frozenset((*stripes, *sized, *(("head",) if self.family.head else ())))
+        head = ("head",) if self.family.head else ()
+        stages = ("stages",) if self.family.stages else ()
+        return frozenset((*stages, *stripes, *sized, *head))
 
     @property
     def random_blocks(self) -> bool:
@@ -197,6 +199,8 @@ class Library(Subject):
     def make(self) -> nn.Module:
         import diffusers
 
+        from strategies.engines.pipeline import passage
+
         try:
             module = getattr(diffusers, self.kind)(**self.config)
         except (TypeError, ValueError, AttributeError) as error:
@@ -206,6 +210,7 @@ class Library(Subject):
                 part.dropout_prob = (
                     0.0  # labels are withheld by the batch, the same on every engine
                 )
+        module.passage = functools.partial(passage.of, self)
         return module
 
     def shell(self) -> nn.Module:

@@ -145,6 +145,9 @@ def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
         for p in part.parameters():
             if p.requires_grad and p.dtype is not torch.float32:
                 p.data = p.data.float()
+    for own in (module._buffers for module in part.modules()):
+        # torch moves them by their data, which tensors without storage do not let it.
+        own.update({key: b.to(accelerator.device) for key, b in own.items() if b is not None})
 
 
 def _unpack(part: nn.Module, device: torch.device) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from strategies.base import demand
-from strategies.engines.pipeline import joined, orders
+from strategies.engines.pipeline import joined, orders, shared
 from strategies.engines.pipeline.orders import Part
 from strategies.engines.pipeline.staged import Staged
 from strategies.evidence import forward
@@ -67,22 +67,28 @@ def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
     kind = type(model.pipe.schedule).__name__
     demand(kind == engine.schedule.kind, f"the schedule is {kind}, not {engine.schedule.kind}")
     facts |= {"schedule": kind, **_ran(trained, engine), **_idle(trained, engine)}
+    facts |= shared.evidence(trained)
     return facts | engine.shown_alike(trained) | _as_the_whole(trained)
 
 
 def _held(trained: Trained) -> dict[str, Any]:
-    """Each parameter of the model is held by one stage, and each has as many blocks, of as many
-    runs."""
+    """Each parameter of the model is held by one stage, or is one of those that all share, and each
+    has the blocks that are dealt to it, of as many runs."""
     module, cut, everyone = trained.module, trained.model.cut, trained.model.places.everyone
     mine = {name: p.numel() for name, p in module.named_parameters()}
     each = everyone(mine)
     holders = Counter(name for held in each for name in held)
-    twice = sorted(name for name, times in holders.items() if times > 1)
-    demand(not twice, f"{len(twice)} parameters are held by several stages, {twice[:1]}")
-    total, wanted = sum(n for held in each for n in held.values()), trained.subject.parameters
-    demand(total == wanted, f"all stages hold {total} elements, of {wanted}")
-    blocks, share = everyone(len(trained.blocks())), trained.subject.depth // cut.count
-    demand(blocks == [share] * cut.count, f"the stages have {blocks} blocks, not {share} each")
+    odd = {n: times for n, times in holders.items() if times > 1 and n not in cut.shared}
+    demand(not odd, f"{len(odd)} parameters are held by several stages, {sorted(odd)[:1]}")
+    lost = [name for name in cut.shared if holders[name] != cut.count]
+    demand(not lost, f"{len(lost)} parameters that all stages need are not on all")
+    total, wanted = sum({n: p for held in each for n, p in held.items()}.values()), trained.subject
+    demand(total == wanted.parameters, f"all stages hold {total} elements, of {wanted.parameters}")
+    dealt = Counter[int]()
+    for run, home in enumerate(cut.homes):
+        dealt[home] += len(range(*cut.bounds(run)))
+    blocks, shares = everyone(len(trained.blocks())), [dealt[n] for n in range(cut.count)]
+    demand(blocks == shares, f"the stages have {blocks} blocks, not {shares}")
     runs = {"runs_of_stages": everyone([*cut.blocks])} if len(cut.homes) > cut.count else {}
     elements = [sum(held.values()) for held in each]
     return {"blocks_of_stages": blocks, **runs, "elements_of_stages": elements}
@@ -128,18 +134,18 @@ def _each_once(engine: Any, run: int, parts: Sequence[Part]) -> None:
 def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
     """Tensors sent to and received from the neighbours: what passes on, of each micro batch, and
     its gradient back. Runs that follow on each other in one stage send nothing."""
-    cut, (stage, *_) = trained.model.cut, trained.model.pipe.stages
-    # The last run's own output is its loss: what passes is what comes in.
-    tensors, homes = len(stage.submod.passes), cut.homes
+    cut, passes = trained.model.cut, trained.model.pipe.borders
+    homes = cut.homes
     borders = [n for n in range(cut.end) if homes[n] != homes[n + 1]]
-    neighbours = sum((n in cut.blocks) + (n + 1 in cut.blocks) for n in borders)
-    wanted = neighbours * tensors * engine.micro
+    times = {n: (n in cut.blocks) + (n + 1 in cut.blocks) for n in borders}
+    wanted = sum(count * len(passes[n]) for n, count in times.items()) * engine.micro
     counts = Counter(ran.name for ran in trained.observed.ran)
     for name in ("c10d::send", "c10d::recv_"):
         demand(counts[name] == wanted, f"{counts[name]} of {name} in a step, not {wanted}")
     sizes = [s.bytes for s in trained.observed.sent if s.collective == "send"]
-    each = sum(p.numel() * p.element_size() for p in stage.submod.passes)
-    demand(sum(sizes) == neighbours * each * engine.micro, f"{sum(sizes)} bytes were sent")
+    bytes_ = {n: sum(p.numel() * p.element_size() for p in passes[n]) for n in borders}
+    whole = sum(count * bytes_[n] for n, count in times.items()) * engine.micro
+    demand(sum(sizes) == whole, f"{sum(sizes)} bytes were sent, of {whole}")
     return {"sends": len(sizes), "sent_to_stages_bytes": sum(sizes)}
 
 

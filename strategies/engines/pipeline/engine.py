@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strategies.base import TRAITS
 from strategies.engine import Engine, Imitation
 from strategies.engines.pipeline import orders
-from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule
+from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule, dealt
 from strategies.holdings import Fragment, Holdings
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
@@ -37,6 +37,8 @@ DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
 """accelerate has keys for a pipeline in the block of Megatron-LM alone."""
 BESIDE = frozenset({"recomputes", "half_compute"})
 """Traits of other parts beside which a pipeline was tried."""
+ALL_STAGES = 4
+"""Up to so many stages each is predicted."""
 
 
 def in_file(file: LaunchFile) -> bool:
@@ -130,15 +132,19 @@ class Pipeline(Engine):
         lack = subject.lacks("stages", "take ddp or fsdp2")
         if lack:
             return lack
+        if self.schedule.split and subject.lacks("ends"):
+            return (
+                f"gradients of weights come apart, and {subject.name} does not say which weights "
+                "are in front of its blocks, which every stage then has; take schedule=interleaved"
+            )
         fault = self.schedule.fault(stages, runs, self.micro)
         if fault:
             return fault
-        if subject.depth % (stages * runs):
+        if subject.depth < stages * runs:
             each = f" of {runs} runs" if runs > 1 else ""
-            counts = range(2, subject.depth // runs + 1)
-            fitting = [str(n) for n in counts if subject.depth % (n * runs) == 0]
-            ways = f"take stages of {' or '.join(fitting)}" if fitting else "take ddp or fsdp2"
-            return f"{subject.depth} blocks are not {stages} equal stages{each}; {ways}"
+            most = subject.depth // runs
+            ways = f"take stages of {most} or fewer" if most > 1 else "take ddp or fsdp2"
+            return f"{subject.depth} blocks are fewer than {stages} stages{each} have; {ways}"
         return None
 
     def _ranks(self, launch: Launch) -> str | None:
@@ -223,15 +229,21 @@ class Pipeline(Engine):
         yield from losses.unbind()
 
     def average(self, trained: Trained) -> None:
-        """Have the gradients of a step be the mean over the replicas of this stage."""
+        """Have the gradients of a step be the mean over the replicas of this stage, those of what
+        all stages have be the sum over these before."""
+        from strategies.engines.pipeline import shared
+
+        shared.added_up(trained)
         own = (p.grad for p in trained.module.parameters() if p.grad is not None)
         trained.model.places.average(own)
 
     def norm(self, trained: Trained) -> Any:
-        """Each parameter is of one stage: squares add up."""
+        """Each parameter is told by one stage: squares add up."""
         import torch
 
-        mine = super().norm(trained)
+        from strategies.engines.pipeline import shared
+
+        mine = shared.norm(trained) if trained.model.cut.shared else super().norm(trained)
         total = mine.detach().double().square()
         torch.distributed.all_reduce(total, group=trained.model.places.pipe)
         return total.sqrt().to(mine.dtype)
@@ -263,12 +275,14 @@ class Pipeline(Engine):
         return trained.model.cut.everywhere(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        """Each stage has all of its own parameters; of its replicas the first tells of them."""
+        """Each stage has all of its own parameters; of its replicas the first tells of them, and of
+        what all stages have the first."""
         if trained.model.places.share and not copies:
             return
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
         for index, (name, p) in enumerate(named):
-            yield Fragment(name, index, 0, p.numel(), 0)
+            if copies or trained.model.cut.tells(name):
+                yield Fragment(name, index, 0, p.numel(), 0)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.engines.pipeline import joined
@@ -298,7 +312,23 @@ class Pipeline(Engine):
         return effects.observe(trained)
 
     def unlike(self, launch: Launch) -> Sequence[int]:
-        return range(0, launch.processes, self.layout(launch.processes).data)
+        """The first rank of each stage; of many stages, of each that is the first of its kind:
+        those behind it keep activations of as many micro batches or fewer."""
+        data = self.layout(launch.processes).data
+        return [stage * data for stage in self._unlike(launch.subject)]
+
+    def _unlike(self, subject: Any) -> Sequence[int]:
+        stages, known = range(self.stages), sum(subject.depths.values())
+        if self.stages <= ALL_STAGES or known != subject.dimensions.depth:
+            return stages
+        kinds = [kind for kind, count in enumerate(subject.depths.values()) for _ in range(count)]
+        runs = dealt(known, len(self.homes))
+        first = dict[Any, int]()
+        for stage in stages:
+            own = [kinds[slice(*runs[n])] for n, home in enumerate(self.homes) if home == stage]
+            ends = (self.homes[0] == stage, self.homes[-1] == stage)
+            first.setdefault((str(own), ends), stage)
+        return [*first.values()]
 
     def standing_for(self, rank: int) -> Pipeline:
         settings = self.file.settings | {"rank": rank}

@@ -56,12 +56,14 @@ def _file(kind: str, stage: int, count: int, ending: str) -> str:
 def save(trained: Trained, path: Path) -> None:
     """Write this stage's files; the first one's rank writes the index. Of replicas, whose weights
     and states are alike, the first writes."""
-    first = trained.model.places.share == 0
+    first, tells = trained.model.places.share == 0, trained.model.cut.tells
     named = dict(trained.module.named_parameters())
     # What ranks of a stage share they put together one after the other, all of them.
-    weights = {name: p for name, p in _on_host(named.items()) if first}
+    weights = {name: p for name, p in _on_host(named.items()) if first and tells(name)}
     of_optimizer = trained.inner_optimizer.state
-    kept = ((name, of_optimizer[p]) for name, p in named.items() if p in of_optimizer)
+    kept = (
+        (name, of_optimizer[p]) for name, p in named.items() if p in of_optimizer and tells(name)
+    )
     state = {name: own for name, own in ((n, dict(_on_host(s.items()))) for n, s in kept) if first}
     if first:
         _write(trained, path, weights, state)

@@ -41,12 +41,13 @@ class Places:
 
     def average(self, gradients: Iterable[Tensor]) -> None:
         """Have each gradient be the mean over this stage's replicas, in its place."""
-        if self.data == 1:
-            return
-        for some in _take_tensors(gradients, BUCKET):
-            bucket = _flatten_dense_tensors(some)
-            dist.all_reduce(bucket.div_(self.data), group=self.replicas)
-            torch._foreach_copy_(some, _unflatten_dense_tensors(bucket, some))
+        if self.data > 1:
+            _added_up(gradients, self.data, self.replicas)
+
+    def add_up(self, gradients: Iterable[Tensor], micro: int) -> None:
+        """Have each gradient of what all stages of this pipeline have be the sum over them, and the
+        mean over so many micro batches, in its place."""
+        _added_up(gradients, micro, self.pipe)
 
     def everyone(self, value: Any) -> list[Any]:
         """``value`` of each stage of this pipeline, in order, on all of them."""
@@ -61,3 +62,10 @@ def found(rank: int, ranks: int, data: int) -> Places:
         return Places(rank, 0, 1)
     own = groups.made(data, ranks)
     return Places(rank // data, rank % data, data, pipe=own.alike, replicas=own.parts)
+
+
+def _added_up(gradients: Iterable[Tensor], over: int, group: Any) -> None:
+    for some in _take_tensors(gradients, BUCKET):
+        bucket = _flatten_dense_tensors(some)
+        dist.all_reduce(bucket.div_(over), group=group)
+        torch._foreach_copy_(some, _unflatten_dense_tensors(bucket, some))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AUTO", "SCHEDULES", "Schedule"]
+__all__ = ["AUTO", "SCHEDULES", "Schedule", "dealt"]
 
 AUTO = "auto"
 """Runs of blocks a stage where a recipe says nothing: one, or the fewest of an order of several."""
@@ -86,3 +87,11 @@ SCHEDULES = {
         split=True,
     ),
 }
+
+
+def dealt(depth: int, runs: int) -> list[tuple[int, int]]:
+    """The first block of each run and that behind its last: equal runs, or the first ones a block
+    longer."""
+    size, longer = divmod(depth, runs)
+    ends = [n * size + min(n, longer) for n in range(runs + 1)]
+    return [*itertools.pairwise(ends)]

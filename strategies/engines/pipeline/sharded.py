@@ -90,7 +90,7 @@ class Sharded(Pipeline, Rows):
         return fault
 
     def _parts(self, launch: Launch) -> str | None:
-        fault = super()._parts(launch)
+        fault = launch.subject.lacks("ends", "take pp, or fsdp2") or super()._parts(launch)
         if fault is None and self.schedule.split and self.reshard:
             # torch looks for weights where their gradients come apart: they must be gathered.
             return (

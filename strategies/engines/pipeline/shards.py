@@ -30,7 +30,8 @@ from strategies.engines.fsdp import shard as fsdp
 from strategies.engines.pipeline import cut, places
 from strategies.engines.pipeline.cut import Cut
 from strategies.engines.pipeline.places import Places
-from strategies.engines.pipeline.staged import Handed, Stage, Staged
+from strategies.engines.pipeline.staged import Stage, Staged
+from strategies.engines.pipeline.ways import Handed
 from strategies.initial import Draw
 
 __all__ = ["Reducing", "Shared", "shard"]

@@ -4,7 +4,7 @@ A schedule runs forward and backward of all micro batches by itself. So that the
 one way to a prediction for all engines, every stage asks for the loss of a micro batch as any
 engine does; where the model is called on the way there, it runs the blocks of one of its runs on
 what it received, and leaves with what it hands on (``Handed``), but for the last run, from which
-prediction and loss go their usual way. torch has a stage of its own for each run.
+prediction and loss go their usual way (``ways``). torch has a stage of its own for each run.
 """
 
 from __future__ import annotations
@@ -19,23 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from strategies import initial
 from strategies.engines.pipeline.cut import Cut
 from strategies.engines.pipeline.orders import BACKWARD, FORWARD, WEIGHTS, Part
 from strategies.engines.pipeline.places import Places
 from strategies.engines.pipeline.schedules import Schedule
+from strategies.engines.pipeline.ways import Borders, Handed, way
 from strategies.subject import Subject
 
-__all__ = ["Handed", "Pipe", "Stage", "Staged"]
-
-
-class Handed(Exception):
-    """What a stage hands on to the next: ``tensors``. It ends the way to a loss that others take
-    to its end."""
-
-    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        super().__init__("the loss is another stage's")
-        self.tensors = tensors
+__all__ = ["Pipe", "Stage", "Staged"]
 
 
 class Staged(nn.Module):
@@ -46,37 +37,33 @@ class Staged(nn.Module):
     def __init__(self, module: nn.Module, cut: Cut, places: Places) -> None:
         super().__init__()
         self.module, self.cut, self.places = module, cut, places
+        self.way = way(module, cut)
         self.run: int | None = None
         self.received: tuple[Tensor, ...] = ()
         self.pipe: Pipe | None = None
 
-    def forward(self, *given: Any, **named: Any) -> Tensor:
-        """The prediction, behind the last run.
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """What the whole model returns, behind the last run.
 
         Raises:
             Handed: behind the others, within a step.
         """
         if self.run is None:
             return self._through(*given, **named)
-        return self._own(self.run, self.received, given, named)
+        return self._own(self.run, self.received, (), given, named)
 
-    def _own(self, run: int, received: tuple[Tensor, ...], given: Any, named: Any) -> Tensor:
-        module = self.module
-        hidden = module.enter(*given, **named) if run == 0 else received
-        hidden = (module.run_blocks(tuple(self.cut.blocks[run]), *hidden), *hidden[1:])
-        if run == self.cut.end:
-            return module.leave(*hidden)
-        raise Handed(tuple(tensor.contiguous() for tensor in hidden))
+    def _own(self, run: int, *given: Any) -> Any:
+        return self.way.own(run, *given)
 
-    def _through(self, *given: Any, **named: Any) -> Tensor:
+    def _through(self, *given: Any, **named: Any) -> Any:
         """From run to run, each while the other stages wait; no gradient can go back."""
-        found: list[Any] = [None]
+        found: list[Any] = [(), ()]
         for run, home in enumerate(self.cut.homes):
             if home == self.cut.index:
                 try:
-                    found = [self._own(run, found[0], given, named)]
+                    found = [self._own(run, *found, given, named), ()]
                 except Handed as left:
-                    found = [left.tensors]
+                    found = [left.tensors, left.outputs]
             dist.broadcast_object_list(found, src=self.places.rank(home), group=self.places.pipe)
         return found[0]
 
@@ -86,9 +73,10 @@ class Chunk(nn.Module):
 
     def __init__(self, staged: Staged, run: int, passes: Sequence[Tensor]) -> None:
         super().__init__()
-        # torch divides gradients of all that it finds here: the model of all runs is hidden.
+        # torch looks for weights here: the model of all runs is hidden.
         object.__setattr__(self, "staged", staged)
         self.own = nn.ModuleList(staged.cut.parts(staged.module, run))
+        self.shared = nn.ParameterList(staged.cut.common(staged.module))
         self.run, self.passes = run, passes
         self.loss_of: Callable[[int], Tensor] | None = None
         self.number = 0
@@ -127,6 +115,12 @@ class Stage(PipelineStage):
         with self._working(WEIGHTS, number):
             super().backward_weight_one_chunk(number, *given, **named)
 
+    def scale_grads(self, grad_scale_factor: int) -> None:
+        """See torch's; what all stages have is divided once, where it is added up."""
+        for p in self.submod.own.parameters():
+            if p.grad is not None:
+                p.grad.div_(grad_scale_factor)
+
     @contextlib.contextmanager
     def _working(self, what: str, number: int) -> Iterator[None]:
         self.tell(Part(what, self.stage_index, number))
@@ -146,6 +140,7 @@ class Pipe:
         self.staged, self.micro, self.kind = staged, micro, kind
         self.order = schedule
         self.stages: list[Stage] = []
+        self.borders: Borders = []
         self.schedule: Any = None
         self.tell: Callable[[Part | None], None] = Stage.tell
         self.seconds: list[tuple[float, float]] = []
@@ -184,19 +179,21 @@ class Pipe:
 
     def begin(self, subject: Subject, batch: Any, device: Any) -> None:
         """Make stages and schedule for micro batches like this one."""
-        passes = passing(subject, self.staged, batch)
-        self.stages = [self._stage(run, passes, device) for run in self.staged.cut.blocks]
+        self.borders = self.staged.way.passing(subject, batch)
+        self.stages = [self._stage(run, device) for run in self.staged.cut.blocks]
         self.schedule = self.order.make(self.stages, self.micro, lambda out, target: out.sum())
 
-    def _stage(self, run: int, passes: tuple[Tensor, ...], device: Any) -> Stage:
+    def _stage(self, run: int, device: Any) -> Stage:
         cut = self.staged.cut
+        end = run == cut.end
+        passes = () if end else self.borders[run]
         return self.kind(
             Chunk(self.staged, run, passes),
             run,
             len(cut.homes),
             device,
-            input_args=() if run == 0 else passes,
-            output_args=torch.empty(1, device="meta") if run == cut.end else passes,
+            input_args=self.borders[run - 1] if run else (),
+            output_args=torch.empty(1, device="meta") if end else passes,
             group=self.staged.places.pipe,
         )
 
@@ -210,29 +207,3 @@ class Pipe:
 
 def _rooms(stage: Stage) -> list[Any]:
     return [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
-
-
-def passing(subject: Subject, staged: Staged, batch: Any) -> tuple[Tensor, ...]:
-    """What passes between stages for a micro batch like this one: tensors on meta. It is asked of
-    a whole model without memory, since a stage knows neither what comes in nor what is behind."""
-    with initial.valueless(), torch.no_grad():
-        whole = subject.make().to(_floating(staged.module))
-        x, t_B = batch.x.to("meta"), batch.t.to("meta")
-        conditions = {name: value.to("meta") for name, value in batch.conditions.items()}
-        whole.run_blocks = _noted
-        try:
-            subject.predict(whole, x, t_B, conditions)
-        except Handed as left:
-            return tuple(
-                torch.empty(tensor.shape, dtype=tensor.dtype, requires_grad=True)
-                for tensor in left.tensors
-            )
-    raise AssertionError("the model has not run its blocks by run_blocks")
-
-
-def _noted(blocks: Any, *hidden: Tensor) -> Tensor:
-    raise Handed(hidden)
-
-
-def _floating(module: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in module.parameters() if p.is_floating_point())

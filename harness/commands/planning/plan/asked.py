@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.commands import suites
+from harness.commands.planning.plan import across
 from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
 from harness.predict import beside
@@ -101,7 +102,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     buckets = _buckets(options)
     base = _base(options)
     rows, refused = [], []
-    for recipe in _recipes(options):
+    for recipe in _across(options, base, gpu) or _recipes(options):
         try:
             rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
         except BadInput as error:
@@ -276,6 +277,24 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     if options.processes == 1:
         asked = [unreplicated(recipe, _device(options)) for recipe in asked]
     return list(dict.fromkeys(asked))
+
+
+def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
+    """What is compared of a public model on several nodes where nothing is named; else nothing."""
+    named = options.recipes or options.suite or options.workload == SAMPLE
+    if named or gpu.shared or base.processes <= gpu.node or base.processes % gpu.node:
+        return []
+    if not kind_of(base.model).brings_samples:
+        return []
+
+    def refused(recipe: str) -> bool:
+        try:
+            _row(base, recipe, whole_batches=True)
+        except BadInput:
+            return True
+        return False
+
+    return across.recipes(base.processes, gpu.node, refused)
 
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from harness.commands.planning.plan.answer import answers, gib, kind_of_sample, rate
 from harness.commands.planning.plan.held import held_notes
+from harness.commands.planning.plan.why import why
 from harness.predict import beside, verdict
 from harness.predict.speed import calibrated
 from harness.predict.speed.cards import Card
@@ -64,7 +65,7 @@ def print_plan(
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
-    for line in answers(fits, ways):
+    for line in [*answers(fits, ways), *why(fits)]:
         console.print(escape(line), highlight=False)
 
 
