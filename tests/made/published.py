@@ -25,7 +25,6 @@ from harness.predict import pool
 from harness.predict.prediction import Prediction
 from harness.predict.speed import cards
 from harness.predict.speed.roofline import issued
-from harness.predict.tracing.world import GPU
 from harness.predict.verdict import judge
 from harness.predict.worker import predict
 from harness.resolve import Resolved, resolve
@@ -37,7 +36,7 @@ from tests.made.pages import anew
 from tests.made.public_rows import PAGE, RECORD, Found, kept, memory_table, rows, time_table
 
 GIB = 2**30
-WAS = frozenset({"before", "mask", "emptied"})
+WAS = frozenset({"mask", "emptied"})
 """Keys of a row that say what was not as it is here."""
 
 
@@ -67,30 +66,12 @@ def as_it_was(row: dict[str, Any]) -> Iterator[None]:
             stack.enter_context(mock.patch.dict(calls.CALLS, {"hunyuanvideo": squared}))
         if row.get("emptied") == "before training":
             stack.enter_context(mock.patch.object(setup, "prepare", _emptied(setup.prepare)))
-        if "before" in row:
-            after = _after(row["before"], setup.prepare)
-            stack.enter_context(mock.patch.object(setup, "prepare", after))
         yield
 
 
 def squared(*given: Any) -> Any:
     with _Square():
         return calls.hunyuanvideo(*given)
-
-
-def _after(encoders: Sequence[Any], prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """``prepare``, in a pool that has held these weights: [how many, rows, columns] in 16 bits."""
-
-    def run(*given: Any, **more: Any) -> Any:
-        held = [
-            torch.empty(rows, columns, dtype=torch.float16, device=GPU)
-            for count, rows, columns in encoders
-            for _ in range(count)
-        ]
-        del held
-        return prepare(*given, **more)
-
-    return run
 
 
 def _emptied(prepare: Callable[..., Any]) -> Callable[..., Any]:
