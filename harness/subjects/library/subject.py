@@ -335,8 +335,10 @@ def _trained(block: nn.Module) -> int:
 
 
 def _kept_in(model: Any) -> torch.dtype:
-    """The type in which the model keeps its weights: what it is given, outside of autocast."""
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+    """The type of what the model is given, outside of autocast: that in which its weights are when
+    it runs, which an engine that gathers them says."""
+    kept = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return getattr(model, "computes_in", None) or next(kept)
 
 
 @functools.cache

@@ -97,6 +97,10 @@ def shard(
     _filled(accelerator, module, draw)
     with _marks_kept(module):
         fsdp2_prepare_model(accelerator, module)
+    policy = accelerator.state.fsdp_plugin.mixed_precision_policy
+    if policy is not None and policy.param_dtype is not None:
+        # What weights are gathered in: their shards do not tell, and nothing casts what comes in.
+        module.computes_in = policy.param_dtype
 
 
 def by_part(
