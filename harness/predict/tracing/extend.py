@@ -48,7 +48,7 @@ KIND = FIELDS.index("flops")
 """
 SAME = 0.01
 """How far the peak of the allocations in order may be from the straight line's."""
-SHORT = "what the allocator reserves is the most of shallow models', often too little: {}"
+SHORT = "its reserve is estimated from shallow models, and often too low"
 UNLIKE = frozenset({"streams_weights", "dealt_optimizer", "stages"})
 """Traits by which not all blocks are held alike, or on one rank."""
 
@@ -268,9 +268,9 @@ def _pool(
         found = pooled(ordered())
         if abs(found["allocated"] - allocated) > SAME * allocated:
             raise NotAlike("they do not add up to the peak of a straight line")
-    except NotAlike as why:
+    except NotAlike:
         most = {n: max(p[n] - p["allocated"] for p in plain) for n in POOL}
-        notes = [*plain[0]["notes"], SHORT.format(why)]
+        notes = [*plain[0]["notes"], SHORT]
         return {n: allocated + most[n] for n in POOL} | {"allocated": allocated, "notes": notes}
     return {n: max(allocated, found[n]) for n in POOL} | {"allocated": allocated}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -121,11 +121,18 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
+    return [*notes, *_of_each(fits)]
+
+
+def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
+    """What is said of single recipes; of several alike once."""
+    told: dict[str, list[str]] = {}
     for fit in fits:
         if not fit.lack and fit.prediction.method != "trace":
-            notes.append(f"* {fit.label}: not predicted: {fit.prediction.reason}")
-        notes += [f"{fit.label}: {note}" for note in fit.prediction.notes]
-    return notes
+            yield f"* {fit.label}: not predicted: {fit.prediction.reason}"
+        for note in fit.prediction.notes:
+            told.setdefault(note, []).append(fit.label)
+    yield from (f"{', '.join(labels)}: {note}" for note, labels in told.items())
 
 
 def _beside(fit: Fit) -> list[str]:
