@@ -113,14 +113,13 @@ def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
     demand(size == elements, f"{size} bytes hold {elements} weights")
     worst = max(m.error for m in layers)
     demand(0 < worst <= ERROR[to], f"coding lost {worst:.2g} of a weight, of {ERROR[to]} at most")
-    scales = sum(m.scale.nbytes for m in layers)
     here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
     return {
         "layers": wanted,
         "coded_elements": elements,
         "coded_bytes": size,
         "coded_bytes_here": here,
-        "scale_bytes": scales,
+        "scale_bytes": sum(m.scale.nbytes for m in layers),
         "largest_weight_error": float(f"{worst:.2g}"),
     }
 

@@ -66,6 +66,7 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
 def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):
     """The second of two cards of a kind says nothing, and neither does the whole atlas again."""
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "kept")
+    monkeypatch.setenv("COLUMNS", "80")
     asked = []
 
     def each(rows, *how):

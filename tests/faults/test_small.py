@@ -323,9 +323,9 @@ def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
     monkeypatch.setattr(anatomy, "under_ceilings", lambda portrait, found: portrait)
     monkeypatch.setattr(page, "sentences", lambda portrait: [])
     monkeypatch.setattr(anatomy.files, "write", lambda portrait, folder: [])
-    assert not anatomy._draw(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()
+    assert not anatomy._write(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()
     Portrait.saved_total = 98.0
-    assert anatomy._draw(tmp_path, Console(file=out))
+    assert anatomy._write(tmp_path, Console(file=out))
     assert anatomy.load is not load_portrait
 
 

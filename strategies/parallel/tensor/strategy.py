@@ -80,8 +80,7 @@ class TensorParallel(Strategy):
         lack = subject.lacks("halves", "leave tp out, or take fsdp2")
         if lack is None and self.by_tokens:
             lack = subject.lacks("chain", "take norms=whole")
-        if lack is None and (uneven := self._uneven(subject.dimensions)):
-            return uneven
+        lack = lack or self._uneven(subject.dimensions)
         tokens = subject.dimensions.tokens if lack is None else 0
         if self.by_tokens and tokens % self.ranks:
             return f"{tokens} tokens are not {self.ranks} equal stripes; take norms=whole"
