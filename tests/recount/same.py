@@ -163,7 +163,8 @@ def computation(row: Row) -> str:
     weights = facts.get("parameters")
     if facts.get("compute_dtype") not in ("bfloat16", "float16") or not weights:
         return ""
-    if weights == "float32":
+    ran_in = {f["gathered_as"] for f in row.evidence.values() if f and "gathered_as" in f}
+    if weights == "float32" and ran_in <= {"float32"}:
         return "autocast"
     bare = facts.get("master") != "float32" and not row.first.get("drawn")
     return "16-bit weights without a master" if bare else "16-bit weights"

@@ -219,6 +219,13 @@ def made(recipe: str, types: dict[str, str], shift: float) -> Result:
     return one
 
 
+def gathered(recipe: str, kind: str, shift: float) -> Result:
+    """One whose float32 shards are gathered in another type."""
+    one = made(recipe, AUTOCAST, shift)
+    one.evidence["engine"] = {"gathered_as": kind}
+    return one
+
+
 def test_a_row_is_held_to_the_plainest_of_its_own_computation():
     found = rows(
         made("ddp", FLOAT32, 0.0),
@@ -233,6 +240,19 @@ def test_a_row_is_held_to_the_plainest_of_its_own_computation():
     assert found["zero3+bf16"].sibling == "zero2+bf16" and not found["zero3+bf16"].wrong
     far = found["zero3+bf16+checkpoint"]
     assert far.parity == "DIFFERS" and far.wrong and far.differs_in.startswith("zero2+bf16: loss")
+
+
+def test_weights_that_are_gathered_in_16_bits_make_16_bit_weights():
+    found = rows(
+        made("ddp", FLOAT32, 0.0),
+        made("ddp+bf16", AUTOCAST, 4e-5),
+        gathered("fsdp2+bf16", "bfloat16", 1.6e-3),
+        gathered("hsdp+bf16", "float32", 1.6e-3),
+        made("zero2+bf16", SHORT, 1.65e-3),
+    )
+    assert found["fsdp2+bf16"].sibling == "ddp+bf16 (autocast)" and not found["fsdp2+bf16"].wrong
+    assert found["zero2+bf16"].sibling == "fsdp2+bf16" and not found["zero2+bf16"].wrong
+    assert found["hsdp+bf16"].sibling == "ddp+bf16" and found["hsdp+bf16"].wrong
 
 
 def test_a_row_that_is_wrong_is_in_no_answer():

@@ -111,6 +111,13 @@ def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return next((facts for facts in facts_of if facts.get("compute_dtype")), {})
 
 
+def gathered_as(evidence: dict[str, dict[str, Any]]) -> str:
+    """The type that weights are in when the model runs, as an engine read it back that gathers
+    them in another than it keeps; empty where none says so."""
+    facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
+    return next((facts["gathered_as"] for facts in facts_of if "gathered_as" in facts), "")
+
+
 def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
     """The type that matrix products ran in: "tf32" where float32 was rounded for them, "float8"
     where the blocks' own products ran in it."""

@@ -333,7 +333,7 @@ def computation(row: Result) -> str:
     kind, kept, master = (types.get(k) for k in ("compute_dtype", "parameters", "master"))
     if kind not in ("bfloat16", "float16") or not kept:
         return ""
-    if kept == "float32":
+    if kept == "float32" and derive.gathered_as(row.evidence) in ("", "float32"):
         return "autocast"
     mastered = master == "float32" or row.spec.sampling  # where nothing is trained none is wanted
     return "16-bit weights" + ("" if mastered else " without a master")

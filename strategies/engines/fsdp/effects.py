@@ -145,16 +145,16 @@ def evidence(trained: Trained) -> dict[str, Any]:
         f"the model is a {type(model).__name__}, not one that fully_shard made",
     )
     shown = (objects.cut, objects.by_block, objects.shares, objects.kept)
-    facts = {}
+    found = {"gathered_as": facts.gathered_as(trained.module)}
     for look in (*shown, objects.places, objects.copies):
-        facts |= look(trained)
+        found |= look(trained)
     if trained.launch.device == "cpu":
-        facts = label({**facts, "started_as": "replicas on CPUs"}, "started_as")
+        found = label({**found, "started_as": "replicas on CPUs"}, "started_as")
     seen = trained.observed
     if seen is None or not isinstance(seen.engine, Effects):
-        return label(facts, "reshard_after_forward")
-    facts |= _step(trained, seen.engine)
-    return {**facts, **_wire(trained)}
+        return label(found, "reshard_after_forward")
+    found |= _step(trained, seen.engine)
+    return {**found, **_wire(trained)}
 
 
 # ---- of the watched step ----

@@ -22,6 +22,7 @@ __all__ = [
     "arrivals",
     "fragments",
     "gathered",
+    "gathered_as",
     "groups",
     "local",
     "makers",
@@ -35,6 +36,12 @@ def groups(module: nn.Module) -> list[Any]:
     states = [m._get_fsdp_state() for m in module.modules() if isinstance(m, FSDPModule)]
     found = [group for state in states for group in state._fsdp_param_groups]
     return list({id(group): group for group in found}.values())
+
+
+def gathered_as(module: nn.Module) -> str:
+    """The floating types in which torch gathers weights: what they are when the model runs."""
+    kinds = {p.param_dtype or p.orig_dtype for g in groups(module) for p in g.fsdp_params}
+    return "+".join(sorted(str(k).removeprefix("torch.") for k in kinds if k.is_floating_point))
 
 
 def process_groups(module: nn.Module) -> list[Any]:
