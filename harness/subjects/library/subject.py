@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,19 +198,16 @@ class Library(Subject):
             )
 
     def make(self) -> nn.Module:
-        import diffusers
-
         from strategies.engines.pipeline import passage
 
         try:
-            module = getattr(diffusers, self.kind)(**self.config)
+            module = _class(self.kind)(**self.config)
         except (TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"model {self.model}: {self.kind} cannot be built: {error}") from error
         for part in module.modules():
             if hasattr(part, "dropout_prob"):
-                part.dropout_prob = (
-                    0.0  # labels are withheld by the batch, the same on every engine
-                )
+                # Labels are withheld by the batch, the same on every engine.
+                part.dropout_prob = 0.0
         module.passage = functools.partial(passage.of, self)
         return module
 
@@ -328,6 +326,18 @@ class Library(Subject):
         with masks or contextlib.nullcontext():
             out = CALLS[family.call](model, x.to(kept), told_B, given, self.config, self.space)
         return -out if falling else out
+
+
+def _class(name: str) -> Any:
+    """A class of diffusers; its import warns of packages without which it does well."""
+    silent = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        import diffusers
+
+        return getattr(diffusers, name)
+    finally:
+        logging.disable(silent)
 
 
 def _trained(block: nn.Module) -> int:
