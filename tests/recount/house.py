@@ -60,7 +60,7 @@ HELD = {
     ),
     (
         *("run", "source", "settings", "reserved", "predicted", ""),
-        *("between steps", "predicted", ""),
+        *("allocated", "predicted", "", "between steps", "predicted", ""),
     ): "tests/test_public_peaks.py",
     ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within"): (
         "tests/test_public_peaks.py"
