@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from strategies.base import NotInForce, demand
+from strategies.base import demand
 from strategies.engines.fsdp import facts, objects
 from strategies.engines.pipeline import effects
 
@@ -47,24 +46,11 @@ def observe(trained: Trained) -> Iterator[SeenShards]:
 
 
 def evidence(trained: Trained) -> dict[str, Any]:
-    """Facts of this rank's share, and of the watched step; all ranks tell each other what is wrong
-    with theirs, since others will wait for them behind this.
+    """Facts of this rank's share, and of the watched step; nothing is told to others.
 
     Raises:
         NotInForce: some of it is not shared, not by block, or not as the recipe asks.
     """
-    try:
-        found, fault = _mine(trained), ""
-    except NotInForce as error:
-        found, fault = {}, str(error)
-    told = [""] * dist.get_world_size()
-    dist.all_gather_object(told, fault)
-    faults = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-    demand(not faults, "; ".join(faults))
-    return found
-
-
-def _mine(trained: Trained) -> dict[str, Any]:
     found: dict[str, Any] = {"sharers": trained.model.places.data}
     for look in (objects.cut, objects.by_block, objects.shares, objects.kept):
         found |= look(trained)
@@ -93,8 +79,9 @@ def _gathered(trained: Trained, seen: SeenShards) -> dict[str, Any]:
 def _reduced(trained: Trained) -> dict[str, Any]:
     """Each group's gradients once, behind the last micro batch, and none of them whole."""
     ours = _sent(trained)
-    free = [[p for p in g.fsdp_params if p.sharded_param.requires_grad] for g in _groups(trained)]
+    free = [[p for p in g.fsdp_params if p in trained.model.graded] for g in _groups(trained)]
     groups = sum(bool(own) for own in free)
+    _none_lost(trained)
     scattered = [s for s in ours if "reduce_scatter" in s.collective]
     told = f"{len(scattered)} reductions of gradients in a step of {groups} groups"
     demand(len(scattered) == groups, f"{told}: once each, behind the last micro batch")
@@ -109,6 +96,16 @@ def _reduced(trained: Trained) -> dict[str, Any]:
         "gradient_bytes_reduced": sent,
         "gradients_sent_as": "+".join(sorted(types)),
     }
+
+
+def _none_lost(trained: Trained) -> None:
+    """What trains has a gradient, but for what all stages have."""
+    named, shared = trained.module.named_parameters(), trained.model.cut.shared
+    common = {id(p) for name, p in named if name in shared}
+    each = (p for group in _groups(trained) for p in group.fsdp_params)
+    own = [p for p in each if p.sharded_param.requires_grad and id(p.sharded_param) not in common]
+    lost = [p for p in own if p not in trained.model.graded]
+    demand(not lost, f"{len(lost)} parameters of this stage alone had no gradient")
 
 
 def _room(p: Any) -> int:
