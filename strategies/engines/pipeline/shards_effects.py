@@ -51,7 +51,8 @@ def evidence(trained: Trained) -> dict[str, Any]:
     Raises:
         NotInForce: some of it is not shared, not by block, or not as the recipe asks.
     """
-    found: dict[str, Any] = {"sharers": trained.model.places.data}
+    gathered = facts.gathered_as(trained.module)
+    found: dict[str, Any] = {"sharers": trained.model.places.data, "gathered_as": gathered}
     for look in (objects.cut, objects.by_block, objects.shares, objects.kept):
         found |= look(trained)
     seen = trained.observed
