@@ -97,6 +97,20 @@ def test_what_a_recipe_chooses_is_in_the_file():
         assert (zero | zero.get("offload_optimizer", {}))[key] == value
 
 
+def test_groups_of_ranks_and_what_is_kept_gathered_are_in_words_of_fsdp2():
+    """FSDP 1's HYBRID_SHARD means nothing to it."""
+    groups = yaml.safe_load(made("hsdp:replicate=4").files["accelerate.yaml"])
+    sizes = {"dp_replicate_size": 4, "dp_shard_size": 2}
+    assert groups["parallelism_config"] == {f"parallelism_config_{k}": v for k, v in sizes.items()}
+    kept = yaml.safe_load(made("fsdp2:reshard=off").files["accelerate.yaml"])
+    assert "parallelism_config" not in kept
+    for content, after in ((groups, True), (kept, False)):
+        block = content["fsdp_config"]
+        assert block["fsdp_reshard_after_forward"] is after
+        assert "fsdp_sharding_strategy" not in block
+    assert "reshard_after_forward = 4 " in made("fsdp2:reshard=4").files["train.py"]
+
+
 @pytest.mark.parametrize("recipe", possible([r for r in RECIPES if "fp" in r or "16" in r]))
 def test_accelerate_s_word_for_the_precision_is_the_strategy_s(recipe):
     resolved = asked(recipe)

@@ -100,7 +100,7 @@ def started(folder: Path, text: str) -> list[dict[str, Any]]:
         "module": "tests.children.exported",
         "words": [script, str(folder), *home],
     }
-    start.ask(case | {"foreign": True, "resident": True, "copy": []}, seconds=300)
+    start.ask(case | {"foreign": True, "resident": False, "copy": []}, seconds=300)
     ranks = sorted(folder.glob("rank*.json"))
     assert ranks, f"{text}\n{start.tail(since)}"
     return [json.loads(rank.read_text()) for rank in ranks]
