@@ -31,7 +31,7 @@ from tests.made.stubs.parallel import LOST
 
 # As in test_runs: what is equal is equal because all clip, decay and step alike.
 TWO = dataclasses.replace(
-    TINY, model="DiT-T/8:depth=2", recipe="ddp", processes=2, global_batch=8, steps=1,
+    TINY, model="DiT-T/8:depth=3", recipe="ddp", processes=2, global_batch=8, steps=1,
     learning_rate=1e-3, weight_decay=0.01, beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
 FOUR = "fsdp2+sp"
@@ -60,7 +60,7 @@ WIDER = {"pixart-sigma": {"resolution": "128"}}
 """What of them is larger, so that a part of the image is not as long as its text."""
 OTHER_SAMPLES = {
     "video": {"frames": 4, "data": "synthetic:32"},
-    "tokens": {"model": "DiT-T/8:depth=2,tokens=64", "objective": "masked", "data": "synthetic:32"},
+    "tokens": {"model": "DiT-T/8:depth=3,tokens=64", "objective": "masked", "data": "synthetic:32"},
 }
 """Samples of the DiT that are no images: some fields of a spec."""
 SHARED = {
