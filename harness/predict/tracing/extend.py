@@ -129,6 +129,9 @@ def load(rows: Sequence[Resolved]) -> None:
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
                 subject.idle  # noqa: B018 (found by a survey, which its module keeps)
+    for row in rows:
+        with contextlib.suppress(Exception):
+            row.launch.engine.foresee(row.launch)
     imports.keep()
 
 
