@@ -35,7 +35,7 @@ from tests.made.stubs.stages import LOST, UNLIKE
 
 # As in test_runs: what is equal is equal because all clip, decay and step alike.
 TWO = dataclasses.replace(
-    TINY, recipe="ddp", processes=2, global_batch=8, steps=3, learning_rate=1e-3, weight_decay=0.01,
+    TINY, recipe="ddp", processes=2, global_batch=8, steps=1, learning_rate=1e-3, weight_decay=0.01,
     beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
 EQUAL = [
@@ -86,7 +86,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     """Name -> result, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("pipeline")
 
-    def case(recipe: str, *words: str, ranks: int = 2, steps: int = 3) -> Case:
+    def case(recipe: str, *words: str, ranks: int = 2, steps: int = 1) -> Case:
         return Case(dataclasses.replace(TWO, recipe=recipe, steps=steps, processes=ranks), words)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
