@@ -55,6 +55,7 @@ STAGED = {
 }
 """Model and recipe of stages -> what is special, and the processes."""
 EXACT = [case for case in STAGED if "bf16" not in case[1]]
+GATHERED = "fsdp2+bf16"
 SAVED, ON, THROUGH = ("saved", "goes on", "flux-dev pp:schedule=interleaved+checkpoint")
 
 
@@ -72,6 +73,7 @@ def launched_here(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         cases[f"{model} {recipe}"] = Case(staged(model, recipe, processes))
     for model, _ in EXACT:
         cases[f"{model} ddp"] = Case(staged(model, "ddp"))
+    cases[GATHERED] = Case(staged("wan2.1-1.3b", GATHERED))
     for name in STANDING:
         cases[name] = Case(staged("wan2.1-1.3b", "pp"), ("--sabotage", name))
     kept = ("--checkpoint", str(base / "checkpoints"))
@@ -153,6 +155,20 @@ def test_a_checkpoint_of_stages_is_a_plain_model_s(launched_here):
     saved = [name for file in sorted(set(files.values())) for name in load_file(path / file)]
     plain = resolve(on.spec).subject.shell()
     assert sorted(saved) == sorted(dict(plain.named_parameters())), "each once"
+
+
+def test_what_is_gathered_in_16_bits_is_given_16_bits(results, tmp_path):
+    """Shards are float32, and nothing casts what comes into the model: its first layer would be
+    given float32 beside a bfloat16 weight, in a run and in a prediction."""
+    row, reference = results[GATHERED], results["wan2.1-1.3b ddp"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    assert row.evidence["fsdp2"]["gathered_as"] == "bfloat16"
+    assert parity.computation(row) == "16-bit weights"
+    assert row.losses == pytest.approx(reference.losses, rel=2**-8)
+    assert row.losses != reference.losses, "nothing was rounded"
+    (made,) = pool.predict_all([resolve(row.spec)], tmp_path)
+    assert made.method == "trace", f"{made.reason} {made.fault}"
+    assert made.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
 
 
 def test_every_sharding_and_adapter_has_been_tried():
