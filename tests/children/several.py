@@ -7,9 +7,10 @@ there for the next. Cases have launch files and numbers of processes of their ow
 makes of a command, its own launcher says, run up to where it would start processes.
 
 A case has a ``line``, the words of its command from ``launch`` on, and ``env``, what the harness
-adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to ``copy``
-first (from, to); and whether ``resident`` marks are to follow live tensors, for which each step
-faults all its pages in again. The answer comes when all its ranks have ended.
+adds to the shell's variables; the ``module`` that runs, with its ``words`` (``foreign`` where they
+are no worker's); folders to ``copy`` first (from, to); and whether ``resident`` marks are to follow
+live tensors, for which each step faults all its pages in again. The answer comes when all its ranks
+have ended.
 
 Other programs run in forks as well, where ``program`` names a module: its ``words``, the whole
 ``env``, and files to ``open`` (``log``, where what it prints goes; any other stands in the words,
@@ -48,9 +49,8 @@ from harness.launch.command import free_port, inherited
 from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
 from harness.system.imports import imported, load
-from harness.worker import environment
-from harness.worker.measuring import heap
-from harness.worker.setup import LIBRARIES
+from harness.worker import environment, setup
+from harness.worker.measuring import heap, passes
 
 COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
 """What a first optimizer or a first checkpoint would import in every fork."""
@@ -74,7 +74,7 @@ def resolved(words: list[str]) -> Resolved:
 def prepare(asked: Resolved) -> None:
     """What every rank would find out by itself: libraries on its way, and what a survey of its
     model tells."""
-    names = [name for need in asked.needs for name in LIBRARIES.get(need, ())]
+    names = [name for need in asked.needs for name in setup.LIBRARIES.get(need, ())]
     load([*COMMON, *names, *asked.launch.engine.modules])
     if "deepspeed" in sys.modules:
         build_for_deepspeed()
@@ -139,6 +139,8 @@ def run(case: dict[str, Any], env: dict[str, str]) -> None:
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     if not case["resident"]:
         heap.keep_freed()
+        setup.rehearse = lambda *given: None  # before the mark that nobody looks at
+    passes.SETTLING = 1  # that a clock could be read is for runs of the harness
     sys.argv[1:] = case["words"]
     runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 
@@ -239,7 +241,8 @@ def answer(asked: dict[str, Any], programs: Programs) -> int:
             return programs.start(asked)
         if "wait" in asked:
             return programs.wait(asked["wait"])
-        prepare(resolved(asked["words"]))
+        if not asked.get("foreign"):
+            prepare(resolved(asked["words"]))
         load(whole(asked))
         return 0
     except Exception:
