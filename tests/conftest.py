@@ -60,6 +60,7 @@ ALONE = {"OMP_NUM_THREADS": "1"}
 """Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
     "strategies/test_publics_launched", "worker/test_runs", "strategies/test_launched",
+    "strategies/test_publics_staged",
     "strategies/test_tensor", "strategies/test_pipeline", "predict/test_predict_truth",
     "strategies/test_parallel", "worker/test_counted", "test_public_peaks", "worker/test_drawing",
     "worker/test_world", "test_recount", "worker/test_resume", "worker/test_building",

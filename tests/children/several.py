@@ -49,7 +49,7 @@ from harness.launch.command import free_port, inherited
 from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
 from harness.system.imports import imported, load
-from harness.worker import setup
+from harness.worker import environment, setup
 from harness.worker.measuring import heap, passes
 
 COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
@@ -76,9 +76,21 @@ def prepare(asked: Resolved) -> None:
     model tells."""
     names = [name for need in asked.needs for name in setup.LIBRARIES.get(need, ())]
     load([*COMMON, *names, *asked.launch.engine.modules])
+    if "deepspeed" in sys.modules:
+        build_for_deepspeed()
     with contextlib.suppress(Exception):  # said by the case itself
         asked.subject.idle  # noqa: B018 (a survey, which its module keeps)
         asked.flops_per_step  # noqa: B018 (the same)
+
+
+@functools.cache
+def build_for_deepspeed() -> None:
+    """What DeepSpeed asks a compiler for as it starts in a process on CPUs, some fifty times, the
+    ranks waiting for one another; a fork has the answers."""
+    from deepspeed.comm.torch import build_shm_op
+
+    with contextlib.suppress(Exception):  # said by the case itself
+        build_shm_op()
 
 
 def launched_by(line: list[str], env: dict[str, str]) -> tuple[int, dict[str, str]]:
@@ -242,6 +254,8 @@ def main(answers: Path) -> None:
     programs = Programs()
     feed._digits = functools.cache(feed._digits)
     feed._digits()  # forks have them
+    here = environment.describe(torch.device("cpu"))
+    environment.describe = lambda _: here
     with answers.open("w", buffering=1) as out:
         for line in sys.stdin:
             print(answer(json.loads(line), programs), file=out)

@@ -1,40 +1,39 @@
-"""Each family of public models in miniature on two processes: it trains as alone, with evidence.
+"""Each family of public models in miniature on two processes, under each kind of strategy: it
+trains as alone, with evidence, and as the record has it (``tests.made.families``).
 
-Each runs under ZeRO-3 with checkpoints, whose hooks ask the most of a foreign module, and under one
-of the others by turns. All families under all kinds of strategy are on record
-(``tests.made.families``). A few run in stages, held to ddp's losses, norms and updates.
+Some train under several kinds at once; checkpoints under ZeRO-3 ask the most of a foreign module,
+whose weights are gathered once more for what is recomputed. What runs in stages is in
+``test_publics_staged``.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
-from pathlib import Path
+import functools
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Case, launched_together
-from safetensors.torch import load_file
+from conftest import Case, forget, launched_together, trained_here
 
-from harness.predict import pool
-from harness.report.figures import parity
+from harness import ROOT
 from harness.resolve import resolve
 from harness.result import Result, Status
-from harness.spec import Spec
-from harness.worker.sabotage_stages import STANDING
 from strategies import parse
-from strategies.engines.pipeline.joined import INDEX
 from strategies.subject import PARTS
 from tests.made import families
 from tests.made.publics import MINIATURES, miniature
 
-OTHERS = ("ddp", "zero2+lora", "ddp+lora+checkpoint", "zero2", "zero3+lora:targets=attention")
-TWO = {"processes": 2, "steps": 1}
-RUNS = {f"{name}-0": miniature(name, "zero3+checkpoint", **TWO) for name in MINIATURES}
-RUNS |= {
-    f"{name}-1": miniature(name, recipe, **TWO)
-    for name, recipe in zip(MINIATURES, itertools.cycle(OTHERS), strict=False)
+EACH = {(name, recipe): head for name in MINIATURES for head, recipe in families.RECIPES.items()}
+"""Model and recipe -> the column of the page."""
+AT_ONCE = {
+    ("flux-dev", "zero3+checkpoint"): "two groups of blocks",
+    ("sana-1.6b", "zero3+checkpoint"): "convolutions in blocks",
+    ("z-image", "zero3+checkpoint"): "blocks before the blocks",
+    ("qwen-image", "zero2+lora"): "weights that get no gradient",
+    ("wan2.1-1.3b", "ddp+lora+checkpoint"): "a video",
+    ("sd3.5-medium", "zero3+lora:targets=attention"): "a block that attends twice",
 }
+"""Model and recipe of several kinds -> what is special about the model."""
 FOREIGN = {
     "controlnet": "token_blocks",
     "difffit": "halves",
@@ -46,132 +45,65 @@ FOREIGN = {
 """What is about a DiT's own parts -> the part."""
 
 
-STAGED = {
-    ("wan2.1-1.3b", "pp"): ("one group of blocks", 2),
-    ("wan2.1-1.3b", "pp:micro=2"): ("each stage there twice", 4),
-    ("flux-dev", "pp:schedule=interleaved+checkpoint"): ("two streams, in two groups", 2),
-    ("flux-dev", "pp:stages=3"): ("stages of unequal length", 3),
-    ("sd3.5-medium", "model_parallel+bf16"): ("two streams, rounded", 2),
-}
-"""Model and recipe of stages -> what is special, and the processes."""
-EXACT = [case for case in STAGED if "bf16" not in case[1]]
-SAVED, ON, THROUGH = ("saved", "goes on", "flux-dev pp:schedule=interleaved+checkpoint")
-
-
-def staged(model: str, recipe: str, processes: int = 2, **change: object) -> Spec:
-    """What is equal is equal because all clip, decay and step alike."""
-    asked = {"global_batch": 12, "steps": 3, "weight_decay": 0.01, "grad_clip": 0.05, "ema": 0.9}
-    return miniature(model, recipe, processes=processes, **asked | change)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, Result]:
+    base = tmp_path_factory.mktemp("families")
+    runs = sorted((*EACH, *AT_ONCE), key=lambda run: [*MINIATURES].index(run[0]))
+    return launched_together({" ".join(run): Case(families.spec(*run)) for run in runs}, base)
 
 
 @pytest.fixture(scope="module")
-def launched_here(tmp_path_factory) -> tuple[dict[str, Result], Path]:
-    base = tmp_path_factory.mktemp("publics")
-    cases = {name: Case(spec) for name, spec in RUNS.items()}
-    for (model, recipe), (_, processes) in STAGED.items():
-        cases[f"{model} {recipe}"] = Case(staged(model, recipe, processes))
-    for model, _ in EXACT:
-        cases[f"{model} ddp"] = Case(staged(model, "ddp"))
-    for name in STANDING:
-        cases[name] = Case(staged("wan2.1-1.3b", "pp"), ("--sabotage", name))
-    kept = ("--checkpoint", str(base / "checkpoints"))
-    recipe = THROUGH.split()[1]
-    cases[SAVED] = Case(staged("flux-dev", recipe, steps=2), kept)
-    cases[ON] = Case(staged("flux-dev", recipe), (*kept, "--resume"))
-    return launched_together(cases, base), base
+def alone() -> Iterator[Callable[[str, str], list[float]]]:
+    """Losses and gradient norms of a model and a recipe of one process, each trained once."""
+    yield functools.cache(functools.partial(families.of_one, trained_here))
+    forget()
 
 
-@pytest.fixture(scope="module")
-def results(launched_here):
-    return launched_here[0]
+def recorded() -> dict[tuple[str, str], dict]:
+    """Model and recipe -> the cell."""
+    return {(cell["model"], cell["recipe"]): cell for cell in families.kept()["cells"]}
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_family_trains_on_two_processes_as_it_does_alone(name, results, train_here):
-    row = results[name]
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    assert [check for check in row.audit if not check.ok] == []
-    assert {part.name for part in parse(row.spec.recipe).strategies} <= set(row.evidence)
-    run, log = train_here(miniature(row.spec.model, families.alone(row.spec.recipe)), 2)
-    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=families.NEAR)
-    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=families.NEAR)
+def hold(cell: dict) -> None:
+    """What is claimed of a family under a recipe."""
+    assert cell["status"] == Status.OK, cell["reason"]
+    assert cell["failed_checks"] == []
+    assert {part.name for part in parse(cell["recipe"]).strategies} <= set(cell["evidence"])
+    assert len(cell["two"]) == len(cell["one"]) == 2 * families.STEPS
+    assert families.apart(cell) < families.NEAR, cell
+    assert cell["one"][0] != cell["one"][1], "it learned nothing"
 
 
-# ---- stages ----
-
-
-def against(row: Result, results: dict[str, Result]) -> parity.Verdict:
-    reference = results[f"{row.spec.model} ddp"]
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
-
-
-@pytest.mark.parametrize(("model", "recipe"), STAGED)
-def test_stages_of_a_public_model_are_one_training_with_evidence(model, recipe, results):
+@pytest.mark.parametrize(("model", "recipe"), [*EACH, *AT_ONCE])
+def test_a_family_trains_on_two_processes_as_it_does_alone(model, recipe, results, alone):
     row = results[f"{model} {recipe}"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    assert [check for check in row.audit if not check.ok] == []
-    rounded = (model, recipe) not in EXACT
-    if not rounded:
-        assert against(row, results).word == "equal", parity.distances(row, results[f"{model} ddp"])
-    facts = row.evidence[parse(recipe).sharding.name]
-    held, shared = facts["elements_of_stages"], facts["shared_elements"]
-    assert sum(held) - (len(held) - 1) * shared == row.parameters
-    assert facts["shared_gradient_bytes"] == 4 * shared and facts["shared_spread"] == 0
-    assert facts["away_from_the_whole"] < (1e-2 if rounded else 1e-5)
-    depth, blocks = resolve(row.spec).subject.depth, facts["blocks_of_stages"]
-    assert sum(blocks) == depth and max(blocks) - min(blocks) == (depth % len(held) > 0)
-
-
-@pytest.mark.parametrize("name", STANDING)
-def test_stages_that_share_nothing_are_noticed(name, results):
-    row, reference = results[name], results["wan2.1-1.3b ddp"]
-    assert row.status is Status.VOID, row.log_tail
-    assert against(row, results).word == "DIFFERS"
-    blind = dataclasses.replace(row, losses=reference.losses)
-    assert against(blind, results).word == "DIFFERS", "norms and updates tell"
-
-
-def test_memory_of_stages_of_public_models_is_predicted(results, tmp_path):
-    rows = [results[f"{model} {recipe}"] for model, recipe in [*STAGED][1:]]
-    made = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
-    for row, prediction in zip(rows, made, strict=True):
-        assert prediction.method == "trace", f"{prediction.reason} {prediction.fault}"
-        found = prediction.steady_of_ranks
-        true = {rank.rank: rank.categories.total for rank in row.ranks}
-        wanted = [true[int(rank)] for rank in found]
-        assert [*found.values()] == pytest.approx(wanted, rel=0.005), row.spec.recipe
-
-
-def test_a_checkpoint_of_stages_is_a_plain_model_s(launched_here):
-    results, base = launched_here
-    for name in (SAVED, ON):
-        assert results[name].status is Status.OK, results[name].log_tail
-    through, on = results[THROUGH], results[ON]
-    assert on.losses == pytest.approx(through.losses[: len(on.losses)], rel=1e-6)
-    path = max((base / "checkpoints").glob("step-*"))
-    files = json.loads((path / INDEX).read_text())["weight_map"]
-    saved = [name for file in sorted(set(files.values())) for name in load_file(path / file)]
-    plain = resolve(on.spec).subject.shell()
-    assert sorted(saved) == sorted(dict(plain.named_parameters())), "each once"
-
-
-def test_every_sharding_and_adapter_has_been_tried():
-    recipes = {spec.recipe for spec in RUNS.values()}
-    assert recipes == {"zero3+checkpoint", *OTHERS}
+    assert row.spec.processes == len(row.ranks) == 2
+    found = families.cell(row, alone(model, families.alone(recipe)))
+    hold(found)
+    if (model, recipe) in EACH:
+        kept = recorded()[model, recipe]
+        assert found["evidence"] == kept["evidence"]
+        assert found["two"] == pytest.approx(kept["two"], rel=families.NEAR)
 
 
 # ---- all of them, on record ----
 
 
 def test_every_family_is_on_record_under_every_kind_of_strategy():
-    cells = families.kept()["cells"]
-    of = {(cell["model"], cell["recipe"]) for cell in cells}
-    assert of == {(name, text) for name in MINIATURES for text in families.RECIPES.values()}
-    for cell in cells:
-        assert cell["status"] == Status.OK and not cell["failed_checks"], cell
-        assert {part.name for part in parse(cell["recipe"]).strategies} <= set(cell["evidence"])
-        assert len(cell["one"]) == 4 and families.apart(cell) < families.NEAR, cell
-        assert cell["one"][0] != cell["one"][1], "it learned nothing"
+    assert set(recorded()) == set(EACH)
+    for cell in recorded().values():
+        hold(cell)
+
+
+def test_the_record_was_made_with_the_libraries_that_are_pinned():
+    """A line of ``pyproject.toml`` that changes asks for ``python -m tests.made.families``."""
+    pins = dict(re.findall(r'"([a-z]+)==([0-9.]+)"', (ROOT / "pyproject.toml").read_text()))
+    made_with = families.kept()["made_with"]
+    assert sorted(made_with) == sorted(families.LIBRARIES)
+    assert {name: made.partition("+")[0] for name, made in made_with.items()} == {
+        name: pins[name] for name in families.LIBRARIES
+    }
 
 
 def test_the_page_shows_what_is_on_record():

@@ -23,6 +23,7 @@ from strategies.absent import ABSENT, ALIASES, absent
 from strategies.base import NotInForce, Parity, Settings
 from strategies.engines.broken import Broken
 from strategies.engines.zero import quantised
+from strategies.engines.zero.ops import tell_local_ranks
 from strategies.engines.zero.sizes import piece_size
 from strategies.evidence.observed import Observed, Ran, Sent
 from strategies.launch_file import FOLDER
@@ -286,3 +287,17 @@ def test_the_type_in_which_weights_were_gathered_is_read_off_a_step(case):
         words = "900 bytes of weights were gathered in 8 bits, unasked for"
     with pytest.raises(NotInForce, match=re.escape(words)):
         quantised.evidence(trained)
+
+
+def test_deepspeed_asks_no_program_how_many_ranks_a_cpu_s_machine_has(monkeypatch):
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    def asked() -> None:
+        raise AssertionError("numactl, in each step")
+
+    monkeypatch.setattr("deepspeed.utils.numa.get_numa_cores", asked)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_SIZE", "")
+    monkeypatch.delenv("LOCAL_SIZE")
+    tell_local_ranks()
+    assert CPU_Accelerator().device_count() == 3

@@ -25,7 +25,7 @@ from strategies.engines.zero import (
     settled,
 )
 from strategies.engines.zero.inputs import give_by_place
-from strategies.engines.zero.ops import plain_file_access
+from strategies.engines.zero.ops import plain_file_access, tell_local_ranks
 from strategies.engines.zero.waste import Job, prices, waste
 from strategies.holdings import Fragment, Holdings, Maker, Told
 from strategies.launch_file import LaunchFile, LaunchFileError, text_of
@@ -167,6 +167,7 @@ class Zero(Engine):
         secondary.forget_group()
         if accelerator.device.type == "cpu":
             partial.name_device(self.partly)
+            tell_local_ranks()
 
     def settled(
         self,

@@ -26,7 +26,7 @@ def watched(trained: Trained, counts: list[int], again: list[int]) -> Iterator[N
 
     def fetched(*given: Any, **named: Any) -> None:
         fetch(*given, **named)
-        counts.append(sum(p.data.numel() for p in parameters))
+        counts.append(sum(p.numel() for p in parameters))
         again.append(sum(share.numel() for share in secondary.kept(parameters)))
 
     coordinator.fetch_sub_module = fetched
