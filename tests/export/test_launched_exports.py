@@ -76,11 +76,21 @@ def asked(text: str) -> list[str]:
     return ["export", *words, "--global-batch", str(BATCH)]
 
 
+class Said(dict[str, list[dict[str, Any]]]):
+    """What each rank of each export says; one is started when it is asked for."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__()
+        self.base = base
+
+    def __missing__(self, name: str) -> list[dict[str, Any]]:
+        self[name] = started(self.base / str(len(self)), ASKED[name])
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of each export says."""
-    base = tmp_path_factory.mktemp("exports")
-    return {name: started(base / str(at), ASKED[name]) for at, name in enumerate(ASKED)}
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    return Said(tmp_path_factory.mktemp("exports"))
 
 
 def started(folder: Path, text: str) -> list[dict[str, Any]]:
@@ -166,7 +176,7 @@ IN_FORCE: dict[str, dict[str, Any]] = {
     "zero3_offload_partial": {**ZERO3, **CPU, "ratio": 0.25, "offloaded": {"optimizer": "cpu"}},
     "zero3_nvme": {
         **ZERO3, "optimizer": "DeepSpeedCPUAdam",
-        "offloaded": {"optimizer": "nvme", "weights": "nvme"},
+        "offloaded": {"optimizer": "nvme", "weights": "cpu"}, "swapped": True,
     },
     "fsdp2": {**SHARDED, **BF16, "mesh": [[2]], "reshards": [2], "checkpointed": 4},
     "fsdp2, ahead": {
@@ -198,7 +208,8 @@ def test_what_every_export_sets_is_in_force(said, name):
     for rank in said[name]:
         assert rank["processes"] == len(said[name]) and rank["accumulation"] == steps
         assert rank["settings"] == [3e-4, [0.9, 0.95], 1e-8, 0.01]
-        assert (rank["average"] > 0 and rank["moved"]) != (WAN in ASKED[name]), "one lags behind"
+        kept = WAN not in ASKED[name] and name != "zero3_nvme"
+        assert (rank["average"] > 0 and rank["moved"]) == kept, "an average lags behind"
 
 
 @pytest.mark.parametrize("name", ASKED)
