@@ -9,7 +9,8 @@ import importlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import subject_of
-from harness.system import process
+from harness.system import imports, process
 from strategies import parse
 from strategies.strategy import Strategy
 from tests.made import one_start
@@ -98,7 +99,8 @@ def launched(
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A run: further words for its worker, folders to copy (from, to) first, another module or
-    launch file than the harness would take, and whether its resident marks are looked at."""
+    launch file than the harness would take, whether its resident marks are looked at, and further
+    variables."""
 
     spec: Spec
     words: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class Case:
     module: str = "harness.train"
     file: Path | None = None
     resident: bool = False
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def line(self, folder: Path, port: int = 0) -> list[str]:
         """The command that starts it."""
@@ -120,7 +123,7 @@ class Case:
         line = self.line(folder)
         return {
             "line": line[line.index("launch") :],
-            "env": {**command.environment(resolve(self.spec)), **ALONE},
+            "env": {**command.environment(resolve(self.spec)), **ALONE, **self.env},
             "module": self.module,
             "words": line[line.index(self.module) + 1 :],
             "resident": self.resident,
@@ -216,13 +219,19 @@ def living() -> list:
     return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
 
 
-@functools.cache
+LIBRARY = 100
+"""Modules, of one that is large enough to matter."""
+SETTLED = [0]
+"""Modules that were here when this process settled last."""
+
+
 def settle() -> None:
-    """Before a process trains for the first time: a trace collects garbage, and need not go through
-    all that libraries and pytest keep."""
+    """Before a process trains for the first time, and after a library has come: a trace collects
+    garbage, and need not go through all that libraries and pytest keep."""
     importlib.import_module("torch._dynamo")  # as the first optimizer does
-    gc.collect()
-    gc.freeze()
+    if len(sys.modules) > SETTLED[-1] + LIBRARY:
+        imports.keep()
+        SETTLED.append(len(sys.modules))
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from conftest import launched
+from conftest import Case, launched_together
 
 from harness import cli
 from harness.commands.lint import own_findings
@@ -95,7 +95,7 @@ def test_what_deepspeed_does_in_silence_is_found():
     assert findings({"stage": 2})["reduce_bucket_size"].bytes > 2**29
 
 
-def test_the_bytes_are_those_of_a_real_engine(tmp_path, monkeypatch):
+def test_the_bytes_are_those_of_a_real_engine(tmp_path):
     """Rank 0 of four under a bad file that overlaps: both buckets lie in the traced memory."""
     spec = Spec(recipe="zero2", model="DiT-T/8", global_batch=4, world=4, warmup=1, steps=1)
     config = json.loads((FOLDER / "zero2.json").read_text())
@@ -104,8 +104,9 @@ def test_the_bytes_are_those_of_a_real_engine(tmp_path, monkeypatch):
     own.write_text(json.dumps(config))
     text = (FOLDER / "zero2.yaml").read_text()
     file.write_text(text.replace("launch_configs/zero2.json", str(own)))
-    monkeypatch.setenv("HEADROOM_TEST_LAUNCH_FILES", str(tmp_path))
-    row = launched(spec, tmp_path / "run", module="tests.children.filed", file=file)
+    env = {"HEADROOM_TEST_LAUNCH_FILES": str(tmp_path)}
+    case = Case(spec, module="tests.children.filed", file=file, env=env)
+    row = launched_together({"run": case}, tmp_path)["run"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     (found,) = lint.waste(config["zero_optimization"], job_of(spec))
     (price,) = lint.prices(config["zero_optimization"], job_of(spec))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import STRIP, TINY, launched
+from conftest import STRIP, TINY, Case, launched_together
 from torch import nn
 
 from harness.memory.record import phase_peaks
@@ -243,8 +243,9 @@ def ranks(tmp_path_factory) -> list[dict]:
     """What each of two ranks has of each recipe when it is set up."""
     folder: Path = tmp_path_factory.mktemp("loaded")
     spec = dataclasses.replace(SPEC, recipe="zero3", processes=2)
-    row = launched(spec, folder, "--several", *SHARDED, module="tests.children.loaded")
-    files = [folder / f"loaded-{rank}.json" for rank in range(2)]
+    case = Case(spec, ("--several", *SHARDED), module="tests.children.loaded")
+    row = launched_together({"all": case}, folder)["all"]
+    files = [folder / "all" / f"loaded-{rank}.json" for rank in range(2)]
     assert all(file.exists() for file in files), row.log_tail
     return [json.loads(file.read_text()) for file in files]
 
