@@ -30,6 +30,7 @@ TAKEN = {"int": int, "float": float, "str": str}
 HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "map": (dict,)}
 """What JSON or YAML holds for them."""
 EVERY = [text for texts in SETTINGS.values() for text in texts]
+USUAL = "flux-dev"
 FEW = [
     *(f"{text}+lora" for text in ("ddp+bf16", "ddp+bf16_pure", "zero2+bf16", "zero3+fp32", "ddp")),
     "ddp+bf16+lora+checkpoint+compile+attend:kernel=flash+adam8bit+accumulate",
@@ -110,10 +111,11 @@ def asked(recipe: str, model: str) -> Resolved | None:
 
 
 def models(name: str) -> list[str]:
-    """One for each script, or for each word, of those that a trainer knows."""
+    """One for each script, or for each word, of those that a trainer knows; the usual one first."""
     table = trainers.table(name)["models"]
-    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in table.items()}
-    return sorted(words.values())
+    pairs = sorted(table.items(), key=lambda pair: pair[0] == USUAL)
+    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in pairs}
+    return sorted(words.values(), key=lambda model: (model != USUAL, model))
 
 
 # ---- the record ----
