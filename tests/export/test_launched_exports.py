@@ -14,6 +14,7 @@ import math
 import re
 import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,12 +93,17 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     return Said(tmp_path_factory.mktemp("exports"))
 
 
-def started(folder: Path, text: str) -> list[dict[str, Any]]:
-    """The printed line, with a look at the objects behind train.py."""
+def started(folder: Path, text: str, edits: Mapping[str, str] = {}) -> list[dict[str, Any]]:
+    """The printed line, with a look at the objects behind train.py; with ``edits`` of that, what is
+    there -> what is to be."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "subprocess", SimpleNamespace(run=counted_in_fork))
         assert cli.main([*asked(text), "--out", str(folder)]) == 0
     filled_in(folder)
+    train = folder / "train.py"
+    for old, new in edits.items():
+        assert train.read_text().count(old) == 1
+        train.write_text(train.read_text().replace(old, new))
     *lead, _, _, file, path, script = shlex.split(printed(folder))[-7:]
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     start = one_start.running(begin)
@@ -240,6 +246,14 @@ def test_gradients_arrive_clipped_at_the_optimizer(said, name):
 def test_replicas_that_saw_other_data_are_equal(said):
     first, second = said["ddp"]
     assert first["sum"] == second["sum"]
+
+
+def test_without_its_lines_fsdp2_gathers_no_block_and_clips_nothing(tmp_path):
+    """The control: what is read back is of the lines, and not accelerate's own doing."""
+    edits = {"_no_split_modules": "_others", "norm_(model.parameters()": "norm_(parameters"}
+    ranks = started(tmp_path / "edited", ASKED["fsdp2"], edits)
+    assert all(rank["groups"] == 0 for rank in ranks)
+    assert sum(rank["squared_norms"][0] for rank in ranks) > 0.02**2
 
 
 def test_groups_of_ranks_hold_the_same_shares(said):
