@@ -26,7 +26,7 @@ IN_FOLDERS = ("latents", "musubi", "finetrainers")
 LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
 LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
-LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0}
+LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0, "before": ""}
 """Fields that came after results were recorded, with their defaults."""
 
 
@@ -85,6 +85,9 @@ class Spec:
     weights: str = _option("", "with sample: weights in a file that train wrote (else drawn ones)")
     sampler_steps: int = _option(0, f"with sample: steps of the sampler (0: {SAMPLER_STEPS})")
     cfg_scale: float = _option(0.0, f"with sample: guidance scale, 1: none (0: {CFG_SCALE:g})")
+    before: str = _option(
+        "", "of a plan: models that a GPU held before, whose memory its pool kept, as T5-XXL,CLIP-L"
+    )
     repeat: int = _option(0, "index of this repetition")
     profile: bool = _option(False, "record a profiler's trace of extra steps; not ranked")
     snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
@@ -131,6 +134,11 @@ class Spec:
         for name, words in known.items():
             if getattr(self, name).partition(":")[0] not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
+        if self.before and self.device != "cuda":
+            raise SpecError(
+                f"before is {self.before}, and only a GPU's allocator keeps what was freed; leave "
+                "--before out"
+            )
         self._check_sampling()
 
     def _check_sampling(self) -> None:

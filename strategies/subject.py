@@ -49,8 +49,9 @@ PARTS = {
 ``attend``: the layers of ``attentions`` compute by an attribute ``attend(q, k, v)``.
 ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
 ``ends``: the module has the part "chain", ``enter(*given)`` from what it is called with to the
-tensors that its blocks are given, ``leave(*tensors)`` from those to what it returns, and ``ends``:
-names of the modules and parameters that each of the two uses. Blocks return the first tensor anew.
+tensors that its blocks are given, ``leave(*tensors, *given)`` from those to what it returns, and
+``ends``: names of the modules and parameters that each of the two uses. Blocks return the first
+tensor anew.
 ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
 what it makes of the condition for all tokens alike is returned by ``adaLN_modulation``.
 ``head``, ``label_table``: what the methods of these names return.
@@ -385,7 +386,8 @@ class Subject:
         raise NotImplementedError
 
     def vocabulary(self, module: nn.Module) -> Any:
-        """The layer over a vocabulary. Called only with the part "vocabulary"."""
+        """The layer over a vocabulary; None where it is on another stage of a pipeline. Called only
+        with the part "vocabulary"."""
         raise NotImplementedError
 
     def attentions(self, module: nn.Module) -> list[Any]:

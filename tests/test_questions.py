@@ -1,13 +1,44 @@
-"""docs/questions.md: each question has a command and what it prints; two are asked again."""
+"""docs/questions.md: each question has a command and what it prints. One is asked again as it
+stands; of the others a row, or the edge of what fits, is predicted anew: some of them with each
+change of the predictor, so that all are in time (all at once: ``QUESTIONS=all``)."""
 
 from __future__ import annotations
 
+import os
+import random
+import shlex
+from typing import NamedTuple
+
 import pytest
 
+from harness import cli
+from harness.commands.planning.plan.asked import PUBLIC, PUBLIC_ALONE
+from harness.predict import pool
 from tests.made.questions import PAGE, printed, remade, shown
 
-CHEAP = (10, 12)
-"""Those whose answers take the fewest predictions, counted from 1."""
+ALONE = 12
+"""The one that is asked as it stands, a guard's: one prediction. Counted from 1."""
+DRAWN = 4
+ADAPTED = "single+bf16_pure+lora:rank=16+checkpoint"
+
+
+class Edge(NamedTuple):
+    """One prediction behind an answer that took many: what is asked instead, and the words in front
+    of the GiB that it needs."""
+
+    words: str
+    told: str
+
+
+EDGES = {
+    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=9", "swapped, 48 of"),
+    8: Edge("--recipes single+bf16 --global-batch 3", "micro batch 3"),
+    9: Edge(f"--recipes {ADAPTED} --frames 201", "480x832 of 201"),
+    13: Edge("--recipes single+bf16", "From single+bf16: no, needs"),
+}
+"""Question -> what decides it."""
+USUAL = {1: PUBLIC_ALONE, 2: PUBLIC}
+"""Recipes of the questions that name none."""
 
 
 def test_every_question_has_its_command_and_its_output():
@@ -21,10 +52,54 @@ def test_every_question_has_its_command_and_its_output():
     assert not wide, wide[0]
 
 
-@pytest.mark.parametrize("number", CHEAP)
-def test_the_page_shows_what_is_printed(number):
-    command, output = shown(PAGE.read_text())[number - 1]
+def test_the_page_shows_what_is_printed():
+    command, output = shown(PAGE.read_text())[ALONE - 1]
     assert printed(command) == output
+
+
+def drawn() -> list[int]:
+    """Questions, others with each change of the predictor."""
+    others = [n for n in range(1, 1 + len(shown(PAGE.read_text()))) if n != ALONE]
+    if os.environ.get("QUESTIONS") == "all":
+        return others
+    return sorted(random.Random(pool.code()).sample(others, DRAWN))
+
+
+def rows_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The cells of the rows that a plan prints, from the word on whether they fit."""
+    cli.main(words)
+    return cells(capsys.readouterr().out)
+
+
+def cells(text: str) -> list[list[str]]:
+    lines = [line.replace("\u00b1", "+-").split() for line in text.splitlines()]
+    starts = [(line, word) for line in lines for word in ("fits", "no") if word in line[1:2]]
+    return [line[line.index(word) :] for line, word in starts]
+
+
+def within(some: list[str], all_of: list[str]) -> bool:
+    """Whether these cells stand among those in the same order: a narrow page shows fewer."""
+    rest = iter(all_of)
+    return all(cell in rest for cell in some)
+
+
+@pytest.mark.parametrize("number", drawn())
+def test_what_decides_an_answer_is_predicted_so_now(number, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    command, output = shown(PAGE.read_text())[number - 1]
+    start, _, recipes = command.partition(" --recipes ")
+    words = shlex.split(start)[1:]
+    if number in EDGES:
+        (row,) = rows_of([*words, *shlex.split(EDGES[number].words)], capsys)
+        told = output.replace("\n", " ").partition(EDGES[number].told)[2].split()
+        assert abs(float(row[1]) - float(told[0])) < 0.06, "python -m tests.made.questions"
+        return
+    named = [word for word in recipes.split(" --")[0].split() if word]
+    recipe = random.Random(pool.code()).choice(named or USUAL[number])
+    options = [part for rest in recipes.split(" --")[1:] for part in f"--{rest}".split()]
+    (row,) = rows_of([*words, "--recipes", recipe, *options], capsys)
+    assert any(within(shown_row, row) for shown_row in cells(output)), f"{recipe}: {row}"
 
 
 def test_an_output_comes_from_its_command_alone():

@@ -26,6 +26,8 @@ __all__ = [
 
 OF_SAMPLING = ("workload", "weights", "sampler_steps", "cfg_scale")
 """Fields of a spec that are left out by commands which only train."""
+OF_PLANS = ("before",)
+"""Fields of a spec that say what a prediction is of, and that no run can be given."""
 ALL_GPUS = "all GPUs, else 1"
 """How the help says which number of processes a command of one recipe takes."""
 
@@ -41,7 +43,7 @@ def add_settings(
 
     ``defaults``: the command's own, for the help to say. ``sampling``: whether it can draw samples.
     """
-    leave_out += () if sampling else OF_SAMPLING
+    leave_out += OF_PLANS if sampling else (*OF_PLANS, *OF_SAMPLING)
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add_arguments(parser, leave_out=(*leave_out, "device", "nodes"), defaults=defaults)
 

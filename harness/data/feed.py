@@ -2,8 +2,8 @@
 
 What a run consumes depends on (seed, step) alone, never on the number of processes, the
 accumulation or the strategy: that is what makes two runs comparable. ``sample_order`` says which
-samples; ``Feed`` adds timesteps, noise and withheld labels, drawn for the whole global batch and
-then cut.
+samples; ``Feed`` adds timesteps, noise and withheld labels, drawn for so many samples of the global
+batch at a time and then cut.
 
 Shape suffixes: B batch, C channels, H height, W width. torch is imported where tensors are made:
 the launching process checks data without it.
@@ -39,6 +39,8 @@ POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, so that it hardly shows in a memory peak."""
 IMAGES = 64
 """Samples of ``vae``: 12 MiB at 256 pixels."""
+TOGETHER = 256
+"""Samples whose chance is drawn at once: one by one would be five small kernels for each."""
 
 
 class Dataset(Protocol):
@@ -263,6 +265,10 @@ class Batch:
     positions: np.ndarray
 
 
+Drawn = dict[int, tuple["Tensor", "Tensor", "Tensor"]]
+"""Block of a global batch -> what was drawn for its samples."""
+
+
 @dataclass(kw_only=True)
 class Feed:
     """Micro batches of one rank.
@@ -270,8 +276,8 @@ class Feed:
     Of every global batch it owns the ``share``-th of ``shares`` equal parts, cut into micro batches
     in order. There are as many shares as the layout's data-parallel degree: ranks that work on one
     sample together own the same. ``draw`` is the objective's: timesteps and noise from a generator.
-    ``by_sample``: each sample's chance is drawn for itself, and not that of the whole global batch
-    by every rank, which large samples have no room for.
+    ``together``: how many samples' chance is drawn at once, by every rank that is given one of
+    them; what is drawn depends on it, and on nothing else of this.
 
     Raises:
         ValueError: the global batch is no multiple of shares x micro_batch.
@@ -285,7 +291,7 @@ class Feed:
     share: int
     micro_batch: int
     class_dropout: float = 0.1
-    by_sample: bool = False
+    together: int = TOGETHER
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
@@ -301,10 +307,10 @@ class Feed:
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
         """This rank's micro batches of optimizer step ``step`` (from 0)."""
-        drawn = None if self.by_sample else self._chance(step)
         size = self.global_batch // self.shares
         begin, end = self.share * size, (self.share + 1) * size
         self.dataset.begin(self._order(step, begin, size))
+        drawn: Drawn = {}
         for start in range(begin, end, self.micro_batch):
             stop = start + self.micro_batch
             chosen = self._order(step, start, self.micro_batch)
@@ -312,10 +318,7 @@ class Feed:
             known = y if isinstance(y, Mapping) else {"y": y}
             coming = (step, stop) if stop < end else (step + 1, begin)
             self.dataset.expect(self._order(*coming, self.micro_batch))
-            if drawn is None:
-                t_B, noise_BCHW, drop_B = self._chance_of(step, range(start, stop))
-            else:
-                t_B, noise_BCHW, drop_B = (values[start:stop] for values in drawn)
+            t_B, noise_BCHW, drop_B = self._chance(step, start, stop, drawn)
             yield Batch(x, t_B, noise_BCHW, {**known, "drop": drop_B}, chosen)
 
     def _order(self, step: int, start: int, count: int) -> np.ndarray:
@@ -323,33 +326,32 @@ class Feed:
         first = step * self.global_batch + start
         return sample_order(self.seed, self.dataset.facts.size, first, count)
 
-    def _chance_of(self, step: int, places: range) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of the samples at these ``places`` of the global batch alone, each of a draw of
-        its own: no rank draws what others are given."""
+    def _chance(
+        self, step: int, start: int, stop: int, drawn: Drawn
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Timesteps, noise and withheld labels of the samples from ``start`` to ``stop`` of the
+        global batch. ``drawn`` is what the next are given some of."""
         import torch
 
-        shape, each = self.dataset.facts.sample_shape, []
-        for place in places:
-            self._seed(step, place)
-            t_1, noise = self.draw(self._generator, 1, shape, self.device)
-            each.append((t_1, noise, torch.rand(1, generator=self._generator, device=self.device)))
-        t_B, noise_BCHW, chance_B = (torch.cat(values) for values in zip(*each, strict=True))
-        return t_B, noise_BCHW, chance_B < self.class_dropout
+        parts = []
+        for block in range(start // self.together, -(-stop // self.together)):
+            first = block * self.together
+            values = drawn.pop(block, None) or self._drawn(step, block)
+            parts.append([value[max(start - first, 0) : stop - first] for value in values])
+            if first + self.together > stop:
+                drawn[block] = values
+        if len(parts) == 1:
+            return tuple(parts[0])
+        return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
-    def _seed(self, *place: int) -> None:
-        seed = np.random.SeedSequence([self.seed, *place]).generate_state(1, np.uint64)[0]
+    def _drawn(self, step: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of one block of the samples that are drawn together."""
+        import torch
+
+        count = min(self.together, self.global_batch - block * self.together)
+        seed = np.random.SeedSequence([self.seed, step, block]).generate_state(1, np.uint64)[0]
         self._generator.manual_seed(int(seed >> np.uint64(1)))
-
-    def _chance(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Timesteps, noise and withheld labels of the whole global batch of ``step``.
-
-        Every process draws all of it: the cost is small, and a share drawn alone would depend on
-        how many shares there are.
-        """
-        import torch
-
-        self._seed(step)
         shape = self.dataset.facts.sample_shape
-        t_B, noise = self.draw(self._generator, self.global_batch, shape, self.device)
-        chance_B = torch.rand(self.global_batch, generator=self._generator, device=self.device)
+        t_B, noise = self.draw(self._generator, count, shape, self.device)
+        chance_B = torch.rand(count, generator=self._generator, device=self.device)
         return t_B, noise, chance_B < self.class_dropout

@@ -23,14 +23,23 @@ WITHIN = {
 can ask for, and what there is instead. Source: accelerate 1.15, parallelism_config.py and
 accelerator.py (``_prepare_tp``, ``_prepare_deepspeed``)."""
 
+WITHOUT_GPU = (
+    "accelerate looks for FSDP on GPUs alone, and here each process would train a model by itself, "
+    "without a word; give --gpu CARD"
+)
+"""Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU)."""
+
 
 def without_counterpart(resolved: Resolved) -> str:
     """Why a recipe cannot be taken home as files and a few lines; empty if it can."""
-    layout = resolved.launch.layout
-    name = next((name for name in WITHIN if getattr(layout, name) > 1), None)
-    if name is None:
-        return ""
-    return f"{resolved.recipe} cannot be exported: {WITHIN[name]}; its code is read in strategies/"
+    launch = resolved.launch
+    name = next((name for name in WITHIN if getattr(launch.layout, name) > 1), None)
+    if name is not None:
+        why = WITHIN[name]
+        return f"{resolved.recipe} cannot be exported: {why}; its code is read in strategies/"
+    if launch.device == "cpu" and "dtensor_weights" in launch.traits:
+        return f"{resolved.recipe} cannot be exported: {WITHOUT_GPU}"
+    return ""
 
 
 def techniques(resolved: Resolved) -> list[Strategy]:

@@ -64,9 +64,12 @@ def _rule(part: Strategy, resolved: Resolved) -> rules.Rule:
 
 
 def lines_of(resolved: Resolved) -> list[Lines]:
-    """Those of every part beside the sharding, in the order in which they are applied, and those
-    that the training's own numbers ask for."""
-    return [*(of_part(part, resolved) for part in techniques(resolved)), *_clipping(resolved)]
+    """Those of the sharding where its launch file does not say all, of every other part in the
+    order in which they are applied, and those that the training's own numbers ask for."""
+    sharding = resolved.recipe.in_slot(Slot.SHARD)
+    launched = [sharding] if sharding.name in table() else []
+    parts = [*launched, *techniques(resolved)]
+    return [*(of_part(part, resolved) for part in parts), *_clipping(resolved)]
 
 
 def _clipping(resolved: Resolved) -> Iterable[Lines]:
@@ -76,7 +79,9 @@ def _clipping(resolved: Resolved) -> Iterable[Lines]:
     if "own_clipping" in resolved.launch.traits:
         yield Lines(f"grad_clip {clip:g}", why="a setting of the launch file; the engine clips")
         return
-    text = f"if accelerator.sync_gradients:\n    accelerator.clip_grad_norm_(parameters, {clip})\n"
+    # The model's, asked for anew: what is sharded has other parameters than before.
+    call = f"accelerator.clip_grad_norm_(model.parameters(), {clip})"
+    text = f"if accelerator.sync_gradients:\n    {call}\n"
     yield Lines(f"grad_clip {clip:g}", "Clips the gradients' norm", {"gradients": text})
 
 
@@ -102,5 +107,6 @@ def _home(part: Strategy) -> str:
 
 
 def _literal(value: Any) -> str:
-    """``value`` as Python writes it."""
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    """``value`` as Python writes it; a number where a parameter takes words and numbers."""
+    spelt = isinstance(value, str) and not value.isdigit()
+    return json.dumps(value) if spelt else str(value)

@@ -89,6 +89,9 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
         rule = rules.fitting(written, parameters(part), launch, defaults(part))
         unknown = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
         made.add(str(part), unknown if rule is None else rule, own)
+    for option, why in trainer["models"].get(resolved.spec.model, {}).get("lacks", {}).items():
+        if made.options.pop(option, None) is not None:
+            made.lacks.append(Missing(option, why))
     return made
 
 
@@ -122,4 +125,6 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
         of = "an adapter of it" if kind == "lora" else "all of its weights"
         why = f"no script is known that trains {of}" if model in named else "it has no such model"
         made.lacks.append(Missing(model, f"{why}; the options are those of your own model's"))
+    else:
+        made.options |= rules.filled(made.trainer.get("model", {}), {"model": found})
     return {"script": found or "SCRIPT", "model": found or "MODEL"}

@@ -19,7 +19,10 @@ from harness.predict.speed.cards import parse_bytes
 from strategies.base import BadInput
 from strategies.recipe import nearest
 
-__all__ = ["BYTES", "USUAL", "Beside", "named", "of", "table", "usual_of", "words"]
+__all__ = [
+    "BYTES", "STORED", "USUAL", "Beside", "before_words", "named", "of", "table", "usual_of",
+    "words",
+]  # fmt: skip
 
 FILE = Path(__file__).with_name("beside.yaml")
 USUAL = "usual"
@@ -52,9 +55,9 @@ def usual_of(model: str) -> Sequence[str]:
     return _file()["usual"].get(model, ())
 
 
-def of(asked: Sequence[str], model: str) -> list[Beside]:
-    """What ``--also`` names: a model of the table, perhaps with its type (``T5-XXL:fp8``), a size
-    (``2.5GiB``), or all that ``model`` usually brings.
+def of(asked: Sequence[str], model: str, option: str = "also") -> list[Beside]:
+    """What ``--also`` (or another ``option``) names: a model of the table, perhaps with its type
+    (``T5-XXL:fp8``), a size (``2.5GiB``), or all that ``model`` usually brings.
 
     Raises:
         BadInput: an unknown name or type.
@@ -65,14 +68,14 @@ def of(asked: Sequence[str], model: str) -> list[Beside]:
         own = [f"{name}:{stored}" if stored else name for name in usual_of(model)]
         if kind == USUAL and not own:
             raise BadInput(
-                f"also is {word}, and what model {model} brings is not known; name it, as T5-XXL, "
-                "or give its size, as 2.5GiB"
+                f"{option} is {word}, and what model {model} brings is not known; name it, as "
+                "T5-XXL, or give its size, as 2.5GiB"
             )
         names += own if kind == USUAL else [word]
-    return [named(name) for name in dict.fromkeys(names)]
+    return [named(name, option) for name in dict.fromkeys(names)]
 
 
-def named(word: str) -> Beside:
+def named(word: str, option: str = "also") -> Beside:
     """One of the table, or a size.
 
     Raises:
@@ -82,17 +85,30 @@ def named(word: str) -> Beside:
         try:
             return Beside(word, parse_bytes(word))
         except BadInput as error:
-            raise BadInput(str(error).replace("gpu-memory", "also")) from error
+            raise BadInput(str(error).replace("gpu-memory", option)) from error
     name, _, stored = word.partition(":")
     known = {key.lower(): key for key in table()}
     if name.lower() not in known:
         hint = nearest(name, [*table(), USUAL])
-        raise BadInput(f"also is {word!r}, which is no known model; {hint} Or a size, as 2.5GiB")
+        what = f"{option} is {word!r}, which is no known model"
+        raise BadInput(f"{what}; {hint} Or a size, as 2.5GiB")
     if stored and stored not in BYTES:
-        raise BadInput(f"also is {word!r}; its type is one of {', '.join(BYTES)}")
+        raise BadInput(f"{option} is {word!r}; its type is one of {', '.join(BYTES)}")
     elements = table()[known[name.lower()]]["elements"]
     told = known[name.lower()] + f":{stored}" * bool(stored)
     return Beside(told, int(elements * BYTES[stored or STORED]))
+
+
+def before_words(before: str) -> str:
+    """What a pool's history is, in a sentence."""
+    found = [named(word, "before") for word in before.split(",")]
+    parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
+    return (
+        f"Before the training each GPU held {', '.join(parts)} GiB of weights. They were freed, "
+        "and torch's pool kept their memory (no torch.cuda.empty_cache() after them): the "
+        "training's tensors are put into it as far as they go. What their own forward left is not "
+        "counted."
+    )
 
 
 def words(found: Sequence[Beside]) -> str:

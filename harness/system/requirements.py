@@ -84,7 +84,7 @@ class Lack(NamedTuple):
 def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
     """The first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
-    lack = _lacks_history(spec) or _lacks_gpus(spec, machine)
+    lack = _lacks_past(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
         lack = lack or lacks(need, machine, spec)
     if "nvme" in map(resolved.launch.engine.place, ("optimizer", "parameters")):
@@ -183,6 +183,13 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | 
         return Lack(f"{need} cannot be built: {op['reason']}", toolkit)
     way_out = next((way for word, way in BUILDING.items() if word in op["reason"]), WAYS[need])
     return Lack(f"{need} cannot be built: {op['reason']}", way_out)
+
+
+def _lacks_past(spec: Spec) -> Lack | None:
+    if not spec.before:
+        return None
+    why = f"before is {spec.before}, and what a run finds in its pool is what was there"
+    return Lack(why, "leave it out; ./run.sh plan --before predicts such a pool")
 
 
 def _lacks_history(spec: Spec) -> Lack | None:

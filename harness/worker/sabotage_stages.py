@@ -100,6 +100,13 @@ def runs_of_blocks_in_another_order(run: Run) -> None:
     blocks.update(zip(blocks, each[::-1], strict=True))
 
 
+def one_parameter_of_the_last_stage_not_stepped(run: Run) -> None:
+    """The optimizer of one rank alone lacks a parameter: no other rank can see it."""
+    if run.trained.model.cut.last:
+        (group,) = run.trained.inner_optimizer.param_groups
+        group["params"] = group["params"][:-1]
+
+
 def weights_of_the_last_micro_batch_lost(run: Run) -> None:
     """Where gradients of weights are computed apart, those of the last micro batch are not: what
     goes back to the stage before is whole."""
@@ -240,6 +247,7 @@ STAGES = {
             all_forward_before_any_backward,
             every_stage_keeps_the_whole_model,
             runs_of_blocks_in_another_order,
+            one_parameter_of_the_last_stage_not_stepped,
             gradients_reduced_for_each_micro_batch,
             blocks_gathered_for_each_micro_batch,
         )

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from harness.data.brought import Brought
 from harness.data.cached import Cached
-from harness.data.feed import Dataset, Feed, open_data
+from harness.data.feed import TOGETHER, Dataset, Feed, open_data
 from harness.resolve import Resolved
 from harness.subjects.named_objectives import objective_of
 from harness.worker import world
@@ -44,7 +44,7 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
         share=layout.share(accelerator.process_index),
         micro_batch=resolved.micro_batch,
         class_dropout=spec.class_dropout,
-        by_sample=resolved.subject.brings_samples,
+        together=1 if resolved.subject.brings_samples else TOGETHER,
         device=accelerator.device,
     )
 

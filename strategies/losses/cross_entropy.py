@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot, demand
 from strategies.engine import Launch, Trained
+from strategies.evidence.together import seen_by_one
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -59,16 +60,22 @@ class CrossEntropy(Strategy):
         subject.vocabulary(module).cross_entropy = made or getattr(functions, self.kind)
 
     def observe(self, trained: Trained) -> AbstractContextManager[Any]:
-        if "compiled" in trained.launch.traits:
+        layer = trained.subject.vocabulary(trained.module)
+        if "compiled" in trained.launch.traits or layer is None:
             return nullcontext()  # a watched graph would run uncompiled
         from strategies.losses.watched import logits
 
-        return logits(trained.subject.vocabulary(trained.module))
+        return logits(layer)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
+        return seen_by_one(trained, lambda: self._shown(trained))
+
+    def _shown(self, trained: Trained) -> dict[str, Any]:
         from strategies.losses import functions
 
         layer, seen = trained.subject.vocabulary(trained.module), self.note(trained)
+        if layer is None:  # another stage of a pipeline has it
+            return {}
         if seen is None:
             return {"vocabulary": layer.out_features}
         tokens, rows = seen["tokens"], seen["rows"]

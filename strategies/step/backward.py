@@ -12,21 +12,25 @@ from strategies.strategy import Strategy
 
 __all__ = ["Backward"]
 
-CALLS = ("retain_graph", "autograd_grad", "clear_late")
+CALLS = ("retain_graph", "autograd_grad", "clear_late", "zero_late")
+LATE = ("clear_late", "zero_late")
+"""Calls that clear gradients themselves, where nothing else then does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(Strategy):
     """Keeps the graph (``retain_graph``), collects gradients with ``torch.autograd.grad``
-    (``autograd_grad``), or clears those of the last step right before backward (``clear_late``),
-    so that they live through a forward pass. The row shows what it costs.
+    (``autograd_grad``), clears those of the last step right before backward (``clear_late``), so
+    that they live through a forward pass, or fills them with zeros there (``zero_late``, what torch
+    before 2.0 and accelerate before 0.28 do), so that they live always. The row shows what it
+    costs.
     """
 
     name: ClassVar[str] = "backward"
     slot: ClassVar[Slot] = Slot.STEP
     source: ClassVar[str] = (
         "torch.autograd.grad and Tensor.backward, as posts use them; facebookresearch/DiT and "
-        "fast-DiT, train.py (clear_late)"
+        "fast-DiT, train.py (clear_late, zero_late)"
     )
 
     call: str = "retain_graph"
@@ -53,7 +57,7 @@ class Backward(Strategy):
 
     def attach(self, trained: Trained) -> None:
         """Where the call clears gradients, nothing else does."""
-        if self.call == "clear_late":
+        if self.call in LATE:
             trained.optimizer.zero_grad = lambda *given, **named: None
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
@@ -61,7 +65,7 @@ class Backward(Strategy):
         demand(isinstance(caller, Caller), "backward is called as usual")
         calls = caller.calls
         demand(calls == trained.micro_steps, f"{calls} calls")
-        lived = caller.lived
+        lived, kept = caller.lived, caller.kept
         effect = effect_of_a_backward(trained)
         weights = [p for p in trained.module.parameters() if p.requires_grad]
         found = f"{effect.gradients} gradients of {len(weights)} weights"
@@ -73,4 +77,6 @@ class Backward(Strategy):
         else:
             wanted = bytes_in(weights)
             demand(lived == wanted, f"{lived} bytes of gradients lived on, not {wanted}")
+            wanted = wanted if self.call == "zero_late" else 0
+            demand(kept == wanted, f"backward added to {kept} bytes of them, not {wanted}")
         return {"calls": calls, "lived_bytes": lived, **effect._asdict()}

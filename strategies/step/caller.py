@@ -13,11 +13,11 @@ __all__ = ["Caller", "bytes_in", "effect_of_a_backward"]
 
 class Caller:
     """``Accelerator.backward`` replaced; counts its calls. ``lived``: bytes of gradients that were
-    there before the last, from the step before."""
+    there before the last, from the step before; ``kept``: of those that it added to."""
 
     def __init__(self, accelerator: Any, parameters: list[Any], call: str) -> None:
         self.usual, self.parameters, self.call = accelerator.backward, parameters, call
-        self.calls = self.lived = 0
+        self.calls = self.lived = self.kept = 0
 
     def __call__(self, loss: Any, **kwargs: Any) -> None:
         self.calls += 1
@@ -28,8 +28,19 @@ class Caller:
             for p in self.parameters:
                 p.grad = None
             self.usual(loss, **kwargs)
+        elif self.call == "zero_late":
+            self._zeroed(loss, **kwargs)
         else:
             self._autograd_grad(loss)
+
+    def _zeroed(self, loss: Any, **kwargs: Any) -> None:
+        lived = [p.grad for p in self.parameters]
+        for grad in lived:
+            if grad is not None:
+                grad.zero_()
+        self.usual(loss, **kwargs)
+        pairs = zip(self.parameters, lived, strict=True)
+        self.kept = bytes_in(g for p, g in pairs if g is not None and p.grad is g)
 
     def _autograd_grad(self, loss: Any) -> None:
         import torch

@@ -125,7 +125,7 @@ def test_the_page_shows_what_follows_from_the_recorded_steps(recorded):
     shown, made_now = PAGE.read_text(), times(recorded[1])
     for line in (made_now.heads, *made_now.rows):
         assert f"| {' | '.join(line)} |" in shown
-    assert made_now.note in shown and len(made_now.rows) == 18
+    assert made_now.note in shown and len(made_now.rows) == 23
 
 
 def test_the_page_is_recounted_and_a_changed_cell_is_found():

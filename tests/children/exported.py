@@ -1,21 +1,78 @@
-"""Runs an exported train.py as it stands, and says what is in force: ``exported.py TRAIN FOLDER``.
+"""Runs an exported train.py, and says what is in force: ``exported.py TRAIN FOLDER [CLASS SIZES]``.
 
 Started by the command that the export printed, in the place of train.py, so that the launch file
 and what it names are the exported ones. What it says is read from the objects that train.py left:
-one line of JSON a rank.
+one line of JSON a rank. With a class of the diffusers library and its sizes (JSON), the lines are
+carried home: that model is in the stand-in's place, and its blocks' class is named in the lines.
+
+accelerate looks for FSDP on GPUs alone: where the launch file says so, its state is told here what
+it is told there.
 """
 
 from __future__ import annotations
 
 import json
-import runpy
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import state
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.system.process import die_with_parent
+from strategies.engines.fsdp import facts as sharded
+
+
+def as_on_gpus() -> None:
+    """FSDP as ``AcceleratorState`` takes it from a launch file below MULTI_GPU (accelerate 1.15,
+    state.py), on processes that it started without one."""
+    begin = state.AcceleratorState.__init__
+
+    def init(self: Any, *given: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        begin(self, *given, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is None or self.distributed_type is DistributedType.FSDP:
+            return
+        for each in (state.PartialState, state.AcceleratorState):
+            each._shared_state["distributed_type"] = DistributedType.FSDP
+        if self._mixed_precision != "no":
+            fsdp_plugin.set_mixed_precision(self._mixed_precision)
+        if isinstance(fsdp_plugin.cpu_offload, CPUOffloadPolicy):
+            fsdp_plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pinned for a GPU
+        self.fsdp_plugin = fsdp_plugin
+
+    state.AcceleratorState.__init__ = init
+
+
+# ---- a model of the library in the place of the stand-in's ----
+
+
+def at_home(text: str, name: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """What train.py defines, with that model, and its lines as its owner would have them."""
+    import diffusers
+
+    kind = getattr(diffusers, name)
+    (block,) = kind._no_split_modules
+    space: dict[str, Any] = {"__name__": "carried"}
+    exec(compile(text.replace('"Block"', f'"{block}"'), "train.py", "exec"), space)
+
+    class Model(kind):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            weight = self.patch_embedding.weight
+            sample = x.reshape(len(x), -1, 1, 16, 16).to(weight.dtype)
+            text = torch.zeros(len(x), 8, self.config.text_dim, dtype=weight.dtype)
+            return super().forward(sample, y.float(), text, return_dict=False)[0].reshape(x.shape)
+
+    space["Model"] = lambda: Model(**sizes)
+    return space
+
+
+# ---- what is in force ----
 
 
 def facts(trained: dict[str, Any]) -> dict[str, Any]:
@@ -32,15 +89,24 @@ def facts(trained: dict[str, Any]) -> dict[str, Any]:
         "accumulation": accelerator.gradient_accumulation_steps,
         "model": type(model).__name__,
         "weights": sorted({str(p.dtype) for p in bare.parameters()}),
-        "blocks": [type(block).__name__ for block in bare.blocks],
+        "checkpointed": sum(isinstance(m, CheckpointWrapper) for m in bare.modules()),
+        "parts": len(bare.blocks),
         "optimizer": type(inner).__name__,
         "settings": [group[key] for key in ("lr", "betas", "eps", "weight_decay")],
-        "average": sum(a.numel() for a in trained.get("average", ())),
-        "moved": any(not a.equal(w.float()) for a, w in pairs(trained)),
-        "sum": float(sum(p.detach().double().sum() for p in bare.parameters())),
+        "average": sum(sharded.local(a).numel() for a in trained.get("average", ())),
+        "moved": any(not same(a, w) for a, w in pairs(trained)),
+        "free": sorted({of_what(name) for name, p in bare.named_parameters() if p.requires_grad}),
+        "ranks": sorted({p.shape[0] for n, p in bare.named_parameters() if "lora_A" in n}),
+        "sum": float(sum(sharded.local(p.detach()).double().sum() for p in bare.parameters())),
         **of_zero(model),
         **of_replicas(model),
+        **of_shards(model),
     }
+
+
+def of_what(name: str) -> str:
+    """Whether a parameter is an adapter's or the model's own."""
+    return "adapter" if "lora_" in name else "own"
 
 
 def pairs(trained: dict[str, Any]) -> Any:
@@ -48,20 +114,36 @@ def pairs(trained: dict[str, Any]) -> Any:
     return zip(trained.get("average", ()), trained.get("weights", ()), strict=True)
 
 
+def same(average: Any, weight: Any) -> bool:
+    return sharded.local(average).equal(sharded.local(weight.detach()).float())
+
+
 def of_zero(model: Any) -> dict[str, Any]:
     """DeepSpeed's own words."""
     if not hasattr(model, "zero_optimization_stage"):
         return {}
     buckets = (model.zero_reduce_bucket_size(), model.zero_allgather_bucket_size())
+    offloads = {"optimizer": model.zero_offload_optimizer(), "weights": model.zero_offload_param()}
     return {
         "stage": model.zero_optimization_stage(),
+        "zero_class": type(model.optimizer).__name__,
+        "bf16": model.bfloat16_enabled(),
+        "master": not model.bf16_master_weights_and_gradients(),
         "micro_batch": model.train_micro_batch_size_per_gpu(),
         "batch": model.train_batch_size(),
         "steps_accumulated": model.gradient_accumulation_steps(),
         "clip": model.gradient_clipping(),
         "buckets": buckets,
         "taken": model.global_steps,
+        "offloaded": {name: device_of(found) for name, found in offloads.items() if found},
+        "ratio": getattr(offloads["optimizer"], "ratio", None),
+        "group": model.zero_hpz_partition_size(),
+        "partitioned": sum(hasattr(p, "ds_tensor") for p in model.module.parameters()),
     }
+
+
+def device_of(offload: Any) -> str:
+    return str(getattr(offload.device, "value", offload.device))
 
 
 def of_replicas(model: Any) -> dict[str, Any]:
@@ -70,11 +152,54 @@ def of_replicas(model: Any) -> dict[str, Any]:
     return {"hooks": [hook.__qualname__ for hook, _ in hooks]}
 
 
+def of_shards(model: nn.Module) -> dict[str, Any]:
+    """torch's own groups under FSDP2: of which modules, cut by which ranks, computed in what."""
+    found = [(m, g) for m, g in with_groups(model) if m is not model]
+    if not isinstance(model, FSDPModule):
+        return {}
+    after = [g.post_forward_mesh_info for _, g in found]
+    states = [m._get_fsdp_state() for m, _ in found]
+    policies = {(str(s._mp_policy.param_dtype), s._mp_policy.cast_forward_inputs) for s in states}
+    return {
+        "gathered": sorted({type(m).__name__.removeprefix("FSDP") for m, _ in found}),
+        "groups": len(found),
+        "reshards": sorted({mesh.shard_mesh_size if mesh else 0 for mesh in after}),
+        "policy": sorted(policies),
+        "offloads": sorted({isinstance(g.offload_policy, CPUOffloadPolicy) for _, g in found}),
+        "mesh": sorted({tuple(p.device_mesh.shape) for p in model.parameters()}),
+        "ahead": [len(state._states_to_forward_prefetch) for state in states],
+    }
+
+
+def with_groups(model: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """Modules with torch's parameter groups, one of each."""
+    shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    return [(m, group) for m in shards for group in m._get_fsdp_state()._fsdp_param_groups]
+
+
+def squared_norm(optimizer: Any) -> float:
+    """Of the gradients that an optimizer is about to step with, this rank's part of them."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    return float(sum(sharded.local(grad).double().square().sum() for grad in grads))
+
+
 die_with_parent()
+seen: list[float] = []
+register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(squared_norm(optimizer)))
 script, folder = Path(sys.argv[1]), Path(sys.argv[2])
 sys.path.insert(0, str(script.parent))
-trained = runpy.run_path(str(script), run_name="__main__")["trained"]
+if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # or it would connect no processes
+    as_on_gpus()
+text = script.read_text()
+if len(sys.argv) > 3:
+    space = at_home(text, sys.argv[3], json.loads(sys.argv[4]))
+else:
+    space = {"__name__": "exported", "__file__": str(script)}
+    exec(compile(text, str(script), "exec"), space)
+trained = space["main"]()
 path = folder / f"rank{trained['accelerator'].process_index}.json"
-path.write_text(json.dumps(facts(trained)))
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
+path.write_text(json.dumps(facts(trained) | {"squared_norms": seen}))
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

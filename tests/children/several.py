@@ -7,10 +7,10 @@ there for the next. Cases have launch files and numbers of processes of their ow
 makes of a command, its own launcher says, run up to where it would start processes.
 
 A case has a ``line``, the words of its command from ``launch`` on, and ``env``, what the harness
-adds to the shell's variables; the ``module`` that runs, with its ``words``; folders to ``copy``
-first (from, to); and whether ``resident`` marks are to follow live tensors, for which each step
-faults all its pages in again. A case without them takes fewer steps: nothing is done for its marks
-and its clock. The answer comes when all its ranks have ended.
+adds to the shell's variables; the ``module`` that runs, with its ``words`` (``foreign`` where they
+are no worker's); folders to ``copy`` first (from, to); and whether ``resident`` marks are to follow
+live tensors, for which each step faults all its pages in again. A case without them takes fewer
+steps: nothing is done for its marks and its clock. The answer comes when all its ranks have ended.
 
 Other programs run in forks as well, where ``program`` names a module: its ``words``, the whole
 ``env``, and files to ``open`` (``log``, where what it prints goes; any other stands in the words,
@@ -229,7 +229,8 @@ def answer(asked: dict[str, Any], programs: Programs) -> int:
             return programs.start(asked)
         if "wait" in asked:
             return programs.wait(asked["wait"])
-        prepare(resolved(asked["words"]))
+        if not asked.get("foreign"):
+            prepare(resolved(asked["words"]))
         load(whole(asked))
         return 0
     except Exception:

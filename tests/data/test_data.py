@@ -1,5 +1,6 @@
 """What a step consumes depends on (seed, step) alone; bad data is refused by name."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -79,6 +80,34 @@ def test_a_step_consumes_the_same_however_it_is_cut(objective, processes, micro)
         whole = consumed(feeds("digits", objective, 1, 12), step)
         cut = consumed(feeds("digits", objective, processes, micro), step)
         assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@pytest.mark.parametrize("together", [1, 5, 12, 256])
+def test_what_is_drawn_together_is_given_however_a_step_is_cut(together):
+    whole = consumed(feeds("digits", "epsilon", 1, 12, together=together), 4)
+    for processes, micro in ((4, 3), (2, 6), (3, 1)):
+        cut = consumed(feeds("digits", "epsilon", processes, micro, together=together), 4)
+        assert all(torch.equal(cut[name], values) for name, values in whole.items())
+    rows = {tuple(noise.flatten().tolist()) for noise in whole["noise"]}
+    assert len(rows) == 12, "each sample has noise of its own"
+
+
+def test_a_rank_of_very_many_draws_no_more_than_its_neighbours_share():
+    """The noise of all 800,000 samples would be 12 GiB on each."""
+    counts = []
+
+    def draw(generator, count, shape, device):
+        counts.append(count)
+        return OBJECTIVES["epsilon"].draw(generator, count, shape, device)
+
+    settings = {"seed": 3, "global_batch": 800_000, "shares": 100_000, "micro_batch": 4}
+    last = Feed(dataset=open_data("digits", "cpu"), draw=draw, share=99_999, **settings)
+    first, second = last.micro_batches(0)
+    assert counts == [256], "both of its micro batches are of one draw"
+    assert not torch.equal(first.noise, second.noise)
+    across = dataclasses.replace(last, share=7, micro_batch=8, together=60)
+    (batch,) = across.micro_batches(0)
+    assert counts[1:] == [60, 60] and len(batch.noise) == 8, "samples 56 to 63"
 
 
 def test_steps_and_seeds_differ():

@@ -96,6 +96,20 @@ def test_what_a_recipe_chooses_is_in_the_file():
         assert (zero | zero.get("offload_optimizer", {}))[key] == value
 
 
+def test_groups_of_ranks_and_what_is_kept_gathered_are_in_words_of_fsdp2():
+    """FSDP 1's HYBRID_SHARD means nothing to it."""
+    groups = yaml.safe_load(made("hsdp:replicate=4").files["accelerate.yaml"])
+    sizes = {"dp_replicate_size": 4, "dp_shard_size": 2}
+    assert groups["parallelism_config"] == {f"parallelism_config_{k}": v for k, v in sizes.items()}
+    kept = yaml.safe_load(made("fsdp2:reshard=off").files["accelerate.yaml"])
+    assert "parallelism_config" not in kept
+    for content, after in ((groups, True), (kept, False)):
+        block = content["fsdp_config"]
+        assert block["fsdp_reshard_after_forward"] is after
+        assert "fsdp_sharding_strategy" not in block
+    assert "reshard_after_forward = 4 " in made("fsdp2:reshard=4").files["train.py"]
+
+
 @pytest.mark.parametrize("recipe", possible([r for r in RECIPES if "fp" in r or "16" in r]))
 def test_accelerate_s_word_for_the_precision_is_the_strategy_s(recipe):
     resolved = asked(recipe)
@@ -139,7 +153,10 @@ def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained(monkeypatch):
 
 
 def test_the_tables_name_known_strategies():
-    assert set(lines.table()) <= {n for n, kind in CATALOG.items() if kind.slot is not Slot.SHARD}
+    assert set(lines.table()) <= set(CATALOG)
+    sharded = {name for name in lines.table() if CATALOG[name].slot is Slot.SHARD}
+    cut = {n for n in SHARDINGS if "dtensor_weights" in CATALOG[n].engine("cuda").traits}
+    assert sharded == cut - {"pp_fsdp2"}, "the others' launch files say all"
 
 
 def test_a_strategy_without_rules_names_the_file_of_its_code(monkeypatch):

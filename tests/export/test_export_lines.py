@@ -285,6 +285,7 @@ def test_every_part_with_lines_that_runs_here_is_tried():
     tried = {name for parts in EFFECTS for name in _names(parts)}
     with_lines = {name for name, found in table().items() if any("why" not in r for r in found)}
     elsewhere = {"fp32", "fp16", "paged_adam8bit", "offload_adamw", "compress"}
+    elsewhere |= {"fsdp2", "fsdp2_offload", "hsdp"}
     assert with_lines - tried == elsewhere
 
 

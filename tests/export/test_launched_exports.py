@@ -1,101 +1,247 @@
 """Exports started by the command that they print; what is in force is read from their objects.
 
-Two starts for all: ZeRO and replicas. Every other combination is executed in
-``test_export_lines``, and every launch file read in ``test_export_files``.
+One of each sharding that can be exported, with precisions, adapters, recomputation, accumulation
+and clipping spread over them; accelerate's launcher reads each command, its processes are forks of
+one start. Every other combination is executed in ``test_export_lines``, and every launch file read
+in ``test_export_files``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
+import math
+import re
 import shlex
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness import ROOT, cli
+from harness import cli
+from harness.export import sizes
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec
+from harness.subjects.library import presets
+from strategies import CATALOG
+from strategies.base import Slot
+from strategies.engines.zero.settled import NVME_BLANK
 from strategies.engines.zero.sizes import buffer_sizes
+from tests.conftest import begin
+from tests.made import one_start
+from tests.made.publics import MINIATURES
 
-MODEL = "DiT-S/4:depth=2"
+MODEL, WAN = "DiT-S/4:depth=2", "wan2.1-1.3b"
 NUMBERS = ["--learning-rate", "3e-4", "--beta2", "0.95", "--weight-decay", "0.01"]
+CARD = "--gpu A100-80GB"
 ASKED = {
-    "zero": ["zero2+bf16+checkpoint:every=2+accumulate:steps=2", "--grad-clip", "0.7"],
-    "replicas": ["ddp+checkpoint+compress:kind=fp16+accumulate:steps=4+adamw:impl=foreach"],
+    "single": "single+bf16_pure+lora:rank=4 --cpu",
+    "ddp": "ddp+checkpoint+compress:kind=fp16+accumulate:steps=4+adamw:impl=foreach --cpu",
+    "ddp, clipped": "ddp+bf16 --cpu --grad-clip 0.01",
+    "zero1": "zero1+bf16_pure+accumulate:steps=2 --cpu",
+    "zero1_offload": "zero1_offload+bf16 --cpu",
+    "zero2": "zero2+bf16+checkpoint:every=2+accumulate:steps=2 --cpu --grad-clip 0.7",
+    "zero2_offload": "zero2_offload+bf16+accumulate:steps=2 --cpu --grad-clip 0.5",
+    "zero3": f"zero3+bf16+lora:rank=4+checkpoint --cpu --model {WAN}",
+    "zero3_hpz": "zero3_hpz:group=2+bf16 --cpu --gpus 4",
+    "zero3_offload": "zero3_offload+bf16+checkpoint --cpu",
+    "zero3_offload_partial": "zero3_offload_partial:ratio=0.25+bf16 --cpu",
+    "zero3_nvme": "zero3_nvme+bf16 --cpu",
+    "fsdp2": f"fsdp2+bf16+checkpoint+accumulate:steps=2 {CARD} --grad-clip 0.01",
+    "fsdp2, ahead": f"fsdp2:reshard=off,prefetch=1+bf16_pure {CARD}",
+    "fsdp2, public": f"fsdp2+bf16+lora:rank=4+checkpoint {CARD} --model {WAN}",
+    "fsdp2_offload": f"fsdp2_offload+lora:rank=4 {CARD} --grad-clip 0.01",
+    "hsdp": f"hsdp:replicate=2+bf16 {CARD} --gpus 4",
+    "fsdp2, again": f"fsdp2:reshard=2+bf16 {CARD} --gpus 4",
 }
+"""What is exported: a recipe and options of the command."""
+REFUSED = {"pp", "pp_fsdp2", "model_parallel"}
+"""By name, as ``test_export_files`` holds."""
+ELSEWHERE = {"zero3_qwz"}
+"""Its weights are quantised by CUDA kernels."""
 BATCH = 16
+
+
+def asked(text: str) -> list[str]:
+    """The words of one, with those that all of them share."""
+    words = ["--gpus", "2", "--model", MODEL, *text.split(), *NUMBERS, "--trainers"]
+    if text.startswith("single"):
+        words[1] = "1"
+    if WAN in text:
+        shape, pixels, frames = MINIATURES[WAN]
+        words += ["--set", shape, "--resolution", pixels, "--frames", str(frames), "--text", "8"]
+    return ["export", *words, "--global-batch", str(BATCH)]
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of each export says; both are under way together."""
+    """What each rank of each export says."""
     base = tmp_path_factory.mktemp("exports")
-    begun = {name: started(base / name, words) for name, words in ASKED.items()}
-    for name, process in begun.items():
-        log = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, f"{name}\n{log[-3000:]}"
-    return {
-        name: [json.loads((base / name / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-        for name in begun
+    return {name: started(base / str(at), ASKED[name]) for at, name in enumerate(ASKED)}
+
+
+def started(folder: Path, text: str) -> list[dict[str, Any]]:
+    """The printed line, with a look at the objects behind train.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "subprocess", SimpleNamespace(run=counted_in_fork))
+        assert cli.main([*asked(text), "--out", str(folder)]) == 0
+    filled_in(folder)
+    *lead, _, _, file, path, script = shlex.split(printed(folder))[-7:]
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    start = one_start.running(begin)
+    since = start.log.stat().st_size
+    home = ["WanTransformer3DModel", json.dumps(of_miniature())] if WAN in text else []
+    case = {
+        "line": ["launch", file, path, script],
+        "env": command.ALLOCATOR | own | pairs(lead),
+        "module": "tests.children.exported",
+        "words": [script, str(folder), *home],
     }
+    start.ask(case | {"foreign": True, "resident": False, "copy": []}, seconds=300)
+    ranks = sorted(folder.glob("rank*.json"))
+    assert ranks, f"{text}\n{start.tail(since)}"
+    return [json.loads(rank.read_text()) for rank in ranks]
 
 
-def started(folder: Path, words: list[str]) -> subprocess.Popen[str]:
-    """The printed line, with a look at the objects behind train.py and a port of its own."""
-    asked = ["export", *words, "--cpu", "--gpus", "2", "--model", MODEL, *NUMBERS, "--trainers"]
-    assert cli.main([*asked, "--global-batch", str(BATCH), "--out", str(folder)]) == 0
-    line = shlex.split(printed(words[0], folder))
-    line[line.index("accelerate")] = str(Path(sys.executable).parent / "accelerate")
-    script = line.pop()
-    line += ["--main_process_port", str(command.free_port())]
-    line += [str(ROOT / "tests/children/exported.py"), script, str(folder)]
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    own |= {"CUDA_VISIBLE_DEVICES": "", "PATH": os.environ["PATH"]}
-    return subprocess.Popen(
-        line,
-        env=command.inherited() | own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def printed(recipe: str, folder: Path) -> str:
+def printed(folder: Path) -> str:
     """The line that train.py says starts it, which is the one that was printed."""
     (line,) = (x for x in (folder / "train.py").read_text().splitlines() if "--config_file" in x)
     return line.strip()
 
 
+def pairs(words: list[str]) -> dict[str, str]:
+    """The variables before a command, with the word ``env`` in front."""
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def counted_in_fork(words: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
+    """What a model trains, counted in a fork as by the process that an export starts for it."""
+    with tempfile.NamedTemporaryFile("r") as log:
+        program = one_start.Program(one_start.running(begin), words[2:], env, {"log": log.name})
+        code, text = program.wait(), log.read()
+    told = [line for line in text.splitlines() if line.startswith("{")]
+    return SimpleNamespace(returncode=code, stdout="\n".join(told), stderr=text)
+
+
+def filled_in(folder: Path) -> None:
+    """What only a user knows: a folder to swap to."""
+    path = folder / "deepspeed.json"
+    if path.exists():
+        path.write_text(path.read_text().replace(NVME_BLANK, str(folder / "nvme")))
+        (folder / "nvme").mkdir()
+
+
+def of_miniature() -> dict[str, Any]:
+    return dict(presets.find(WAN, changes=MINIATURES[WAN][0]).config)
+
+
+# ---- what is in force ----
+
+ZERO3 = {"type": "DEEPSPEED", "zero_class": "DeepSpeedZeroOptimizer_Stage3", "stage": 3}
+ZERO = {"type": "DEEPSPEED", "zero_class": "DeepSpeedZeroOptimizer", "bf16": True, "partitioned": 0}
+CPU = {"optimizer": "DeepSpeedCPUAdam", "ratio": 1.0}
+SHARDED = {"type": "FSDP", "gathered": ["Block"], "groups": 4, "offloads": [False]}
+BF16 = {"precision": "bf16", "policy": [["torch.bfloat16", False]]}
+"""What is computed in, and that what a block is given is not rounded on its way."""
+LORA = {"free": ["adapter"], "ranks": [4]}
+IN_FORCE: dict[str, dict[str, Any]] = {
+    "single": {"type": "NO", "precision": "no", "weights": ["torch.bfloat16"], **LORA},
+    "ddp": {
+        "type": "MULTI_CPU", "model": "DistributedDataParallel", "precision": "no",
+        "hooks": ["fp16_compress_hook"], "checkpointed": 4, "weights": ["torch.float32"],
+    },
+    "ddp, clipped": {"model": "DistributedDataParallel", "precision": "bf16", "hooks": []},
+    "zero1": {**ZERO, "stage": 1, "master": False, "weights": ["torch.bfloat16"]},
+    "zero1_offload": {**ZERO, **CPU, "stage": 1, "offloaded": {"optimizer": "cpu"}},
+    "zero2": {**ZERO, "stage": 2, "master": True, "clip": 0.7, "checkpointed": 2, "parts": 2},
+    "zero2_offload": {**ZERO, **CPU, "stage": 2, "clip": 0.5, "offloaded": {"optimizer": "cpu"}},
+    "zero3": {**ZERO3, **LORA, "checkpointed": 2, "offloaded": {}, "group": 1},
+    "zero3_hpz": {**ZERO3, "bf16": True, "group": 2, "offloaded": {}},
+    "zero3_offload": {
+        **ZERO3, **CPU, "checkpointed": 4, "offloaded": {"optimizer": "cpu", "weights": "cpu"},
+    },
+    "zero3_offload_partial": {**ZERO3, **CPU, "ratio": 0.25, "offloaded": {"optimizer": "cpu"}},
+    "zero3_nvme": {
+        **ZERO3, "optimizer": "DeepSpeedCPUAdam",
+        "offloaded": {"optimizer": "nvme", "weights": "nvme"},
+    },
+    "fsdp2": {**SHARDED, **BF16, "mesh": [[2]], "reshards": [2], "checkpointed": 4},
+    "fsdp2, ahead": {
+        **SHARDED, "policy": [["None", True]], "reshards": [0], "ahead": [1, 1, 1, 0],
+        "weights": ["torch.bfloat16"],
+    },
+    "fsdp2, public": {
+        **SHARDED, **BF16, **LORA, "gathered": ["WanTransformerBlock"], "groups": 2,
+        "checkpointed": 2,
+    },
+    "fsdp2_offload": {**SHARDED, **LORA, "offloads": [True], "reshards": [2]},
+    "hsdp": {**SHARDED, **BF16, "mesh": [[2, 2]], "reshards": [2]},
+    "fsdp2, again": {**SHARDED, **BF16, "mesh": [[4]], "reshards": [2]},
+}  # fmt: skip
+
+
+def test_every_sharding_that_can_be_exported_is_started():
+    shardings = {name for name, kind in CATALOG.items() if kind.slot is Slot.SHARD}
+    started_here = {text.partition("+")[0].partition(":")[0] for text in ASKED.values()}
+    assert started_here == shardings - REFUSED - ELSEWHERE
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_what_every_export_sets_is_in_force(said, name):
-    steps = {"zero": 2, "replicas": 4}[name]
+    words = asked(ASKED[name])
+    processes = max(int(n) for at, n in itertools.pairwise(words) if at == "--gpus")
+    steps = int((re.findall(r"accumulate:steps=(\d)", ASKED[name]) or [1])[0])
+    assert len(said[name]) == (1 if name == "single" else processes)
     for rank in said[name]:
-        assert rank["processes"] == 2 and rank["accumulation"] == steps
-        assert rank["settings"] == [3e-4, [0.9, 0.95], 1e-8, 0.01] and rank["optimizer"] == "AdamW"
-        assert rank["average"] > 0 and rank["moved"], "an average is kept, and it lags behind"
+        assert rank["processes"] == len(said[name]) and rank["accumulation"] == steps
+        assert rank["settings"] == [3e-4, [0.9, 0.95], 1e-8, 0.01]
+        assert (rank["average"] > 0 and rank["moved"]) != (WAN in ASKED[name]), "one lags behind"
 
 
-def test_deepspeed_runs_with_the_exported_numbers(said):
-    sizes = buffer_sizes(
-        resolve(Spec(recipe="zero2", model=MODEL, data="synthetic:32")).subject.sizes
-    )
-    bucket = sizes["reduce_bucket_size"]
-    for rank in said["zero"]:
-        assert (rank["type"], rank["precision"], rank["stage"]) == ("DEEPSPEED", "bf16", 2)
-        assert rank["weights"] == ["torch.bfloat16"] and rank["clip"] == 0.7
-        assert (rank["micro_batch"], rank["steps_accumulated"]) == (BATCH // 4, 2)
-        assert rank["batch"] == BATCH and rank["buckets"] == [bucket, bucket]
-        assert rank["taken"] == 2 and rank["blocks"] == ["CheckpointWrapper"] * 2
+@pytest.mark.parametrize("name", ASKED)
+def test_what_an_export_is_for_is_in_force(said, name):
+    for rank in said[name]:
+        assert {key: rank[key] for key in IN_FORCE[name]} == IN_FORCE[name]
 
 
-def test_replicas_are_averaged_with_the_exported_hook(said):
-    first, second = said["replicas"]
-    assert (first["type"], first["precision"]) == ("MULTI_CPU", "no")
-    assert first["model"] == "DistributedDataParallel" and first["hooks"] == ["fp16_compress_hook"]
-    assert first["weights"] == ["torch.float32"] and first["blocks"] == ["CheckpointWrapper"] * 4
-    assert first["sum"] == second["sum"], "replicas that saw other data are equal"
+@pytest.mark.parametrize("name", [name for name in ASKED if name.startswith("zero")])
+def test_deepspeed_runs_with_the_exported_numbers(said, name):
+    ranks = len(said[name])
+    for rank in said[name]:
+        micro = BATCH // ranks // rank["accumulation"]
+        assert (rank["micro_batch"], rank["batch"], rank["taken"]) == (micro, BATCH, 2)
+        assert rank["steps_accumulated"] == rank["accumulation"]
+        if "lora" not in ASKED[name]:
+            spec = Spec(recipe="zero2", model=MODEL, data="synthetic:32")
+            bucket = buffer_sizes(resolve(spec).subject.sizes)["reduce_bucket_size"]
+            assert rank["buckets"][0] == bucket
+        assert bool(rank["partitioned"]) == (rank["stage"] == 3)
+
+
+@pytest.mark.parametrize("name", ["ddp, clipped", "fsdp2", "fsdp2_offload"])
+def test_gradients_arrive_clipped_at_the_optimizer(said, name):
+    """Not those of weights that there were before the model was cut."""
+    parts = [rank["squared_norms"] for rank in said[name]]
+    norms = parts[0] if "ddp" in name else [sum(both) for both in zip(*parts, strict=True)]
+    assert [math.sqrt(norm) for norm in norms] == pytest.approx([0.01] * 2, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp, clipped"])
+def test_replicas_that_saw_other_data_are_equal(said, name):
+    first, second = said[name]
+    assert first["sum"] == second["sum"]
+
+
+def test_groups_of_ranks_hold_the_same_shares(said):
+    sums = [rank["sum"] for rank in said["hsdp"]]
+    assert sums[0] == sums[2] != sums[1] == sums[3]
+
+
+@pytest.mark.parametrize("recipe", ["fsdp2", "fsdp2_offload+bf16", "hsdp"])
+def test_what_accelerate_would_not_shard_is_refused(recipe, tmp_path, capsys):
+    words = ["export", recipe, "--cpu", "--gpus", "4", "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 2
+    assert "on GPUs alone" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -152,8 +152,11 @@ def listed() -> list[str]:
     for name, known in presets.table().items():
         objective, told = known.family.objectives[0], known.parameters
         shaped = resolve(Spec(recipe="single", model=name, data="synthetic", objective=objective))
-        exact = isinstance(told["published"], int)
-        published = "equal" if exact else f"{told['published'] / 1e9:.3g} B"
+        published = "equal"
+        if isinstance(told["published"], str):
+            published = told["published"].replace(" billion", " B")
+        elif "other" in told:
+            published = f"{told['published']:,}"
         size = shaped.subject.size_in_words
         lines.append(f"| `{name}` | {told['built']:,} | {published} | {objective} | {size} |")
     return lines

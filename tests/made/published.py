@@ -92,6 +92,7 @@ def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
     timed = {name: judge(resolved, found, cards.find(name)).seconds for name in names}
     return {
         "reserved": found.reserved / GIB,
+        "allocated": found.allocated / GIB,
         "between": found.between / GIB,
         "operations": issued(found.work),
         "seconds": {name: [one.total, one.spread] for name, one in timed.items()},

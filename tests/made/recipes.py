@@ -68,6 +68,7 @@ OTHERS: dict[str, list[str]] = {
         "single+backward",
         "single+backward:call=autograd_grad",
         "single+backward:call=clear_late",
+        "single+backward:call=zero_late",
     ],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],

@@ -141,7 +141,7 @@ def _setting(group: Group) -> tuple[Any, ...]:
         head, tail = drawn.setting(group)
         return (head, Number(first["parameters"] / 1e6, 1), tail)
     return (
-        f"{spec['model']} (",
+        f"{drawn.model(spec)} (",
         Number(first["parameters"] / 1e6, 1),
         f" M parameters) on {spec['data']}, {spec['objective']} objective, global batch "
         f"{spec['global_batch']}, seed {spec['seed']}, {spec['warmup']} warm-up + {spec['steps']} "

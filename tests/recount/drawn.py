@@ -180,6 +180,14 @@ def same_samples(row: Row, word: str) -> str | None:
     return cell(word)(row) if word in ("by design", "DIFFERS") else word
 
 
+def model(spec: dict[str, Any]) -> str:
+    """The model, and what was asked of its sizes and of a sample's."""
+    asked = (("resolution", "pixels"), ("frames", "frames"), ("text", "tokens of text"))
+    told = ", ".join(f"{spec[name]} {word}" for name, word in asked if spec.get(name))
+    changed = f" with {spec['set']}" if spec.get("set") else ""
+    return spec["model"] + changed + (f" at {told}" if told else "")
+
+
 def setting(group: Group) -> list[Any]:
     """The sentence on what all rows of a group share, but for the millions of parameters: what
     stands before them, and behind."""
@@ -189,7 +197,7 @@ def setting(group: Group) -> list[Any]:
     weights = f"weights of {spec['weights']}" if spec["weights"] else "weights as they are drawn"
     guided = f"guidance {scale:g}" if scale != 1 else "no guidance"
     return [
-        f"Samples of {spec['model']} (",
+        f"Samples of {model(spec)} (",
         f" M parameters, {weights}) in the shape of {spec['data']}, {spec['objective']} objective, "
         f"{steps} steps of its sampler, {guided}, {spec['global_batch']} samples a batch, seed "
         f"{spec['seed']}, {spec['warmup']} warm-up + {spec['steps']} timed batches",

@@ -475,6 +475,24 @@ def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
     assert "**Least memory**: `zero3_offload`" in edited(lambda rank: None)
 
 
+def test_a_head_says_the_size_of_a_sample_where_one_was_asked_for():
+    """Else reports of two lengths of a video would read alike."""
+    found = [r for r in recorded("cpu") if r.status is Status.OK]
+
+    def heads(**asked):
+        specs = [dataclasses.replace(r.spec, model="wan2.1-1.3b", **asked) for r in found]
+        rows = [dataclasses.replace(r, spec=s) for r, s in zip(found, specs, strict=True)]
+        texts = markdown.render(build(rows, [], SuiteHead())).splitlines()
+        return [line.partition(" (")[0] for line in texts if " M parameters" in line]
+
+    assert heads(resolution="480x832", frames=81, text=512) == [
+        "## wan2.1-1.3b at 480x832 pixels, 81 frames, 512 tokens of text"
+    ]
+    assert heads(frames=17) == ["## wan2.1-1.3b at 17 frames"]
+    assert heads(set="num_layers=2") == ["## wan2.1-1.3b with num_layers=2"]
+    assert heads() == ["## wan2.1-1.3b"]
+
+
 def test_what_fsdp2_gathered_and_how_far_ahead_has_a_table_of_its_own():
     rows = cpu_set()
     assert not tables.group_grids(build(list(rows.values()), []).groups[0])["gathers"].lines

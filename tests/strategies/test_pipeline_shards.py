@@ -16,9 +16,12 @@ from harness.predict.speed import cards, roofline
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
+from harness.spec import Spec
+from harness.worker.sabotage_stages import STANDING
 from strategies import parse
 from strategies.engines.pipeline.joined import INDEX
 from strategies.recipe import RecipeError
+from tests.made.publics import miniature
 from tests.made.stubs.stages import SHARES_LOST, SHARES_UNLIKE
 
 # As in test_pipeline: what is equal is equal because all clip, decay and step alike.
@@ -34,10 +37,18 @@ EQUAL = [
 ]
 OTHERS = ["pp_fsdp2+bf16"]
 PREDICTED = [*EQUAL[:2], *OTHERS]
+PUBLIC = {
+    ("wan2.1-1.3b", "pp_fsdp2"): "one group of blocks",
+    ("flux-dev", "pp_fsdp2:schedule=interleaved,reshard=on+checkpoint"): "two streams, two runs",
+    ("sd3.5-medium", "pp_fsdp2+bf16"): "two streams, rounded",
+}
+"""Public models whose stages are shared, and what is special: what is in front of the blocks is all
+stages', and of each its sharers'."""
+EXACT = [case for case in PUBLIC if "bf16" not in case[1]]
 
 
-SAVED, ON, ALONE = "saved", "goes on", "of whole stages"
-"""A training that is kept, one that goes on from there, and one whose stages nobody shares."""
+SAVED, ON, FOREIGN = "saved", "goes on", "of a public model"
+"""A training that is kept, and one that goes on from there."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +66,22 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     kept = ["--checkpoint", str(base / "kept"), "--averaged", str(base / "averaged.safetensors")]
     cases[SAVED] = case(EQUAL[0], *kept, steps=2)
     cases[ON] = case(EQUAL[0], *kept, "--resume")
+    for model, recipe in PUBLIC:
+        cases[f"{model} {recipe}"] = Case(public(model, recipe))
+    for model, _ in EXACT:
+        cases[f"{model} ddp"] = Case(public(model, "ddp", processes=2))
+    model, recipe = EXACT[0]
+    for name in STANDING:
+        cases[name] = Case(public(model, recipe), ("--sabotage", name))
+    kept = ("--checkpoint", str(base / FOREIGN))
+    cases[f"{SAVED} {FOREIGN}"] = Case(public(*EXACT[1]), kept)
     return launched_together(cases, base), base
+
+
+def public(model: str, recipe: str, processes: int = 4, **change: object) -> Spec:
+    """What is equal is equal because all clip, decay and step alike."""
+    asked = {"global_batch": 8, "steps": 3, "weight_decay": 0.01, "grad_clip": 0.05, "ema": 0.9}
+    return miniature(model, recipe, processes=processes, **asked | change)
 
 
 # ---- in force ----
@@ -72,6 +98,7 @@ def test_ranks_of_a_stage_show_that_they_share_it(row):
     assert facts["gathers_of_groups"] == [often] * 3 and facts["reductions"] == 3
     elements = facts["elements_of_stages"][0]
     width = 2 if "bf16" in row.spec.recipe else 4
+    assert facts["gathered_as"] == ("bfloat16" if width == 2 else "float32")
     assert facts["gathered_bytes"] == nearly(width * elements / 2 * often)
     positions = SUBJECT.dimensions.tokens * SUBJECT.dimensions.width
     assert facts["gradient_bytes_reduced"] == nearly(4 * (elements - positions)), "they are frozen"
@@ -91,7 +118,7 @@ def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
 
 
 def test_memory_of_a_stage_s_rank_is_predicted(runs, tmp_path):
-    rows = [runs[0][name] for name in PREDICTED]
+    rows = [runs[0][name] for name in (*PREDICTED, *map(" ".join, PUBLIC))]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, made in zip(rows, predicted, strict=True):
         assert made.method == "trace", f"{made.reason} {made.fault}"
@@ -102,13 +129,72 @@ def test_memory_of_a_stage_s_rank_is_predicted(runs, tmp_path):
         assert made.steady.bytes == max(found) == found[made.rank]
         facts = row.evidence[parse(row.spec.recipe).sharding.name]
         shared = (facts["gathered_bytes"] * 2, facts["gradient_bytes_reduced"])
-        if made.rank == 0:
+        if made.rank == 0 and "shared_elements" not in facts:
             assert sent_among_sharers(made) == sum(shared), row.spec.recipe
 
 
 def sent_among_sharers(made: Prediction) -> int:
     """Bytes of the whole weights and gradients that the predicted rank gathers and reduces."""
     return sum(w.count * w.bytes for w in made.work if (w.group, w.stride) == (2, 1))
+
+
+# ---- public models ----
+
+
+def against(row: Result, runs: tuple[dict[str, Result], Path]) -> parity.Verdict:
+    reference = runs[0][f"{row.spec.model} ddp"]
+    return parity.against_the_reference(row, reference, parity.limits([reference]))
+
+
+@pytest.mark.parametrize(("model", "recipe"), PUBLIC)
+def test_sharers_of_a_public_model_s_stages_are_one_training(model, recipe, runs):
+    row = runs[0][f"{model} {recipe}"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    assert [check for check in row.audit if not check.ok] == []
+    exact = (model, recipe) in EXACT
+    if exact:
+        found = parity.distances(row, runs[0][f"{model} ddp"])
+        assert against(row, runs) == parity.Verdict("equal"), found
+    facts = row.evidence["pp_fsdp2"]
+    held, shared = facts["elements_of_stages"], facts["shared_elements"]
+    assert sum(held) - (len(held) - 1) * shared == row.parameters
+    assert facts["shared_gradient_bytes"] == nearly(4 * shared / 2) and facts["shared_spread"] == 0
+    assert facts["sharers"] == 2 and facts["parameter_share"] == pytest.approx(0.5, abs=0.01)
+    assert facts["away_from_the_whole"] < (1e-5 if exact else 1e-2)
+    micro, width = facts["micro_batches"], 4 if exact else 2
+    often = [2 * micro] * facts["groups"] if facts["reshard_after_forward"] else [1]
+    if facts["reshard_after_forward"]:
+        often[0] *= len(facts["runs_of_stages"][0])  # what lies outside of blocks
+    else:
+        # Some of it has an odd number of rows.
+        assert facts["gathered_bytes"] == pytest.approx(width * held[0] / 2, rel=0.02)
+        often *= facts["groups"]
+    assert facts["gathers_of_groups"] == often
+
+
+@pytest.mark.parametrize("name", STANDING)
+def test_sharers_whose_stages_share_nothing_are_noticed(name, runs):
+    row = runs[0][name]
+    assert row.status is Status.VOID, row.log_tail
+    assert against(row, runs).word == "DIFFERS"
+    blind = dataclasses.replace(row, losses=runs[0][f"{row.spec.model} ddp"].losses)
+    assert against(blind, runs).word == "DIFFERS", "norms and updates tell"
+
+
+def test_a_checkpoint_of_a_public_model_s_sharers_is_a_plain_model_s(runs, train_here):
+    row = runs[0][f"{SAVED} {FOREIGN}"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    path = max((runs[1] / FOREIGN).glob("step-*"))
+    files = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
+    each = [load_file(path / file) for file in files]
+    saved = {name: weight for part in each for name, weight in part.items()}
+    assert sum(map(len, each)) == len(saved), "what all stages have is told once"
+    run, _ = train_here(public(row.spec.model, "single", processes=1), len(row.losses))
+    wanted = dict(run.trained.module.named_parameters())
+    assert saved.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        if "_k" not in name:  # the gradient of a key's bias is rounding alone
+            assert (saved[name] - weight).abs().mean() < 1e-6, name
 
 
 def test_a_thousand_gpus_share_stages(tmp_path):

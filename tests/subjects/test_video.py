@@ -136,7 +136,7 @@ def test_sizes_that_are_sought_are_of_frames_and_of_sides():
 def test_a_video_is_trained_with_an_average_and_drawn(train_here, draw_here, tmp_path):
     spec = dataclasses.replace(VIDEO, ema=0.9, recipe="single+checkpoint")
     run, log = train_here(spec, 3)
-    assert run.feed.by_sample and log.all_losses(run)[-1] != log.all_losses(run)[0]
+    assert run.feed.together == 1 and log.all_losses(run)[-1] != log.all_losses(run)[0]
     drawn = Training(folder=None, samples=tmp_path / "lines.png", sample_steps=2)
     drawn.finish(run, resolve(spec))
     # Lines of 4 frames, of 8 classes: each side widened to 96, with gaps of 4.

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness import ROOT
 from harness.commands.console import OK, make_console, slug
+from harness.commands.options import add_shaping
 from harness.commands.planning.export_table import print_export
 from harness.commands.planning.plan.asked import Asked, asked_for
 from harness.commands.planning.plan.command import add_arguments as plan_arguments
@@ -26,6 +27,7 @@ __all__ = ["add_arguments", "export"]
 
 SETTINGS = ("learning_rate", "weight_decay", "beta2", "grad_clip", "ema")
 """Fields of a spec that an export may be given; all others are a plan's."""
+SHAPING = ("resolution", "config", "set", "frames", "text")
 ANY_CARD = "24GiB"
 """What a plan is asked for where no card is meant."""
 COLUMNS = 80
@@ -46,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     card.add_argument("--cpu", action="store_true", help="or no GPU, as a trial")
     add("--global-batch", type=int, metavar="B", help="samples a step (default: 32 a GPU)")
-    add("--resolution", type=int, default=256, metavar="PIXELS", help="of an image (default: 256)")
+    told = "pixels, as plan takes them (default: the public model's usual; a DiT's: 256)"
+    add("--resolution", default="", metavar="PIXELS", help=told)
+    add_shaping(parser)
     some = ", ".join(trainers.known())
     told = f"those whose options are told (default: all): {some}"
     add("--trainers", nargs="*", metavar="T", default=trainers.known(), help=told)
@@ -78,7 +82,8 @@ def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[As
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
     words = ["--recipes", options.recipe, "--model", options.model, "--gpus", str(options.gpus)]
-    words += ["--resolution", str(options.resolution)]
+    shaped = {name: getattr(options, name) for name in SHAPING}
+    words += [word for name, value in shaped.items() if value for word in (f"--{name}", str(value))]
     words += ["--gpu", options.gpu] if options.gpu else []
     words += [] if options.gpu else ["--gpu-memory", options.gpu_memory or ANY_CARD]
     if options.global_batch is not None:

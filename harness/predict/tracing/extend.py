@@ -23,6 +23,7 @@ from harness.memory.record import Held, Instant
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
+from harness.predict.tracing import history
 from harness.predict.tracing.deepened import Deeper, NotAlike, deepened
 from harness.predict.tracing.forks import in_forks
 from harness.predict.tracing.landmarks import parts
@@ -115,9 +116,9 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
 
 
 def load(rows: Sequence[Resolved]) -> None:
-    """Load once what several forks would: libraries, and what is known of models that they share.
-    What one fork alone wants to know of a model it finds out itself, beside the others. What fails
-    here fails there again, where it is said."""
+    """Load once what several forks would: libraries, a pool's history, and what is known of models
+    that they share. What one fork alone wants to know of a model it finds out itself, beside the
+    others. What fails here fails there again, where it is said."""
     needs = [name for row in rows for name in row.needs]
     libraries = [name for need in needs for name in LIBRARIES.get(need, ())]
     for name in dict.fromkeys([m for row in rows for m in row.launch.engine.modules] + libraries):
@@ -129,6 +130,9 @@ def load(rows: Sequence[Resolved]) -> None:
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
                 subject.idle  # noqa: B018 (found by a survey, which its module keeps)
+    for row in rows:
+        with contextlib.suppress(Exception):
+            history.sizes(row.spec.before)
     imports.keep()
 
 

@@ -22,7 +22,7 @@ from harness.predict.attention import USUAL, of_operations
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
-from harness.predict.tracing import landmarks, world
+from harness.predict.tracing import history, landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
 from harness.predict.tracing.drawing import draw
@@ -64,6 +64,7 @@ def trace_bordered(
 ) -> tuple[StoragelessTracer, Counter, int, list[landmarks.Border]]:
     """The same, with the events at which blocks begin (``landmarks``), where they are watched."""
     resolved.subject.idle  # noqa: B018 (surveyed now: a survey's tensors are not the training's)
+    past = history.sizes(resolved.spec.before)
     imitation = resolved.launch.engine.imitation()
     counter = _counter(resolved, imitation)
     tracer = _tracer(resolved, imitation, counter)
@@ -80,6 +81,9 @@ def trace_bordered(
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tracer.remembered = Remembered(fake)
         stack.enter_context(tracer)
+        if past:
+            tracer.enter("load")
+            history.leave(past)
         borders: list[landmarks.Border] = []
         if resolved.spec.sampling:
             first = draw(resolved, imitation, tracer, counter)

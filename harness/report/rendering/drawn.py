@@ -9,6 +9,7 @@ from typing import Any
 from harness.report.data.grid import Column
 from harness.report.data.rows import Group, Row
 from harness.report.figures import units
+from harness.report.rendering.shapes import model_in_words
 
 __all__ = ["DRAWING_PHASES", "DRAWN", "LATENCY", "PSNR", "SAMPLES", "setting"]
 
@@ -18,8 +19,8 @@ def setting(group: Group) -> str:
     weights = f"weights of {spec.weights}" if spec.weights else "weights as they are drawn"
     guidance = f"guidance {spec.scale:g}" if spec.scale != 1 else "no guidance"
     return (
-        f"Samples of {spec.model} ({first.parameters / 1e6:.1f} M parameters, {weights}) in the "
-        f"shape of {spec.data}, {spec.objective} objective, {spec.drawn_steps} steps of its "
+        f"Samples of {model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters, {weights}) "
+        f"in the shape of {spec.data}, {spec.objective} objective, {spec.drawn_steps} steps of its "
         f"sampler, {guidance}, {spec.global_batch} samples a batch, seed {spec.seed}, "
         f"{spec.warmup} warm-up + {spec.steps} timed batches"
     )

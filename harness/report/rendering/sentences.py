@@ -11,6 +11,7 @@ from harness.report.figures import derive, parity
 from harness.report.figures.gpu_state import hindered
 from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.report.rendering import drawn
+from harness.report.rendering.shapes import model_in_words
 from harness.result import Status
 
 __all__ = [
@@ -59,7 +60,7 @@ def setting(group: Group) -> str:
     if group.draws:
         return drawn.setting(group)
     return (
-        f"{spec.model} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
+        f"{model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
         f"{spec.objective} objective, global batch {spec.global_batch}, seed {spec.seed}, "
         f"{spec.warmup} warm-up + {spec.steps} timed steps"
     )

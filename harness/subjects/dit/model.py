@@ -114,8 +114,8 @@ class DiT(nn.Module):
         x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.positions()
         return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
 
-    def leave(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
-        """From the last block's tokens to the prediction."""
+    def leave(self, x_BTD: Tensor, c_BD: Tensor, *given: Any) -> Tensor:
+        """From the last block's tokens to the prediction; ``given`` is what ``forward`` was."""
         return self.unpatchify(self.final_layer(x_BTD, c_BD))
 
     def positions(self) -> Tensor:

@@ -16,6 +16,9 @@ from strategies.losses.functions import Function, full
 
 __all__ = ["TokenDiT", "Vocabulary", "make"]
 
+TARGETS = 4
+"""The place of targets in what the model is given."""
+
 
 class TokenEmbed(nn.Module):
     """Tokens to vectors: [B, T] -> [B, T, D]; a token below zero is hidden, and has its own row."""
@@ -84,10 +87,26 @@ class TokenDiT(DiT):
             tokens_BT: int64, below zero where hidden; or the part of them that ``part`` says.
             t_B: in [0, 1); the more is hidden the smaller.
         """
+        given = (tokens_BT, t_B, y_B, drop_B, targets_BT)
+        x_BTD, c_BD = self.enter(*given)
+        return self.leave(self.run_blocks(self.blocks, x_BTD, c_BD), c_BD, *given)
+
+    def enter(
+        self,
+        tokens_BT: Tensor,
+        t_B: Tensor,
+        y_B: Tensor,
+        drop_B: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As the DiT's: tokens [B, T, D] and the condition [B, D]."""
         dtype = self.pos_embed.dtype
         x_BTD = self.x_embedder(tokens_BT) + self.positions()
-        c_BD = self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
-        x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
+        return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
+
+    def leave(self, x_BTD: Tensor, c_BD: Tensor, *given: Any) -> Tensor:
+        """From the last block's tokens to logits, or, where ``given`` has targets, to the loss."""
+        targets_BT = given[TARGETS] if len(given) > TARGETS else None
         out = self.final_layer(x_BTD, c_BD, targets_BT)
         return out if targets_BT is None else out.float().reshape(1) / targets_BT.numel()
 

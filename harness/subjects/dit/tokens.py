@@ -38,7 +38,7 @@ def is_named(model: str) -> bool:
 class TokenDit(Dit):
     """A DiT that predicts hidden tokens, of a vocabulary as large as its name says."""
 
-    parts: ClassVar[frozenset[str]] = Dit.parts - {"sized", "ends", "stages"} | {"vocabulary"}
+    parts: ClassVar[frozenset[str]] = Dit.parts - {"sized"} | {"vocabulary"}
     objectives: ClassVar[tuple[str, ...]] = ("masked",)
     brings_samples: ClassVar[bool] = True
 
@@ -88,7 +88,7 @@ class TokenDit(Dit):
         return dataclasses.replace(self, model="DiT-T/8:tokens=64", data=data)
 
     def vocabulary(self, module: nn.Module) -> Any:
-        return module.final_layer.linear
+        return getattr(module.final_layer, "linear", None)
 
     # ---- samples, and one loss ----
 

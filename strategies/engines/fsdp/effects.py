@@ -8,6 +8,7 @@ settings, and they are labelled so.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from strategies.engine import Trained
 from strategies.engines.fsdp import facts, objects
 from strategies.engines.fsdp.facts import groups
 from strategies.evidence.settings import label
+from strategies.evidence.together import together
 
 __all__ = ["Effects", "evidence", "observe"]
 
@@ -146,8 +148,8 @@ def evidence(trained: Trained) -> dict[str, Any]:
     )
     shown = (objects.cut, objects.by_block, objects.shares, objects.kept)
     found = {"gathered_as": facts.gathered_as(trained.module)}
-    for look in (*shown, objects.places, objects.copies):
-        found |= look(trained)
+    looks = (functools.partial(look, trained) for look in (*shown, objects.places, objects.copies))
+    found |= together(trained, *looks)
     if trained.launch.device == "cpu":
         found = label({**found, "started_as": "replicas on CPUs"}, "started_as")
     seen = trained.observed

@@ -23,10 +23,13 @@ from strategies.layout import Layout
 from strategies.parallel.tensor import cut
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from strategies.engine import Launch, Trained
     from strategies.initial import Draw
+    from strategies.settled import Settled
     from strategies.sizes import Sizes
 
 __all__ = ["Fsdp"]
@@ -170,6 +173,19 @@ class Fsdp(Rows):
     def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
         ahead = [EARLY] if self.prefetch else []
         return [STAND_IN, *ahead] if launch.device == "cpu" else []
+
+    def settled(
+        self,
+        launch: Launch,
+        work: Callable[[Path], Workload],
+        mixed_precision: str,
+        configure: Callable[[Any], None],
+        folder: Path,
+    ) -> Settled:
+        from strategies.engines.fsdp.settled import settled
+
+        made = super().settled(launch, work, mixed_precision, configure, folder)
+        return made._replace(content=settled(made.content, self.reshard, launch.layout))
 
     # ---- set-up ----
 

@@ -4,6 +4,7 @@ how many micro batches it kept, and a forward pass that is the whole model's."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from strategies.engines.pipeline import joined, orders, shared
 from strategies.engines.pipeline.orders import Part
 from strategies.engines.pipeline.staged import Staged
 from strategies.evidence import forward
+from strategies.evidence.together import together
 from strategies.parallel import beside_whole
 
 if TYPE_CHECKING:
@@ -59,24 +61,31 @@ def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
     Raises:
         NotInForce: some of it is not so.
     """
+    ours = (_made, _held, _stepped, _ran, _in_flight, _idle)
+    each = (functools.partial(look, trained, engine) for look in ours)
+    whole = functools.partial(_as_the_whole, trained)
+    alike = functools.partial(engine.shown_alike, trained)
+    return together(trained, *each, functools.partial(shared.evidence, trained), alike, whole)
+
+
+def _made(trained: Trained, engine: Any) -> dict[str, Any]:
+    """The model is one stage, with the runs of blocks and the schedule that were asked for."""
     model = trained.model
     demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, not a stage")
     homes = model.cut.homes
     demand(homes == engine.homes, f"the model's runs of blocks are on stages {list(homes)}")
-    facts = {"stages": model.cut.count, **_held(trained), **_stepped(trained)}
     kind = type(model.pipe.schedule).__name__
     demand(kind == engine.schedule.kind, f"the schedule is {kind}, not {engine.schedule.kind}")
-    facts |= {"schedule": kind, **_ran(trained, engine), **_idle(trained, engine)}
-    facts |= shared.evidence(trained)
-    return facts | engine.shown_alike(trained) | _as_the_whole(trained)
+    return {"stages": model.cut.count, "schedule": kind}
 
 
-def _held(trained: Trained) -> dict[str, Any]:
+def _held(trained: Trained, engine: Any) -> dict[str, Any]:
     """Each parameter of the model is held by one stage, or is one of those that all share, and each
     has the blocks that are dealt to it, of as many runs."""
     module, cut, everyone = trained.module, trained.model.cut, trained.model.places.everyone
     mine = {name: p.numel() for name, p in module.named_parameters()}
-    each = everyone(mine)
+    told = everyone((mine, len(trained.blocks()), [*cut.blocks]))
+    each, blocks, runs = map(list, zip(*told, strict=True))
     holders = Counter(name for held in each for name in held)
     odd = {n: times for n, times in holders.items() if times > 1 and n not in cut.shared}
     demand(not odd, f"{len(odd)} parameters are held by several stages, {sorted(odd)[:1]}")
@@ -87,14 +96,14 @@ def _held(trained: Trained) -> dict[str, Any]:
     dealt = Counter[int]()
     for run, home in enumerate(cut.homes):
         dealt[home] += len(range(*cut.bounds(run)))
-    blocks, shares = everyone(len(trained.blocks())), [dealt[n] for n in range(cut.count)]
+    shares = [dealt[n] for n in range(cut.count)]
     demand(blocks == shares, f"the stages have {blocks} blocks, not {shares}")
-    runs = {"runs_of_stages": everyone([*cut.blocks])} if len(cut.homes) > cut.count else {}
+    several = {"runs_of_stages": runs} if len(cut.homes) > cut.count else {}
     elements = [sum(held.values()) for held in each]
-    return {"blocks_of_stages": blocks, **runs, "elements_of_stages": elements}
+    return {"blocks_of_stages": blocks, **several, "elements_of_stages": elements}
 
 
-def _stepped(trained: Trained) -> dict[str, Any]:
+def _stepped(trained: Trained, engine: Any) -> dict[str, Any]:
     """This rank's optimizer steps this rank's parameters, all and no others."""
     part = trained.engine.part
     own = {id(part(p)) for p in trained.module.parameters() if p.requires_grad}
@@ -117,9 +126,16 @@ def _ran(trained: Trained, engine: Any) -> dict[str, Any]:
     most, least = (orders.kept(each, schedule.split) for each in (parts, wanted))
     demand(most == least, f"{most} micro batches were kept at once, not {least}")
     demand(parts == wanted, f"the order was {parts[:4]}..., not {wanted[:4]}...")
-    each = trained.model.places.everyone(most)
-    facts = {"micro_batches": engine.micro, "in_flight_of_stages": each}
+    facts = {"micro_batches": engine.micro}
     return facts | (_passed(trained, engine) if trained.observed.ran else {})
+
+
+def _in_flight(trained: Trained, engine: Any) -> dict[str, Any]:
+    """Micro batches whose activations each stage kept at once in the watched step."""
+    if trained.observed is None:
+        return {}
+    most = orders.kept(trained.observed.engine.parts, engine.schedule.split)
+    return {"in_flight_of_stages": trained.model.places.everyone(most)}
 
 
 def _each_once(engine: Any, run: int, parts: Sequence[Part]) -> None:
@@ -155,15 +171,15 @@ def replicas(trained: Trained) -> dict[str, Any]:
     places, facts = trained.model.places, {}
     if places.data == 1:
         return {}
+    sums = torch.stack([p.detach().double().sum() for p in trained.module.parameters()])
+    each = [torch.empty_like(sums) for _ in range(places.data)]
+    dist.all_gather(each, sums, group=places.replicas)
     if trained.observed is not None and trained.observed.ran:
         among = places.replicas.group_name
         size = sum(s.bytes for s in trained.observed.sent if s.group == among)
         whole = sum(p.nbytes for p in trained.module.parameters() if p.requires_grad)
         demand(size == whole, f"{size} bytes of gradients were averaged, of {whole}")
         facts["gradient_bytes_averaged"] = size
-    sums = torch.stack([p.detach().double().sum() for p in trained.module.parameters()])
-    each = [torch.empty_like(sums) for _ in range(places.data)]
-    dist.all_gather(each, sums, group=places.replicas)
     spread = max(float((other - sums).abs().max()) for other in each)
     demand(spread == 0.0, f"the replicas of a stage drifted apart by {spread:.3g}")
     return {"replicas": places.data, "replica_spread": spread, **facts}

@@ -233,7 +233,7 @@ class Pipeline(Engine):
         all stages have be the sum over these before."""
         from strategies.engines.pipeline import shared
 
-        shared.added_up(trained)
+        shared.added_up(trained, self.micro)
         own = (p.grad for p in trained.module.parameters() if p.grad is not None)
         trained.model.places.average(own)
 

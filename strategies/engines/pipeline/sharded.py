@@ -90,7 +90,7 @@ class Sharded(Pipeline, Rows):
         return fault
 
     def _parts(self, launch: Launch) -> str | None:
-        fault = launch.subject.lacks("ends", "take pp, or fsdp2") or super()._parts(launch)
+        fault = super()._parts(launch)
         if fault is None and self.schedule.split and self.reshard:
             # torch looks for weights where their gradients come apart: they must be gathered.
             return (
@@ -130,12 +130,18 @@ class Sharded(Pipeline, Rows):
     # ---- one optimizer step ----
 
     def average(self, trained: Trained) -> None:
-        """torch's reductions have done it."""
+        """torch's reductions have done it, but for what all stages have."""
+        from strategies.engines.pipeline import shared
+
+        shared.added_up(trained, 1)
 
     # ---- what is held ----
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        return Rows.fragments(self, trained, copies=copies)
+        tells = trained.model.cut.tells
+        for fragment in Rows.fragments(self, trained, copies=copies):
+            if copies or tells(fragment.name):
+                yield fragment
 
     # ---- proof and prediction ----
 

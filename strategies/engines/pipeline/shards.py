@@ -29,9 +29,10 @@ from strategies.engines.fsdp import facts
 from strategies.engines.fsdp import shard as fsdp
 from strategies.engines.pipeline import cut, places
 from strategies.engines.pipeline.cut import Cut
+from strategies.engines.pipeline.passage import Output
 from strategies.engines.pipeline.places import Places
 from strategies.engines.pipeline.staged import Stage, Staged
-from strategies.engines.pipeline.ways import Handed
+from strategies.engines.pipeline.ways import Handed, Standing
 from strategies.initial import Draw
 
 __all__ = ["Reducing", "Shared", "shard"]
@@ -43,20 +44,28 @@ RUN = "run_of_blocks"
 
 
 class Shared(Staged):
-    """A cut model whose weights are gathered where one of its runs of blocks is asked for."""
+    """A cut model whose weights are gathered where one of its runs of blocks is asked for.
+    ``graded``: torch's parameters that had a gradient to reduce: what lies in front of the blocks
+    of a model that is called whole has none on a stage that does without its values."""
 
     def __init__(self, module: nn.Module, cut: Cut, places: Places, reshard: bool) -> None:
         super().__init__(module, cut, places)
         self.reshard = reshard
         self.done: set[int] = set()
+        self.graded: set[Any] = set()
+        self.handed: Sequence[Output] = ()
         setattr(module, RUN, self._taken)
         register_fsdp_forward_method(module, RUN)
+        if isinstance(self.way, Standing):
+            # Its weights are there: called as a module it would be gathered once more within.
+            self.way.called = module.forward
 
     def _taken(self, work: Callable[[], Tensor]) -> Any:
         """The prediction, or what a run hands on: torch must see it returned."""
         try:
             return work()
         except Handed as left:
+            self.handed = left.outputs
             return left.tensors
 
     def _own(self, run: int, *given: Any) -> Tensor:
@@ -64,7 +73,7 @@ class Shared(Staged):
         out = getattr(self.module, RUN)(functools.partial(super()._own, run, *given))
         if run == self.cut.end:
             return out
-        raise Handed(out)
+        raise Handed(out, self.handed)
 
     def _through(self, *given: Any, **named: Any) -> Tensor:
         """A prediction leaves nothing gathered behind: only a backward would let go of it."""
@@ -85,6 +94,7 @@ class Shared(Staged):
             part.set_reshard_after_backward(True, recurse=False)
             part.set_requires_gradient_sync(True, recurse=False)
         groups = [group for part in parts for group in part._get_fsdp_state()._fsdp_param_groups]
+        self.graded.update(p for group in groups for p in group.fsdp_params if _graded(p))
         for group in groups:
             group.post_backward()
         for group in groups:
@@ -94,6 +104,13 @@ class Shared(Staged):
             self.module.set_is_last_backward(True)
             self.module._get_fsdp_state()._root_post_backward_final_callback()
         return groups
+
+
+def _graded(p: Any) -> bool:
+    """Whether one of torch's parameters has a gradient that waits to be reduced."""
+    if not hasattr(p, "_unsharded_param"):
+        return False
+    return p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None
 
 
 def _parts(module: nn.Module) -> list[FSDPModule]:
@@ -122,7 +139,9 @@ def shard(
         _draw_others(before, module, draw)
         here = [block for run in made.blocks.values() for block in run]
         fsdp.by_part(accelerator, [*here, module], _options(engine, accelerator, own), draw)
-    return Shared(module, cut.cut_of(module), vars(module)[KEY], engine.reshard)
+    model = Shared(module, cut.cut_of(module), vars(module)[KEY], engine.reshard)
+    model.computes_in = _half(accelerator)
+    return model
 
 
 def _draw_others(before: Iterable[nn.Parameter], module: nn.Module, draw: Draw | None) -> None:
@@ -136,7 +155,7 @@ def _draw_others(before: Iterable[nn.Parameter], module: nn.Module, draw: Draw |
 def _options(engine: Any, accelerator: Any, own: Places) -> dict[str, Any]:
     """Weights are gathered, and multiplied with, in the type of mixed precision, and their
     gradients reduced in float32. Inputs are left as they are: cast, timesteps would be rounded."""
-    half = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
+    half = _half(accelerator)
     known = "cuda" if accelerator.device.type == "cuda" else "cpu"  # a prediction's is neither
     return {
         "mesh": DeviceMesh.from_group(own.replicas, known),
@@ -147,6 +166,10 @@ def _options(engine: Any, accelerator: Any, own: Places) -> dict[str, Any]:
             cast_forward_inputs=False,
         ),
     }
+
+
+def _half(accelerator: Any) -> torch.dtype | None:
+    return torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
 
 
 # ---- one step ----

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from strategies.base import NotInForce, demand
+from strategies.base import demand
 from strategies.engines.fsdp import facts, objects
 from strategies.engines.pipeline import effects
 
@@ -47,25 +46,13 @@ def observe(trained: Trained) -> Iterator[SeenShards]:
 
 
 def evidence(trained: Trained) -> dict[str, Any]:
-    """Facts of this rank's share, and of the watched step; all ranks tell each other what is wrong
-    with theirs, since others will wait for them behind this.
+    """Facts of this rank's share, and of the watched step; nothing is told to others.
 
     Raises:
         NotInForce: some of it is not shared, not by block, or not as the recipe asks.
     """
-    try:
-        found, fault = _mine(trained), ""
-    except NotInForce as error:
-        found, fault = {}, str(error)
-    told = [""] * dist.get_world_size()
-    dist.all_gather_object(told, fault)
-    faults = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-    demand(not faults, "; ".join(faults))
-    return found
-
-
-def _mine(trained: Trained) -> dict[str, Any]:
-    found: dict[str, Any] = {"sharers": trained.model.places.data}
+    gathered = facts.gathered_as(trained.module)
+    found: dict[str, Any] = {"sharers": trained.model.places.data, "gathered_as": gathered}
     for look in (objects.cut, objects.by_block, objects.shares, objects.kept):
         found |= look(trained)
     seen = trained.observed
@@ -76,15 +63,15 @@ def _mine(trained: Trained) -> dict[str, Any]:
 
 def _gathered(trained: Trained, seen: SeenShards) -> dict[str, Any]:
     """How often: once where weights are kept for all micro batches; else for each, there and back,
-    and at least once a micro batch where it is there that torch gathers ahead."""
-    groups = _groups(trained)
+    and at least once a micro batch where it is there that torch gathers ahead. What lies outside of
+    blocks is gathered for each run of them."""
+    groups, runs = _groups(trained), len(trained.model.cut.blocks)
     times = [seen.gathered[id(group)] for group in groups]
     micro = trained.engine.micro
-    low, high = (micro, 2 * micro + 1) if trained.engine.reshard else (1, 1)
-    demand(
-        all(low <= n <= high for n in times),
-        f"groups were gathered {sorted({*times})} times in a step, not {low} to {high}",
-    )
+    for group, n in zip(groups, times, strict=True):
+        uses = micro * (runs if trained.module in group.modules else 1)
+        low, high = (uses, 2 * uses + 1) if trained.engine.reshard else (1, 1)
+        demand(low <= n <= high, f"groups were gathered {n} times in a step, not {low} to {high}")
     gathers = [s for s in _sent(trained) if "gather" in s.collective]
     demand(len(gathers) == sum(times), f"{len(gathers)} all-gathers of {sum(times)}")
     return {"gathers_of_groups": times, "gathered_bytes": sum(s.bytes for s in gathers)}
@@ -93,11 +80,12 @@ def _gathered(trained: Trained, seen: SeenShards) -> dict[str, Any]:
 def _reduced(trained: Trained) -> dict[str, Any]:
     """Each group's gradients once, behind the last micro batch, and none of them whole."""
     ours = _sent(trained)
-    free = [[p for p in g.fsdp_params if p.sharded_param.requires_grad] for g in _groups(trained)]
+    free = [[p for p in g.fsdp_params if p in trained.model.graded] for g in _groups(trained)]
     groups = sum(bool(own) for own in free)
     scattered = [s for s in ours if "reduce_scatter" in s.collective]
     told = f"{len(scattered)} reductions of gradients in a step of {groups} groups"
     demand(len(scattered) == groups, f"{told}: once each, behind the last micro batch")
+    _none_lost(trained)
     sent, sharers = sum(s.bytes for s in scattered), trained.model.places.data
     wanted = sum(sharers * _room(p) for own in free for p in own)
     demand(sent == wanted, f"{sent} bytes of gradients were reduced, of {wanted}")
@@ -109,6 +97,16 @@ def _reduced(trained: Trained) -> dict[str, Any]:
         "gradient_bytes_reduced": sent,
         "gradients_sent_as": "+".join(sorted(types)),
     }
+
+
+def _none_lost(trained: Trained) -> None:
+    """What trains has a gradient, but for what all stages have."""
+    named, shared = trained.module.named_parameters(), trained.model.cut.shared
+    common = {id(p) for name, p in named if name in shared}
+    each = (p for group in _groups(trained) for p in group.fsdp_params)
+    own = [p for p in each if p.sharded_param.requires_grad and id(p.sharded_param) not in common]
+    lost = [p for p in own if p not in trained.model.graded]
+    demand(not lost, f"{len(lost)} parameters of this stage alone had no gradient")
 
 
 def _room(p: Any) -> int:

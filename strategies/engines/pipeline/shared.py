@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from strategies.base import demand
+from strategies.engines.fsdp import rows
 
 if TYPE_CHECKING:
     from strategies.engine import Trained
@@ -20,27 +21,29 @@ if TYPE_CHECKING:
 __all__ = ["added_up", "evidence", "norm", "size"]
 
 
-def added_up(trained: Trained) -> None:
-    """Have each gradient of what is shared be the whole model's, on every stage."""
+def added_up(trained: Trained, over: int) -> None:
+    """Have each gradient of what is shared be the whole model's, on every stage; those that are
+    there are sums over so many micro batches."""
     model = trained.model
     common = model.cut.common(trained.module)
     for p in common:
         if p.grad is None:  # its values went to another stage's blocks alone
             p.grad = torch.zeros_like(p)
-    if common:
-        model.places.add_up([p.grad for p in common], model.pipe.micro)
+    here = [part for part in map(trained.engine.part, (p.grad for p in common)) if part.numel()]
+    if here:
+        model.places.add_up(here, over)
 
 
 def norm(trained: Trained) -> Any:
     """The norm of the gradients that this stage tells of."""
     named = trained.module.named_parameters()
     own = [p.grad for n, p in named if p.grad is not None and trained.model.cut.tells(n)]
-    return torch.nn.utils.get_total_norm(own)
+    return rows.whole(torch.nn.utils.get_total_norm(own))
 
 
 def size(trained: Trained) -> int:
-    """Bytes of gradients that are added up in a step."""
-    return sum(p.nbytes for p in trained.model.cut.common(trained.module))
+    """Bytes of gradients that this rank adds up in a step."""
+    return sum(trained.engine.part(p).nbytes for p in trained.model.cut.common(trained.module))
 
 
 def evidence(trained: Trained) -> dict[str, Any]:
@@ -53,9 +56,10 @@ def evidence(trained: Trained) -> dict[str, Any]:
     model = trained.model
     if not model.cut.shared:
         return {}
+    mine = [trained.engine.part(p).detach().double().sum().item() for p in _held(trained)]
+    each = model.places.everyone(mine)
     facts = {"shared_elements": sum(p.numel() for p in _held(trained)), **_summed(trained)}
     demand(model.way.stood > 0 or model.cut.index == 0, "no stand-in was called")
-    each = model.places.everyone([p.detach().double().sum().item() for p in _held(trained)])
     spread = max((abs(a - b) for own in each for a, b in zip(own, each[0], strict=True)), default=0)
     demand(spread == 0.0, f"what all stages have drifted apart by {spread:.3g}")
     return {**facts, "shared_spread": spread}

@@ -54,7 +54,7 @@ class Entered:
         hidden = module.enter(*given, **named) if run == 0 else received
         hidden = (module.run_blocks(tuple(self.cut.blocks[run]), *hidden), *hidden[1:])
         if run == self.cut.end:
-            return module.leave(*hidden)
+            return module.leave(*hidden, *given, **named)
         raise Handed(tuple(tensor.contiguous() for tensor in hidden))
 
     def passing(self, subject: Subject, batch: Any) -> Borders:
@@ -79,6 +79,7 @@ class Standing:
     def __init__(self, module: nn.Module, cut: Cut, known: Passage) -> None:
         self.module, self.cut, self.known = module, cut, known
         self.outputs: Sequence[Output] = known.outputs
+        self.called: Callable[..., Any] = module
         self.stood = 0
         """How many times a stand-in was called."""
 
@@ -105,7 +106,7 @@ class Standing:
         for number in range(end, cut.depth):
             standing[number] = Missing(number)
         with cut.slots.hold(standing):
-            return self.module(*given, **named)
+            return self.called(*given, **named)
 
     def _for(self, number: int, there: Sequence[Output], made: Any) -> StandIn:
         def stood() -> None:

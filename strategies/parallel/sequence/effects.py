@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
 from strategies.engine import Trained
+from strategies.evidence.together import together
 from strategies.parallel.beside_whole import as_the_whole
 from strategies.parallel.sequence import joining
 from strategies.survey import Attended
@@ -53,16 +54,21 @@ def evidence(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, A
     Raises:
         NotInForce: some of it is not so.
     """
+    facts = together(trained, lambda: _seen(trained, tokens, way))
+    if trained.launch.simulated:  # nobody is there whose tokens could be exchanged
+        demand(trained.observed is not None, "nothing of it was seen")
+        return facts
+    return facts | as_the_whole(trained)
+
+
+def _seen(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]:
     layout = trained.launch.layout
     facts: dict[str, Any] = {"ranks_a_sample": layout.sequence, "data_parallel": layout.data}
     if trained.observed is not None and trained.observed.ran:
         facts |= _tokens(trained, tokens) | _attended(trained, way)
         facts |= _exchanges(trained, way)
         facts |= joining.joins(trained) if trained.sampling else {}
-    if trained.launch.simulated:  # nobody is there whose tokens could be exchanged
-        demand(trained.observed is not None, "nothing of it was seen")
-        return facts
-    return facts | as_the_whole(trained)
+    return facts
 
 
 def _tokens(trained: Trained, seen: set[int] | None) -> dict[str, Any]:

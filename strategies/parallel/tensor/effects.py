@@ -14,6 +14,7 @@ import torch.distributed as dist
 from strategies import initial
 from strategies.base import demand
 from strategies.engine import Trained
+from strategies.evidence.together import together
 from strategies.parallel.sequence.effects import attention_operands
 from strategies.parallel.tensor import gathering, products, sums
 from strategies.parallel.tensor.beside_blocks import LAYERS, as_whole_blocks
@@ -29,16 +30,22 @@ def evidence(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
     Raises:
         NotInForce: some of it is not so.
     """
+    facts = together(trained, lambda: _seen(trained, by_tokens=by_tokens))
+    if trained.launch.simulated:  # nobody is there who has the other parts
+        demand(trained.observed is not None, "nothing of it was seen")
+        return facts
+    alike = together(trained, lambda: _alike(trained))
+    return facts | alike | as_whole_blocks(trained)
+
+
+def _seen(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
     layout = trained.launch.layout
     facts: dict[str, Any] = {"ranks_a_weight": layout.tensor, "data_parallel": layout.data}
     facts |= _held(trained)
     if trained.observed is not None and trained.observed.ran:
         facts |= _attended(trained) | sums.exchanged(trained, by_tokens)
         facts |= sums.between(trained) if by_tokens else {}
-    if trained.launch.simulated:  # nobody is there who has the other parts
-        demand(trained.observed is not None, "nothing of it was seen")
-        return facts
-    return facts | _alike(trained) | as_whole_blocks(trained)
+    return facts
 
 
 def _held(trained: Trained) -> dict[str, Any]:

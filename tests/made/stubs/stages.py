@@ -18,6 +18,10 @@ LOST = {
     "every rank holds everything": (
         "pp", "every_stage_keeps_the_whole_model", "parameters are held by several stages",
     ),
+    "one rank alone steps too few": (
+        "pp", "one_parameter_of_the_last_stage_not_stepped",
+        "rank 1: 1 parameters are the stage's or its optimizer's",
+    ),
     "runs are mixed up": (
         "pp:schedule=zbv", "runs_of_blocks_in_another_order", "away from the whole model's",
     ),

@@ -165,6 +165,12 @@ def _with_beside(gpu: Card, options: argparse.Namespace) -> Card:
     return dataclasses.replace(gpu, beside=total, beside_told=beside.words(found))
 
 
+def _before(options: argparse.Namespace) -> str:
+    """The models that were on each GPU before the training, as a spec has them."""
+    found = beside.of(options.before, options.model, "before")
+    return ",".join(one.name for one in found)
+
+
 def _placed(gpu: Card, options: argparse.Namespace) -> Card:
     """``gpu`` among its nodes, with the network between them."""
     if options.cpu and (options.nodes or options.network):
@@ -232,6 +238,7 @@ def _base(options: argparse.Namespace) -> Spec:
         workload=options.workload,
         sampler_steps=options.sampler_steps,
         cfg_scale=options.cfg_scale,
+        before=_before(options),
         **given,
     )
     spec.check()

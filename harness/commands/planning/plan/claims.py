@@ -45,6 +45,7 @@ FIXED = {
     "text": (0,),
     "global_batch": (None,),
     "also": ([],),
+    "before": ([],),
     "largest": (None,),
     "check": (False,),
     "advise": (False,),

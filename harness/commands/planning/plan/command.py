@@ -82,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
     told = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
     add("--also", nargs="+", metavar="NAME", default=[], help=told)
+    told = "models that each GPU held before, whose memory torch's pool kept when they were freed "
+    add("--before", nargs="+", metavar="NAME", default=[], help=told + "(default: none)")
     told = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
     told += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
     add("--largest", choices=tuple(SOUGHT), help=told)

@@ -116,7 +116,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
         ON_CPU if fits[0].gpu.shared else ON_GPU,
         f"Columns between: the peak instant of live tensors. {calibrated.words(fits[0].gpu)}",
     ]
-    notes += _beside(fits[0])
+    notes += [*_beside(fits[0]), *_before(fits[0])]
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
@@ -133,6 +133,12 @@ def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
         for note in fit.prediction.notes:
             told.setdefault(note, []).append(fit.label)
     yield from (f"{', '.join(labels)}: {note}" for note, labels in told.items())
+
+
+def _before(fit: Fit) -> list[str]:
+    """What was on each GPU before the training."""
+    before = fit.resolved.spec.before
+    return [beside.before_words(before)] if before else []
 
 
 def _beside(fit: Fit) -> list[str]:

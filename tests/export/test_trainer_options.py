@@ -1,0 +1,187 @@
+"""What an export says in a trainer's words, parsed by the options that this trainer really has.
+
+The options were read in each trainer's source (``tests/made/trainer_options.yaml`` names files and
+commit): one that is misspelt, of another type, or whose value is not allowed, fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.export import pages, trainers
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from tests.made.recipes import SETTINGS
+
+REAL = yaml.safe_load((Path(__file__).parents[1] / "made/trainer_options.yaml").read_text())
+TAKEN = {"int": int, "float": float, "str": str}
+"""Types of argparse; a "bool" there is any text, as those trainers have it."""
+HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "map": (dict,)}
+"""What JSON or YAML holds for them."""
+RECIPES = [
+    *(text for texts in SETTINGS.values() for text in texts),
+    *(f"{text}+lora" for text in ("ddp+bf16", "ddp+bf16_pure", "zero2+bf16", "zero3+fp32", "ddp")),
+    "ddp+bf16+lora+checkpoint+compile+attend:kernel=flash+adam8bit+accumulate",
+    "single+cast:to=int8+lora+block_swap:blocks=1",
+    "single+cast:to=fp8+bf16+lora+adam8bit:lib=torchao",
+]
+
+
+class Misfit(Exception):
+    """An option that the trainer would not take."""
+
+
+class Strict(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise Misfit(message)
+
+
+def real(name: str, script: str = "") -> Iterator[tuple[str, str]]:
+    """A trainer's options and their types, those of a script with them."""
+    told = [REAL[name]["options"], REAL[name].get("scripts", {}).get(script, {})]
+    yield from ((option, kind) for some in told for kind, names in some.items() for option in names)
+
+
+def parser_of(name: str, script: str) -> Strict:
+    parser = Strict(allow_abbrev=False)
+    for option, kind in real(name, script):
+        choices = REAL[name]["choices"].get(option)
+        if kind == "flag":
+            parser.add_argument(f"--{option}", action="store_true")
+            continue
+        taken = TAKEN.get(kind.removeprefix("some "), str)
+        many = {"nargs": "+"} if kind.startswith("some ") else {}
+        parser.add_argument(f"--{option}", type=taken, choices=choices, **many)
+    return parser
+
+
+def parse(name: str, made: trainers.Translation) -> None:
+    """As the trainer reads what the page says.
+
+    Raises:
+        Misfit: it would not.
+    """
+    text = pages.written(made)
+    block = re.search(r"```sh\n(.*?)\n```", text, re.S)
+    words = shlex.split(block[1].replace("\\\n", " ")) if block else []
+    if made.trainer["form"] == "flags":
+        place = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        parser_of(name, words[place]).parse_args(words[place + 1 :])
+        return
+    hold(name, made.options)
+
+
+def hold(name: str, options: Mapping[str, Any]) -> None:
+    """Each is a key of the file, and its value of the key's type."""
+    kinds = dict(real(name))
+    for option, value in options.items():
+        if option not in kinds:
+            raise Misfit(f"unrecognized key: {option}")
+        right = isinstance(value, HELD[kinds[option]]) and (
+            kinds[option] == "bool" or not isinstance(value, bool)
+        )
+        allowed = REAL[name]["choices"].get(option, [value])
+        if not right or value not in allowed:
+            raise Misfit(f"{option}: {value!r} is no {kinds[option]}, or none of {allowed}")
+        if kinds[option] == "map":
+            known = {f"{option}.{key}": held for key, held in value.items()}
+            hold(name, {k: v for k, v in known.items() if option != "train.optimizer_params"})
+
+
+@functools.cache
+def asked(recipe: str, model: str) -> Resolved | None:
+    """A recipe of a public model, if it can be."""
+    many = 1 if recipe.startswith("single") else 8
+    spec = dict(recipe=recipe, model=model, data="synthetic", objective="flow", device="cuda")
+    found = resolve(Spec(**spec, processes=many, global_batch=8 * many, grad_clip=0.5))
+    return None if found.refusal else found
+
+
+def models(name: str) -> list[str]:
+    """One for each script, or for each word, of those that a trainer knows."""
+    table = trainers.table(name)["models"]
+    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in table.items()}
+    return sorted(words.values())
+
+
+# ---- the record ----
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_options_were_read_where_the_table_says(name):
+    table = trainers.table(name)
+    assert REAL[name]["commit"] == table["commit"] and REAL[name]["read"]
+    assert REAL[name]["repository"] == table["repository"]
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
+    for scripts in trainers.table(name)["models"].values():
+        for word in (word for kind, word in scripts.items() if kind != "lacks"):
+            if "scripts" in REAL[name]:
+                script, *more = shlex.split(word)
+                parser_of(name, script).parse_args(more)
+            elif word.startswith("--"):
+                parser_of(name, "").parse_args(shlex.split(word))
+            else:
+                key = {"simpletuner": "model_family", "ai-toolkit": "model.arch"}[name]
+                hold(name, {key: word})
+
+
+# ---- what an export says ----
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_what_an_export_says_is_taken_by_the_trainer(name):
+    parsed = 0
+    for model in models(name):
+        for recipe in RECIPES:
+            resolved = asked(recipe, model)
+            if resolved is None:
+                continue
+            made = trainers.translated(name, resolved, "accelerate.yaml")
+            if "SCRIPT" in made.start or "MODEL" in made.start:
+                continue  # said to be the options of one's own script
+            try:
+                parse(name, made)
+            except Misfit as misfit:
+                raise AssertionError(f"{model}, {recipe}: {misfit}") from None
+            parsed += 1
+    assert parsed > 50
+
+
+WRONG = {
+    "diffusers": [{"--gradient_checkpoint": True}, {"--mixed_precision": "bfloat16"}],
+    "finetrainers": [{"--dp-degree": 8}, {"--optimizer": "adamw8bit"}, {"--rank": 1.5}],
+    "musubi-tuner": [{"--fp8": True}, {"--compile_dynamic": "no"}],
+    "simpletuner": [{"use_emma": True}, {"use_ema": "true"}, {"optimizer": "adamw8bit"}],
+    "ai-toolkit": [{"train.batchsize": 1}, {"train.lr": "1e-4"}, {"model.arch": "flux3"},
+                   {"train.ema_config": {"decay": 0.9}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(n, one) for n, all_ in WRONG.items() for one in all_])
+def test_an_option_that_a_trainer_lacks_is_noticed(name, wrong):
+    model = models(name)[0]
+    made = trainers.translated(name, asked("ddp+bf16+lora", model), "accelerate.yaml")
+    parse(name, made)
+    made.options |= wrong
+    with pytest.raises(Misfit):
+        parse(name, made)
+
+
+def test_an_option_that_one_script_lacks_is_said_instead():
+    resolved = asked("single+cast:to=fp8+lora", "hunyuanvideo")
+    made = trainers.translated("musubi-tuner", resolved, "accelerate.yaml")
+    assert "--fp8_scaled" not in made.options and made.options["--fp8_base"] is True
+    assert "--fp8_scaled" in {lack.what for lack in made.lacks}
