@@ -13,15 +13,12 @@ import json
 import math
 import re
 import shlex
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import cli
-from harness.export import sizes
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -85,9 +82,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
 
 def started(folder: Path, text: str) -> list[dict[str, Any]]:
     """The printed line, with a look at the objects behind train.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "subprocess", SimpleNamespace(run=counted_in_fork))
-        assert cli.main([*asked(text), "--out", str(folder)]) == 0
+    assert cli.main([*asked(text), "--out", str(folder)]) == 0
     filled_in(folder)
     *lead, _, _, file, path, script = shlex.split(printed(folder))[-7:]
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
@@ -115,15 +110,6 @@ def printed(folder: Path) -> str:
 def pairs(words: list[str]) -> dict[str, str]:
     """The variables before a command, with the word ``env`` in front."""
     return dict(word.split("=", 1) for word in words if "=" in word)
-
-
-def counted_in_fork(words: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
-    """What a model trains, counted in a fork as by the process that an export starts for it."""
-    with tempfile.NamedTemporaryFile("r") as log:
-        program = one_start.Program(one_start.running(begin), words[2:], env, {"log": log.name})
-        code, text = program.wait(), log.read()
-    told = [line for line in text.splitlines() if line.startswith("{")]
-    return SimpleNamespace(returncode=code, stdout="\n".join(told), stderr=text)
 
 
 def filled_in(folder: Path) -> None:

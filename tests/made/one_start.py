@@ -152,7 +152,9 @@ def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
         with tempfile.NamedTemporaryFile("r") as log:
             program = Program(running(begin), words[2:], how["env"], {"log": log.name})
             code, said = program.wait(), log.read()
-        return subprocess.CompletedProcess(words, code, said, said)
+        # Warnings are in the same file.
+        told = "".join(line for line in said.splitlines(True) if line.startswith("{"))
+        return subprocess.CompletedProcess(words, code, told, said)
 
     beside = SimpleNamespace(**vars(subprocess) | {"Popen": started})
     at_once = SimpleNamespace(**vars(subprocess) | {"run": ended})
