@@ -13,16 +13,13 @@ import json
 import math
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import cli
-from harness.export import sizes
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -96,9 +93,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
 def started(folder: Path, text: str, edits: Mapping[str, str] = {}) -> list[dict[str, Any]]:
     """The printed line, with a look at the objects behind train.py; with ``edits`` of that, what is
     there -> what is to be."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "subprocess", SimpleNamespace(run=counted_in_fork))
-        assert cli.main([*asked(text), "--out", str(folder)]) == 0
+    assert cli.main([*asked(text), "--out", str(folder)]) == 0
     filled_in(folder)
     train = folder / "train.py"
     for old, new in edits.items():
@@ -130,15 +125,6 @@ def printed(folder: Path) -> str:
 def pairs(words: list[str]) -> dict[str, str]:
     """The variables before a command, with the word ``env`` in front."""
     return dict(word.split("=", 1) for word in words if "=" in word)
-
-
-def counted_in_fork(words: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
-    """What a model trains, counted in a fork as by the process that an export starts for it."""
-    with tempfile.NamedTemporaryFile("r") as log:
-        program = one_start.Program(one_start.running(begin), words[2:], env, {"log": log.name})
-        code, text = program.wait(), log.read()
-    told = [line for line in text.splitlines() if line.startswith("{")]
-    return SimpleNamespace(returncode=code, stdout="\n".join(told), stderr=text)
 
 
 def filled_in(folder: Path) -> None:
