@@ -340,7 +340,9 @@ class Feed:
             parts.append([value[max(start - first, 0) : stop - first] for value in values])
             if first + self.together > stop:
                 drawn[block] = values
-        if len(parts) == 1:
+        # One sample drawn by itself is copied as several are: the place of that copy shifts what a
+        # GPU's pool reserves by some tenths of a GiB, and one batch is not to differ from others.
+        if len(parts) == 1 and self.together > 1:
             return tuple(parts[0])
         return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
