@@ -32,7 +32,7 @@ class Edge(NamedTuple):
 
 
 EDGES = {
-    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=9", "swapped, 48 of"),
+    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=9", "9 blocks"),
     8: Edge("--recipes single+bf16 --global-batch 3", "micro batch 3"),
     9: Edge(f"--recipes {ADAPTED} --frames 201", "480x832 of 201"),
     13: Edge("--recipes single+bf16", "From single+bf16: no, needs"),
