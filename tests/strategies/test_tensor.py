@@ -45,6 +45,8 @@ TOKENS = dataclasses.replace(
 HALF = "step-00000002"
 SAVING = ("ddp+tp", BOTH)
 CUT_AS_THEY_LIE = "heads_dealt_as_they_lie"
+FAINT, LONGER = "norm_of_own_parts", "ddp, longer"
+"""What moves a norm by 1e-4 at most: noticed after more steps, beside a reference of as many."""
 
 
 def spec_of(recipe: str, **more):
@@ -63,6 +65,9 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     cases = {recipe: Case(spec_of(recipe)) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {name: Case(spec_of("ddp+tp"), ("--sabotage", name)) for name in CUT}
     cases |= {name: Case(spec_of(BY_TOKENS[0]), ("--sabotage", name)) for name in BETWEEN}
+    longer = dataclasses.replace(TWO, model=TINY.model, steps=3)
+    cases[LONGER] = Case(longer)
+    cases[FAINT] = Case(dataclasses.replace(longer, recipe="ddp+tp"), ("--sabotage", FAINT))
     cases["tokens"] = Case(TOKENS)
     cases["dealt among shards"] = Case(spec_of(BOTH), ("--sabotage", CUT_AS_THEY_LIE))
     for recipe in SAVING:
@@ -235,10 +240,11 @@ def test_a_model_over_tokens_is_cut_as_well(runs, train_here):
 def test_parts_that_are_not_one_model_are_noticed(name, runs):
     row = runs[0][name]
     assert row.status is Status.VOID, row.log_tail
-    assert verdict(row, runs).word == "DIFFERS"
-    reference = runs[0]["ddp"]
+    reference = runs[0][LONGER if name == FAINT else "ddp"]
+    beside = {"ddp": reference}, runs[1]
+    assert verdict(row, beside).word == "DIFFERS"
     blind = dataclasses.replace(row, losses=reference.losses)
-    assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
+    assert verdict(blind, beside).word == "DIFFERS", "norms and updates tell, whatever losses say"
 
 
 @pytest.mark.parametrize("case", LOST_PARTS)
