@@ -505,6 +505,9 @@ class Engine:
         one; a prediction is of the fullest of them."""
         return (0,)
 
+    def foresee(self, launch: Launch) -> None:
+        """Find out once what each of the ``unlike`` ranks would of the model, and keeps."""
+
     def standing_for(self, rank: int) -> Engine:
         """The engine whose ``imitation`` stands for that one of the ``unlike`` ranks."""
         return self

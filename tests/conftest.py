@@ -51,9 +51,16 @@ TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
 DRAWN = dataclasses.replace(
     TINY, workload="sample", objective="flow", global_batch=2, sampler_steps=2
 )
+HALF = "DiT-T/8:depth=2"
+"""Half of ``TINY``'s blocks."""
 STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", objective="flow")
 """A subject that is no DiT."""
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
+BY_BLOCKS = {
+    *("block_swap", "checkpoint", "compile", "controlnet", "distill", "distilled"),
+    "offload_activations",
+}
+"""Strategies that do not treat all blocks alike, or whose stubs do not."""
 
 
 ALONE = {"OMP_NUM_THREADS": "1"}
@@ -61,12 +68,14 @@ ALONE = {"OMP_NUM_THREADS": "1"}
 LONGEST = (
     "strategies/test_publics_launched", "worker/test_runs", "strategies/test_launched",
     "strategies/test_publics_staged",
-    "strategies/test_tensor", "strategies/test_pipeline", "predict/test_predict_truth",
-    "strategies/test_parallel", "worker/test_counted", "test_public_peaks", "worker/test_drawing",
-    "worker/test_world", "test_recount", "worker/test_resume", "worker/test_building",
-    "predict/test_extend", "strategies/test_stubs", "worker/test_sabotage", "nodes/test_two_nodes",
-    "predict/test_closed_form", "launch/test_launch", "predict/test_inverses",
-    "strategies/test_zero_settings", "memory/test_places", "test_questions",
+    "strategies/test_pipeline", "predict/test_predict_truth", "predict/test_extend",
+    "strategies/test_parallel", "strategies/test_pipeline_shards", "strategies/test_tensor",
+    "test_public_peaks", "worker/test_counted", "worker/test_drawing", "worker/test_world",
+    "export/test_launched_exports", "commands/test_public_run", "worker/test_resume",
+    "worker/test_building",
+    "predict/test_closed_form", "strategies/test_stubs", "test_recount", "launch/test_launch",
+    "predict/test_inverses", "nodes/test_two_nodes", "strategies/test_zero_settings",
+    "memory/test_places", "test_questions", "worker/test_sabotage",
     "predict/test_atlas_published", "export/test_export_files", "predict/test_remembered",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
@@ -199,6 +208,12 @@ def predictions(cases: list[dict], folder: Path) -> list[dict]:
 def part_named(text: str, name: str) -> Strategy:
     """The part of that name in the recipe ``text``."""
     return next(part for part in parse(text).strategies if part.name == name)
+
+
+def showing(text: str) -> Spec:
+    """The smallest training that shows all parts of the recipe ``text``."""
+    by_blocks = BY_BLOCKS & {part.name for part in parse(text).strategies}
+    return dataclasses.replace(TINY, recipe=text, model=TINY.model if by_blocks else HALF)
 
 
 def observe_here(run, log, text: str) -> None:

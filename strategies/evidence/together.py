@@ -30,12 +30,16 @@ def together(trained: Trained, *looks: Callable[[], dict[str, Any]]) -> dict[str
     for look in looks:
         found, fault = _looked(look)
         told = _everyone(trained, fault)
-        words = {text: rank for rank, text in reversed([*enumerate(told)]) if text}
-        several = len(words) > 1 or "" in told
-        told = [f"rank {rank}: {text}" if several else text for text, rank in words.items()]
-        demand(not told, "; ".join(reversed(told)))
+        demand(not any(told), _said(told))
         facts |= found
     return facts
+
+
+def _said(told: list[str]) -> str:
+    """Each fault once, with the first rank that found it; what all found alone."""
+    if len(set(told)) == 1:
+        return told[0]
+    return "; ".join(f"rank {told.index(text)}: {text}" for text in dict.fromkeys(told) if text)
 
 
 def _looked(look: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:

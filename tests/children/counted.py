@@ -11,6 +11,7 @@ Rank 0 writes ``counted.json``: recipe -> the traced categories, ``allocated`` a
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import dataclasses
 import gc
@@ -89,7 +90,9 @@ def counted(spec: Spec, folder: Path) -> dict[str, Any]:
     before, log = living(), Log()
     resolved, accelerator, feed = ready(spec)
     base = allocator.c10_live_bytes()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+    profiling = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    leads = accelerator.is_main_process
+    with profiling if leads else contextlib.nullcontext():
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", lambda phase: None)
         for step in range(STEPS):
             optimizer_step(run, step, log)
@@ -98,9 +101,12 @@ def counted(spec: Spec, folder: Path) -> dict[str, Any]:
         with record_function(COUNTED):
             optimizer_step(run, STEPS, log)
         allocated = allocator.c10_peak_bytes() - base
+    if not leads:
+        optimizer_step(run, STEPS + 1, log)
+        return {}
     held = [*vars(feed.dataset).values(), *before]
     found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, STEPS + 1, log), held)
-    own = {"allocated": allocated, "profiled": profiled_peak(prof)}
+    own = {"allocated": allocated, "profiled": profiled_peak(profiling)}
     # What is kept in host memory is the allocator's too, on a CPU.
     stands = {n: getattr(found, n) + getattr(found.host, n, 0) for n in STANDING}
     everywhere = found.everywhere or found.total

@@ -9,8 +9,8 @@ makes of a command, its own launcher says, run up to where it would start proces
 A case has a ``line``, the words of its command from ``launch`` on, and ``env``, what the harness
 adds to the shell's variables; the ``module`` that runs, with its ``words`` (``foreign`` where they
 are no worker's); folders to ``copy`` first (from, to); and whether ``resident`` marks are to follow
-live tensors, for which each step faults all its pages in again. The answer comes when all its ranks
-have ended.
+live tensors, for which each step faults all its pages in again. A case without them takes fewer
+steps: nothing is done for its marks and its clock. The answer comes when all its ranks have ended.
 
 Other programs run in forks as well, where ``program`` names a module: its ``words``, the whole
 ``env``, and files to ``open`` (``log``, where what it prints goes; any other stands in the words,
@@ -140,7 +140,7 @@ def run(case: dict[str, Any], env: dict[str, str]) -> None:
     if not case["resident"]:
         heap.keep_freed()
         setup.rehearse = lambda *given: None  # before the mark that nobody looks at
-    passes.SETTLING = 1  # that a clock could be read is for runs of the harness
+        passes.SETTLING = 1  # before the clock that nobody looks at
     sys.argv[1:] = case["words"]
     runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 

@@ -62,12 +62,16 @@ def ready(spec: Spec) -> tuple[Resolved, Accelerator, Feed]:
 
 
 def categories(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Two steps of ``spec``, then a traced one; what earlier recipes left behind is not its."""
+    """Two steps of ``spec``, then one that rank 0 traces; what earlier recipes left behind is not
+    its."""
     before, log = living(), Log()
     resolved, accelerator, feed = ready(spec)
     run = setup.prepare(resolved, feed, accelerator, folder / "nvme", lambda phase: None)
     for step in range(STEPS):
         optimizer_step(run, step, log)
+    if not accelerator.is_main_process:
+        optimizer_step(run, STEPS, log)
+        return {}
     held = [*vars(feed.dataset).values(), *before]
     found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, STEPS, log), held)
     return {**dataclasses.asdict(found), "total": found.total}

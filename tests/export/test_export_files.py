@@ -16,10 +16,9 @@ import pytest
 import yaml
 
 from harness import ROOT, cli
-from harness.export import lines, rules, trainers
+from harness.export import lines, rules, sizes, trainers
 from harness.export.asked import defaults, parameters, techniques
 from harness.export.bundle import Bundle, bundle
-from harness.export.sizes import trained_sizes
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies import CATALOG
@@ -78,11 +77,11 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
         samples = config["train_micro_batch_size_per_gpu"] * 2 * resolved.launch.processes
         assert config["train_batch_size"] == 64 == samples
         assert config["gradient_clipping"] == 0.5
-        sizes = buffer_sizes(resolved.subject.sizes)
+        wanted = buffer_sizes(resolved.subject.sizes)
         if "dealt_optimizer" in resolved.launch.traits:
-            sizes["sub_group_size"] = piece_size(resolved.subject.sizes, 8)
-        told = {k: v for k, v in config["zero_optimization"].items() if k in sizes}
-        assert told and told == {k: sizes[k] for k in told}
+            wanted["sub_group_size"] = piece_size(resolved.subject.sizes, 8)
+        told = {k: v for k, v in config["zero_optimization"].items() if k in wanted}
+        assert told and told == {k: wanted[k] for k in told}
     word = lines.mixed_precision(resolved)
     in_yaml = content.get("mixed_precision")
     assert in_yaml == (None if texts else word), "accelerate refuses it beside a DeepSpeed file"
@@ -139,13 +138,15 @@ def test_sixteen_bit_weights_are_kept_as_the_strategy_settles_them():
     assert half == {"enabled": True, "loss_scale": 0, "initial_scale_power": 10}
 
 
-def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained():
+def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained(monkeypatch):
+    """In the process of its own that an export starts, and not in a fork as in other tests."""
+    monkeypatch.setattr(sizes, "subprocess", subprocess)
     resolved = asked("zero3+lora:rank=4")
     module = resolved.subject.make()
     named = dict(module.named_modules())
     layers = [named[name] for name in resolved.subject.linears]
     wanted = sum(4 * (layer.in_features + layer.out_features) for layer in layers)
-    assert trained_sizes(resolved).total == wanted < resolved.subject.sizes.total
+    assert sizes.trained_sizes(resolved).total == wanted < resolved.subject.sizes.total
 
 
 # ---- lines ----

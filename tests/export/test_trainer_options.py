@@ -21,6 +21,7 @@ import yaml
 from harness.export import pages, trainers
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from harness.subjects.library import presets
 from tests.made.recipes import SETTINGS
 
 REAL = yaml.safe_load((Path(__file__).parents[1] / "made/trainer_options.yaml").read_text())
@@ -28,11 +29,12 @@ TAKEN = {"int": int, "float": float, "str": str}
 """Types of argparse; a "bool" there is any text, as those trainers have it."""
 HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "map": (dict,)}
 """What JSON or YAML holds for them."""
-RECIPES = [
-    *(text for texts in SETTINGS.values() for text in texts),
+EVERY = [text for texts in SETTINGS.values() for text in texts]
+USUAL = "flux-dev"
+FEW = [
     *(f"{text}+lora" for text in ("ddp+bf16", "ddp+bf16_pure", "zero2+bf16", "zero3+fp32", "ddp")),
     "ddp+bf16+lora+checkpoint+compile+attend:kernel=flash+adam8bit+accumulate",
-    "single+cast:to=int8+lora+block_swap:blocks=1",
+    "single+cast:to=int8+lora+block_swap:blocks=3",
     "single+cast:to=fp8+bf16+lora+adam8bit:lib=torchao",
 ]
 
@@ -102,16 +104,18 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
 def asked(recipe: str, model: str) -> Resolved | None:
     """A recipe of a public model, if it can be."""
     many = 1 if recipe.startswith("single") else 8
-    spec = dict(recipe=recipe, model=model, data="synthetic", objective="flow", device="cuda")
+    objective = presets.table()[model].family.objectives[0]
+    spec = dict(recipe=recipe, model=model, data="synthetic", objective=objective, device="cuda")
     found = resolve(Spec(**spec, processes=many, global_batch=8 * many, grad_clip=0.5))
     return None if found.refusal else found
 
 
 def models(name: str) -> list[str]:
-    """One for each script, or for each word, of those that a trainer knows."""
+    """One for each script, or for each word, of those that a trainer knows; the usual one first."""
     table = trainers.table(name)["models"]
-    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in table.items()}
-    return sorted(words.values())
+    pairs = sorted(table.items(), key=lambda pair: pair[0] == USUAL)
+    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in pairs}
+    return sorted(words.values(), key=lambda model: (model != USUAL, model))
 
 
 # ---- the record ----
@@ -144,8 +148,8 @@ def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
 @pytest.mark.parametrize("name", trainers.known())
 def test_what_an_export_says_is_taken_by_the_trainer(name):
     parsed = 0
-    for model in models(name):
-        for recipe in RECIPES:
+    for place, model in enumerate(models(name)):
+        for recipe in FEW if place else [*EVERY, *FEW]:
             resolved = asked(recipe, model)
             if resolved is None:
                 continue
@@ -157,7 +161,7 @@ def test_what_an_export_says_is_taken_by_the_trainer(name):
             except Misfit as misfit:
                 raise AssertionError(f"{model}, {recipe}: {misfit}") from None
             parsed += 1
-    assert parsed > 50
+    assert parsed > 40
 
 
 WRONG = {

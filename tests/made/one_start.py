@@ -25,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 from harness import ROOT
+from harness.export import sizes
 from harness.predict import pool
 
 __all__ = ["MODULE", "Program", "Start", "predictions_in_forks", "running"]
@@ -133,8 +134,9 @@ def running(begin: Callable[[], Start]) -> Start:
 
 @contextlib.contextmanager
 def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
-    """Predictions are made by the worker of ``harness.predict.pool``, in a fork of the start; by a
-    process of its own where a test has changed what would be started."""
+    """Predictions are made by the worker of ``harness.predict.pool``, in a fork of the start, and
+    an export's sizes counted in one; by a process of its own where a test has changed what
+    would be started."""
 
     def started(words: Sequence[str], **how: Any) -> Any:
         if words[:2] != [EXECUTABLE, "-m"] or subprocess.Popen is not POPEN:
@@ -144,9 +146,23 @@ def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
         files = {"log": f"{here}/{how['stderr'].fileno()}", told: f"{here}/{told}"}
         return Program(running(begin), [module, asked, told], how["env"], files)
 
-    stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": started})
+    def ended(words: Sequence[str], **how: Any) -> Any:
+        if words[:2] != [EXECUTABLE, "-m"] or subprocess.Popen is not POPEN:
+            return subprocess.run(words, **how)
+        with tempfile.NamedTemporaryFile("r") as log:
+            program = Program(running(begin), words[2:], how["env"], {"log": log.name})
+            code, said = program.wait(), log.read()
+        # Warnings are in the same file.
+        told = "".join(line for line in said.splitlines(True) if line.startswith("{"))
+        return subprocess.CompletedProcess(words, code, told, said)
+
+    beside = SimpleNamespace(**vars(subprocess) | {"Popen": started})
+    at_once = SimpleNamespace(**vars(subprocess) | {"run": ended})
     try:
-        with mock.patch.object(pool, "subprocess", stand_in):
+        with (
+            mock.patch.object(pool, "subprocess", beside),
+            mock.patch.object(sizes, "subprocess", at_once),
+        ):
             yield
     finally:
         while STARTED:

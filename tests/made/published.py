@@ -8,6 +8,7 @@ what came of it in ``docs/public-peaks.json`` and writes the tables of ``docs/mo
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import tempfile
@@ -32,11 +33,12 @@ from harness.result import write_json
 from harness.spec import Spec
 from harness.subjects.library import calls
 from harness.worker import setup
+from strategies.adapters import lora
 from tests.made.pages import anew
 from tests.made.public_rows import PAGE, RECORD, Found, kept, memory_table, rows, time_table
 
 GIB = 2**30
-WAS = frozenset({"mask", "emptied"})
+WAS = frozenset({"dropout", "mask", "emptied"})
 """Keys of a row that say what was not as it is here."""
 
 
@@ -64,6 +66,9 @@ def as_it_was(row: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if row.get("mask") == "square":
             stack.enter_context(mock.patch.dict(calls.CALLS, {"hunyuanvideo": squared}))
+        if "dropout" in row:
+            dropping = functools.partial(lora.inject, lora_dropout=row["dropout"])
+            stack.enter_context(mock.patch.object(lora, "inject", dropping))
         if row.get("emptied") == "before training":
             stack.enter_context(mock.patch.object(setup, "prepare", _emptied(setup.prepare)))
         yield

@@ -32,8 +32,12 @@ def printed(command: str) -> str:
     given = {**os.environ, "COLUMNS": COLUMNS}
     ended = subprocess.run(words, cwd=ROOT, env=given, stdout=subprocess.PIPE, text=True)
     assert ended.returncode in (0, 1), f"{command}: exit code {ended.returncode}"
-    # A page is ASCII: a terminal's rules are left out.
-    text = PROGRESS.sub("", ended.stdout).replace("\u00b1", "+-")
+    return cleaned(ended.stdout)
+
+
+def cleaned(told: str) -> str:
+    """What was printed, as the page has it: without progress, and in ASCII."""
+    text = PROGRESS.sub("", told).replace("\u00b1", "+-")  # a terminal's rules are left out
     lines = [line.rstrip() for line in text.splitlines() if line.isascii()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import launched
+from conftest import Case, launched_together
 
 from harness import ROOT
 from harness.result import Result, Status, load, load_all
@@ -42,7 +42,8 @@ class Pair(NamedTuple):
 def pair(tmp_path_factory) -> Pair:
     out = tmp_path_factory.mktemp("two")
     with started(out) as (children, left):
-        one = launched(SPEC, tmp_path_factory.mktemp("one"))
+        alone = {"one": Case(SPEC, resident=True)}  # which takes the steps of any run
+        one = launched_together(alone, tmp_path_factory.mktemp("alone"))["one"]
         codes = [child.wait(240) for child in children]
         remaining = left()
     said = [(out / f"said{rank}.txt").read_text() for rank in (0, 1)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, observe_here, part_named
+from conftest import SUBJECT, TINY, observe_here, part_named, showing
 
 from harness import ROOT
 from harness.memory.traced_step import trace_step
@@ -224,7 +224,7 @@ def test_strategies_import_nothing_of_the_harness():
 
 @pytest.mark.parametrize("text", TRAINED_HERE)
 def test_evidence_is_shown_by_a_real_training(text, train_here):
-    run, log = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    run, log = train_here(showing(text), 2)
     assert run.trained.optimizer_steps == 2 and len(log.losses) == 2
     observe_here(run, log, text)
     for part in parse(text).strategies:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import STRIP, TINY, Case, launched_together
+from conftest import HALF, STRIP, TINY, Case, launched_together
 from safetensors.torch import load_file
 
 from harness.predict import pool
@@ -19,9 +19,12 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from strategies import parse
 
-TWO = dataclasses.replace(TINY, processes=2)
-LONGER = dataclasses.replace(TWO, global_batch=8, steps=4)
-TOKENS = dataclasses.replace(TWO, model="DiT-T/8:tokens=500", objective="masked", data="synthetic")
+DEEP = dataclasses.replace(TINY, processes=2, steps=1)
+TWO = dataclasses.replace(DEEP, model=HALF)
+LONGER = dataclasses.replace(TWO, global_batch=8, steps=2)
+TOKENS = dataclasses.replace(
+    TWO, model="DiT-T/8:depth=2,tokens=500", objective="masked", data="synthetic"
+)
 SPARSE = "sgd:momentum=0.0+sparse_embedding"
 # A learning rate at which an adapter of zeros soon matters: at the usual one the losses of a
 # model whose adapters never moved would agree too.
@@ -39,20 +42,20 @@ PAIRS = {
     "zero2+compile:backend=aot_eager+bf16+checkpoint": TWO,
     "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure": TWO,
     "ddp+bf16_pure+adamw_bf16+offload_activations": TWO,
-    "ddp+block_swap:blocks=3+accumulate": TWO,
+    "ddp+block_swap:blocks=3+accumulate": DEEP,
     "fsdp2_offload+bf16+checkpoint+accumulate": TWO,
     "fsdp2:reshard=off+compile:backend=aot_eager": TWO,
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
     "fsdp2+bf16_pure+muon": TWO,
     "fsdp2+controlnet": LONGER,
-    "fsdp2:prefetch=2+optimizer_in_backward": TWO,
+    "fsdp2:prefetch=2+optimizer_in_backward": DEEP,
     "fsdp2+adam4bit": TWO,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
     "ddp+cross_entropy+accumulate": TOKENS,
     "zero3+cross_entropy:kind=fused": TOKENS,
 }
 TAUGHT = ("zero2+distill", "zero3+distill:width=64,depth=3,feature=0.5")
-PAIRS |= dict.fromkeys((*TAUGHT, "fsdp2+bf16+distill:store=bf16,feature=0.5+checkpoint"), TWO)
+PAIRS |= dict.fromkeys((*TAUGHT, "fsdp2+bf16+distill:store=bf16,feature=0.5+checkpoint"), DEEP)
 SPLIT = ("zero3", "fsdp2")
 SPLIT_ADAPTERS = [(sharding, kind) for sharding in SPLIT for kind in ("lora", "dora")]
 SPLIT_ADAPTERS += [("fsdp2", kind) for kind in ("qlora", "cast+lora")]
@@ -173,6 +176,15 @@ def test_memory_is_predicted_of_a_subject_of_one_s_own_and_of_a_student(runs, tm
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
+
+
+def test_blocks_gathered_ahead_are_in_the_prediction(runs, tmp_path):
+    row = runs[0][folder_of(ALIKE[1])]
+    plain = dataclasses.replace(row.spec, recipe="fsdp2+optimizer_in_backward")
+    found, without = pool.predict_all([resolve(row.spec), resolve(plain)], tmp_path)
+    true = row.ranks[0].categories.total
+    assert found.steady.bytes == pytest.approx(true, rel=0.005)
+    assert without.steady.bytes < 0.99 * true, "else this shows nothing"
 
 
 @pytest.mark.parametrize("row", [f"strip-{STRIPS[1]}"], indirect=True)

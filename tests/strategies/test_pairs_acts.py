@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import SUBJECT, TINY
+from conftest import SUBJECT, TINY, showing
 
 from harness.resolve import resolve
 from harness.worker.loop import optimizer_step
@@ -116,7 +116,7 @@ EXACT_LOSSES = [
 
 @pytest.mark.parametrize("text", HERE)
 def test_they_train_together_with_evidence(text, train_here):
-    spec = dataclasses.replace(TINY, recipe=text)
+    spec = showing(text)
     assert resolve(spec).refusal is None
     run, log = train_here(spec, 2)
     assert len(log.losses) == 2 and all(loss.isfinite() for loss in log.losses)

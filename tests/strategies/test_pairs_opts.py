@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY
+from conftest import SUBJECT, TINY, showing
 
 from harness.memory.traced_step import trace_step
 from harness.resolve import resolve
@@ -102,7 +102,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", HERE)
 def test_it_trains_here_with_the_evidence_of_every_part(text, train_here):
-    spec = dataclasses.replace(TINY, recipe=text)
+    spec = showing(text)
     run, log = train_here(spec, 2)
     trained, resolved = run.trained, resolve(spec)
     _, checks = collect_evidence(resolved, trained)

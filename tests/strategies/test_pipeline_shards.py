@@ -26,7 +26,7 @@ from tests.made.stubs.stages import SHARES_LOST, SHARES_UNLIKE
 
 # As in test_pipeline: what is equal is equal because all clip, decay and step alike.
 FOUR = dataclasses.replace(
-    TINY, recipe="ddp", processes=4, global_batch=8, steps=3, learning_rate=1e-3, weight_decay=0.01,
+    TINY, recipe="ddp", processes=4, global_batch=8, steps=1, learning_rate=1e-3, weight_decay=0.01,
     beta2=0.99, grad_clip=0.25, ema=0.9,
 )  # fmt: skip
 EQUAL = [
@@ -56,7 +56,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     """Name -> result, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("pipeline_shards")
 
-    def case(recipe: str, *words: str, ranks: int = 4, steps: int = 3) -> Case:
+    def case(recipe: str, *words: str, ranks: int = 4, steps: int = 1) -> Case:
         return Case(dataclasses.replace(FOUR, recipe=recipe, steps=steps, processes=ranks), words)
 
     cases = {recipe: case(recipe) for recipe in (*EQUAL, *OTHERS)}
@@ -65,7 +65,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         cases[f"{recipe} {name}"] = case(recipe, "--sabotage", name)
     kept = ["--checkpoint", str(base / "kept"), "--averaged", str(base / "averaged.safetensors")]
     cases[SAVED] = case(EQUAL[0], *kept, steps=2)
-    cases[ON] = case(EQUAL[0], *kept, "--resume")
+    cases[ON] = case(EQUAL[0], *kept, "--resume", steps=3)
     for model, recipe in PUBLIC:
         cases[f"{model} {recipe}"] = Case(public(model, recipe))
     for model, _ in EXACT:
@@ -80,7 +80,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
 
 def public(model: str, recipe: str, processes: int = 4, **change: object) -> Spec:
     """What is equal is equal because all clip, decay and step alike."""
-    asked = {"global_batch": 8, "steps": 3, "weight_decay": 0.01, "grad_clip": 0.05, "ema": 0.9}
+    asked = {"global_batch": 8, "steps": 1, "weight_decay": 0.01, "grad_clip": 0.05, "ema": 0.9}
     return miniature(model, recipe, processes=processes, **asked | change)
 
 

@@ -12,7 +12,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, observe_here, part_named
+from conftest import SUBJECT, TINY, observe_here, part_named, showing
 
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
@@ -30,7 +30,8 @@ from tests.made.stubs.parts import nothing
 FITTING = {
     "paged_adam8bit": {"model": "DiT-S/8"},  # moments of a smaller model are not worth a page
     "cross_entropy": {"model": "DiT-T/8:tokens=512", "objective": "masked", "data": "synthetic"},
-    "fp8": {"global_batch": 1},  # a CPU takes 0.1 s for a float8 product of a larger batch
+    # A CPU takes 0.1 s for a float8 product of a larger batch.
+    "fp8": {"global_batch": 1},
 }
 """What of the spec differs for a strategy."""
 BY_HAND = {Bf16Master, Guidance}
@@ -46,7 +47,8 @@ def stood_in(name: str):
 
 def evidence(name: str, text: str, train_here) -> dict:
     """What the evidence of part ``name`` finds after two steps and one that was watched."""
-    run, log = train_here(dataclasses.replace(TINY, recipe=text, **FITTING.get(name, {})), 2)
+    spec = dataclasses.replace(showing(text), **FITTING.get(name, {}))
+    run, log = train_here(spec, 2)
     observe_here(run, log, text)
     return part_named(text, name).evidence(run.trained)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY, living, part_named
+from conftest import HALF, TINY, living, part_named
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F
@@ -20,7 +20,7 @@ from strategies.evidence.stored import bytes_of, tensors, wrapped
 from tests.made import stand_ins
 
 # A CPU takes 0.1 s for a float8 product of a larger batch.
-ONE = dataclasses.replace(TINY, global_batch=1)
+ONE = dataclasses.replace(TINY, model=HALF, global_batch=1)
 
 
 def traced(train_here, recipe: str):

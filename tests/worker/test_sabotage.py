@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 import pytest
-from conftest import TINY, launched
+from conftest import TINY, Case, launched_together
 
 from harness.report.figures import parity
 from harness.result import Result, Status
@@ -22,7 +22,7 @@ from strategies import parse
 from tests.made.publics import miniature
 
 SPEC = Spec(
-    recipe="single", model="DiT-S/4:depth=2", global_batch=8, warmup=2, steps=6, weight_decay=0.01
+    recipe="single", model="DiT-T/4:depth=2", global_batch=8, warmup=2, steps=6, weight_decay=0.01
 )
 HALVES = dataclasses.replace(SPEC, recipe="single+accumulate:steps=2")
 
@@ -102,7 +102,8 @@ def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, refer
 
 
 def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
-    row = launched(TINY, tmp_path, "--sabotage", "rounded")
+    case = Case(TINY, ("--sabotage", "rounded"))
+    row = launched_together({"run": case}, tmp_path)["run"]
     assert row.status is Status.VOID and "sabotaged: rounded" in row.reason
     assert len(row.losses) == len(row.grad_norms) >= TINY.warmup + TINY.steps
 

@@ -48,6 +48,7 @@ WIDEST = frozenset({
 ALIGNED = 8
 """Elements to whose multiples memory-efficient attention wants the strides of a bias."""
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
+DROPOUT = torch.nn.functional.dropout
 DEVICE = torch.Tensor.device.__get__
 GETTER = "__get__"
 """The name of a function that reads an attribute of a tensor, as that of its device."""
@@ -71,7 +72,7 @@ class CudaLike(TorchFunctionMode):
             self._copies.clear()
         if func is ATTENTION:
             return self._attend(*args, **kwargs)
-        return func(*args, **kwargs)
+        return drop(*args, **kwargs) if func is DROPOUT else func(*args, **kwargs)
 
     def _autocast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if name in LOWER:
@@ -124,6 +125,16 @@ class CudaLike(TorchFunctionMode):
     def forget(self) -> None:
         """The outermost autocast ends: its copies of weights live on in backward alone."""
         self._copies.clear()
+
+
+def drop(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Dropout by CUDA's own kernel, which keeps a mask of a byte an element; others keep noise of
+    the input's type.
+
+    Source: torch 2.13, aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable).
+    """
+    fused = training and 0 < p < 1 and not inplace and x.device.type == GPU
+    return torch.native_dropout(x, p, True)[0] if fused else DROPOUT(x, p, training, inplace)
 
 
 def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:

@@ -133,6 +133,8 @@ def load(rows: Sequence[Resolved]) -> None:
     for row in rows:
         with contextlib.suppress(Exception):
             history.sizes(row.spec.before)
+        with contextlib.suppress(Exception):
+            row.launch.engine.foresee(row.launch)
     imports.keep()
 
 

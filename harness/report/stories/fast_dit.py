@@ -47,7 +47,7 @@ CAREFUL = {
 }
 CAREFUL_NOTE = (
     "The last published row's order of things, as above, and what the same features need with "
-    "gradients cleared behind the step, so that they do not live through the next forward pass; "
+    "gradients let go behind the step, so that they do not live through the next one's passes; "
     "with fused attention, which keeps no score matrix; and with the average in host memory."
 )
 

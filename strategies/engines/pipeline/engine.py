@@ -317,6 +317,12 @@ class Pipeline(Engine):
         data = self.layout(launch.processes).data
         return [stage * data for stage in self._unlike(launch.subject)]
 
+    def foresee(self, launch: Launch) -> None:
+        from strategies.engines.pipeline import passage
+
+        if launch.subject.lacks("ends"):
+            passage.of(launch.subject)
+
     def _unlike(self, subject: Any) -> Sequence[int]:
         stages, known = range(self.stages), sum(subject.depths.values())
         if self.stages <= ALL_STAGES or known != subject.dimensions.depth:

@@ -22,7 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 from strategies import initial
 from strategies.subject import Subject
 
-__all__ = ["Output", "Passage", "Shaped", "Slots", "Unfit", "Watched", "of", "taken"]
+__all__ = ["Output", "Passage", "Shaped", "Slots", "Unfit", "Watched", "of", "taken", "usual"]
 
 Place = tuple[int, int]
 """(block, which of the tensors that it returns)."""
@@ -137,6 +137,21 @@ def of(subject: Subject) -> Passage:
 @functools.lru_cache(maxsize=16)
 def _of(subject: Subject) -> Passage:
     return taken(subject, lambda: subject.example("cpu"))
+
+
+def usual(
+    subject: Subject, dtype: torch.dtype, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]
+) -> bool:
+    """Whether samples are like the one of ``of``, but for their values, and so is the type."""
+    with _disable_current_modes():
+        one = subject.example("meta")
+    same = _facts(*one) == _facts(x, t_B, conditions)
+    return same and dtype is torch.get_default_dtype()
+
+
+def _facts(x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> dict[str, Any]:
+    named = {"x": x, "t": t_B, **conditions}
+    return {name: (value.shape, value.dtype) for name, value in named.items()}
 
 
 def taken(

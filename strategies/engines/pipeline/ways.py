@@ -125,7 +125,9 @@ class Standing:
             x, t_B, *others = (torch.empty(shape, dtype=dtype) for shape, dtype in facts)
             return x, t_B, dict(zip(batch.conditions, others, strict=True))
 
-        found = passage.taken(subject, sample, _floating(self.module))
+        kind, found = _floating(self.module), self.known
+        if not passage.usual(subject, kind, batch.x, batch.t, batch.conditions):
+            found = passage.taken(subject, sample, kind)
         self.outputs = found.outputs
         return [_room(found.shaped(self.cut.bounds(run)[1])) for run in range(self.cut.end)]
 

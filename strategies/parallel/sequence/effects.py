@@ -65,8 +65,7 @@ def _seen(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]
     layout = trained.launch.layout
     facts: dict[str, Any] = {"ranks_a_sample": layout.sequence, "data_parallel": layout.data}
     if trained.observed is not None and trained.observed.ran:
-        facts |= _tokens(trained, tokens) | _attended(trained, way)
-        facts |= _exchanges(trained, way)
+        facts |= _tokens(trained, tokens) | _attended(trained, way) | _exchanges(trained, way)
         facts |= joining.joins(trained) if trained.sampling else {}
     return facts
 

@@ -51,6 +51,6 @@ LOST: Table = {
     "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
     "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
     "fp8 not emulated": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_float8),
-    "one block of four in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
+    "one block alone in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
     "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
 }  # fmt: skip
