@@ -53,7 +53,7 @@ def alone(recipe: str) -> str:
 
 def spec(name: str, recipe: str) -> Spec:
     """A run of a family on two processes, as short as a measured one is."""
-    return miniature(name, recipe, processes=2, warmup=0, steps=1)
+    return miniature(name, recipe, processes=2, steps=1)
 
 
 def kept() -> dict[str, Any]:
