@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from strategies.base import demand
+from strategies.engines.fsdp.facts import local
 from strategies.engines.pipeline import joined, orders, shared
 from strategies.engines.pipeline.orders import Part
 from strategies.engines.pipeline.staged import Staged
@@ -171,7 +172,8 @@ def replicas(trained: Trained) -> dict[str, Any]:
     places, facts = trained.model.places, {}
     if places.data == 1:
         return {}
-    sums = torch.stack([p.detach().double().sum() for p in trained.module.parameters()])
+    mine = map(local, trained.module.parameters())  # of sharded stages the rows
+    sums = torch.stack([own.detach().double().sum() for own in mine])
     each = [torch.empty_like(sums) for _ in range(places.data)]
     dist.all_gather(each, sums, group=places.replicas)
     if trained.observed is not None and trained.observed.ran:
