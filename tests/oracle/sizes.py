@@ -81,7 +81,7 @@ class Sizes:
     Attributes:
         tokens: elements of [B, T, D]; ``scores``: of [B, T, heads]; ``rows``: of [B, T];
             ``conditions``: of [B, D]; ``latents``: of a micro batch; ``drawn``: of the noise, which
-            is drawn for the global batch on every rank.
+            is drawn for 256 samples of a step at a time.
         resident: bytes of a dataset that lives on the device.
         weight: bytes of a stored weight.
         copies: whether autocast keeps bfloat16 copies of float32 weights.
@@ -195,7 +195,7 @@ def sizes(resolved: Resolved) -> Sizes:
         rows=batch * tokens,
         conditions=batch * d,
         latents=batch * latent,
-        drawn=resolved.spec.global_batch * latent,
+        drawn=min(resolved.spec.global_batch, 256) * latent,
         resident=facts.size * (4 * latent + 8) if lives else 0,
         weight=2 if half and engine else 4,
         copies=half and not engine,

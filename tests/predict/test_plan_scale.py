@@ -121,10 +121,8 @@ def test_a_thousand_gpus_are_predicted_and_kept_beside_the_results(tmp_path, cap
     assert (ddp.within_bytes, rows_of["ddp", 8, 256].across_bytes) == (0, 0)
     near, far = rows_of["ddp", 8, 256].within_bytes, ddp.across_bytes
     assert far / near == pytest.approx((1023 / 1024) / (7 / 8), rel=1e-3)
-    # Every rank draws the noise of all, so that a layout changes nobody's, and keeps its own share.
-    noise = 4 * 4 * 32 * 32 * 32 * (1024 - 8)
-    more = ddp.peak_bytes - rows_of["ddp", 8, 256].peak_bytes
-    assert more == pytest.approx(noise, rel=0.01)
+    # A rank draws noise for itself and its neighbours: as much as among eight.
+    assert ddp.peak_bytes == rows_of["ddp", 8, 256].peak_bytes
     page = (folder / "report.md").read_text()
     assert "Where more GPUs stop to pay" in page and "Weak scaling, predicted for" in page
     assert scale.foretold_lines(found, "weak")[0].base.recipe == "single"
