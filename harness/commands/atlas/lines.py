@@ -19,9 +19,10 @@ NOTE = (
     "the GPU: the fastest of the recipes that ./run.sh plan tries, or, where none fits, the one "
     "that needs least. Too large: the first of twice, four and eight times the sample that was "
     "predicted not to fit with that recipe. Memory was checked against what public projects "
-    "measured (docs/models.md: tensors within 0.5 %, what the allocator reserves up to 10 % too "
-    "low where all weights are trained); times are typical figures with the uncertainty that "
-    "stands beside them, and no GPU of these was measured here."
+    "measured (docs/models.md: where they state all settings, tensors between steps within 0.5 % "
+    "and what the allocator reserves within 3 %; where some were inferred, within 5 % but for one "
+    "model's 13 %); times are typical figures with the uncertainty that stands beside them, and no "
+    "GPU of these was measured here."
 )
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
 
