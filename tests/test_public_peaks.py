@@ -7,6 +7,7 @@ import json
 import pytest
 from conftest import in_fork
 
+from harness.commands.atlas.lines import NOTE
 from tests.made import public_rows
 
 ROWS = [row for row in public_rows.rows() if row.get("test")]
@@ -68,6 +69,27 @@ def test_the_page_says_what_is_covered_of_models_that_the_figures_did_not_see():
         encoding="utf-8"
     )
     assert {round(one[0] * 1e6) for one in told.values()} == {60, 80}, "microseconds, on the page"
+
+
+def off(settings: str, *names: str) -> dict[str, float]:
+    """Model of the rows whose settings are known so -> its largest relative error."""
+    record, worst = public_rows.kept(), {}
+    for row in public_rows.rows():
+        if row["settings"].startswith(settings):
+            found = record[row["name"]]
+            errors = [abs(found[name] / row[name] - 1) for name in names if name in row]
+            model = row["run"]["model"]
+            worst[model] = max(worst.get(model, 0.0), *errors, 0.0)
+    return worst
+
+
+def test_the_atlas_says_how_near_they_are():
+    """Where settings were inferred, by what is allocated; the worst model's is named apart."""
+    for name, told in (("between", "between steps within 0.5 %"), ("reserved", "within 3 %; ")):
+        assert told in NOTE and max(off("blind", name).values()) <= NEAR[name]
+    inferred = sorted(off("inferred", "allocated").values())
+    assert len(inferred) > 5 and inferred[-2] <= 0.05 < inferred[-1] <= 0.13
+    assert "within 5 % but for one model's 13 %" in NOTE
 
 
 def test_the_page_shows_what_is_on_record():
