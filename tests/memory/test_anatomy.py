@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, living
+from conftest import SUBJECT, TINY, living, settle
 
 from harness import ROOT, cli
 from harness.memory import portrait
@@ -58,6 +58,7 @@ def taken(train_here, sweep, monkeypatch):
     def go(recipe: str) -> portrait.Portrait:
         if recipe not in PORTRAITS:
             spec = dataclasses.replace(SPEC, recipe=recipe)
+            settle()  # what it keeps from the collector is not seen by the trace either
             STRANGERS[recipe] = tensor_bytes()
             run, log = train_here(spec, 2)
             bench = Bench(
