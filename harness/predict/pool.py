@@ -8,16 +8,13 @@ import functools
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness import ROOT
-from harness.launch import command
 from harness.launch.sources import PREDICTED, digest
+from harness.predict import workers
 from harness.predict.attention import USUAL
 from harness.predict.prediction import Prediction, load, none
 from harness.resolve import Resolved
@@ -73,29 +70,31 @@ def predict_all(
     rows: Sequence[Resolved],
     folder: Path,
     *,
-    kind: str = USUAL,
+    kind: str | Sequence[str] = USUAL,
     done: Callable[[int, Prediction], None] = lambda index, prediction: None,
     jobs: int | None = None,
     timeout: float = TIMEOUT,
 ) -> list[Prediction]:
-    """A prediction each for a card of that ``kind``, in order; ``done`` is told of each as it
-    ends, by its index.
+    """A prediction each for a card of that ``kind`` (or each for its own), in order; ``done`` is
+    told of each as it ends, by its index.
 
     Never raises for a recipe: what fails is a prediction that says why.
     """
     predictions: dict[int, Prediction] = {}
-    missing = []
+    missing, kinds = [], [kind] * len(rows) if isinstance(kind, str) else kind
     for index, resolved in enumerate(rows):
-        kept = cached(resolved, folder, kind)
+        kept = cached(resolved, folder, kinds[index])
         if kept is None:
             missing.append(index)
         else:
             predictions[index] = kept
             done(index, kept)
-    for index, prediction in _each([rows[i] for i in missing], kind, jobs, timeout):
-        _keep(prediction, path_of(rows[missing[index]], folder, kind))
-        predictions[missing[index]] = prediction
-        done(missing[index], prediction)
+    asked = [rows[i] for i in missing], [kinds[i] for i in missing]
+    for place, prediction in _each(*asked, jobs, timeout):
+        index = missing[place]
+        _keep(prediction, path_of(rows[index], folder, kinds[index]))
+        predictions[index] = prediction
+        done(index, prediction)
     return [predictions[index] for index in range(len(rows))]
 
 
@@ -113,9 +112,9 @@ def _keep(prediction: Prediction, path: Path) -> None:
 
 
 def _each(
-    rows: Sequence[Resolved], kind: str, jobs: int | None, timeout: float
+    rows: Sequence[Resolved], kinds: Sequence[str], jobs: int | None, timeout: float
 ) -> Iterator[tuple[int, Prediction]]:
-    """(index, prediction) of each row as it ends, by one worker for all."""
+    """(index, prediction) of each row, for a card of its kind, as it ends, by one worker."""
     refused = [(i, row.refusal) for i, row in enumerate(rows) if row.refusal]
     for index, refusal in refused:
         yield index, none(rows[index], f"refused: {refusal}")
@@ -123,7 +122,8 @@ def _each(
     if not able:
         return
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
-        run = Run([rows[i] for i in able], Path(scratch), kind, jobs or default_jobs(), timeout)
+        asked = [rows[i] for i in able], Path(scratch), [kinds[i] for i in able]
+        run = Run(*asked, jobs or default_jobs(), timeout)
         told = set()
         for index in run.ended():
             found = load(run.out(index))
@@ -136,11 +136,11 @@ def _each(
 
 @dataclasses.dataclass
 class Run:
-    """One worker: what it is asked, and why it ended where predictions are missing."""
+    """One request: what it is of, and why the worker ended where predictions are missing."""
 
     rows: Sequence[Resolved]
     scratch: Path
-    kind: str
+    kinds: Sequence[str]
     jobs: int
     limit: float
     reason: str = ""
@@ -155,41 +155,10 @@ class Run:
         asked = {
             "specs": [dataclasses.asdict(row.spec) for row in self.rows],
             "out": [str(self.out(i)) for i in range(len(self.rows))],
-            **{name: getattr(self, name) for name in ("kind", "jobs", "limit")},
+            **{name: getattr(self, name) for name in ("kinds", "jobs", "limit")},
         }
         file = self.scratch / "asked.json"
         file.write_text(json.dumps(asked), encoding="utf-8")
-        heard, told = os.pipe()
-        with open(heard, encoding="ascii") as lines, open(self.scratch / "log", "w+") as log:
-            worker = self._start(file, told, log)
-            if worker is None:
-                return
-            try:
-                yield from map(int, lines)
-                code = worker.wait()
-            finally:
-                worker.kill()
-                worker.wait()
-            log.seek(0)
-            self.reason = f"its worker ended with exit code {code}"
-            self.fault = next(_lines(log.read()), "")[:200]
-
-    def _start(self, file: Path, told: int, log: Any) -> subprocess.Popen[bytes] | None:
-        words = [sys.executable, "-m", "harness.predict.worker", str(file), str(told)]
-        env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log}
-        try:
-            return subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[told], **streams)
-        except OSError as error:
-            self.reason, self.fault = "its worker could not be started", str(error)
-            return None
-        finally:
-            os.close(told)
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-
-
-def _lines(text: str) -> Iterator[str]:
-    return (line.strip() for line in reversed(text.splitlines()) if line.strip())
+        with workers.worker() as one:
+            yield from one.ask(file)
+            self.reason, self.fault = one.reason, one.fault

@@ -1,10 +1,10 @@
-"""Predictions in a process of their own: ``python -m harness.predict.worker ASKED FD``.
+"""Predictions in a process of their own: ``python -m harness.predict.worker ASKED TOLD``.
 
-ASKED is a file: specs, each with the file that its prediction goes to, the kind of card, how many
-run at a time and how long each may take. The process group, the accelerator and the patches of a
-prediction are global to a process, so each trace has a fork; what they share is loaded once. FD is
-told the index of each prediction when it is written. Whatever fails becomes a prediction that says
-so.
+Both are descriptors. Each line of ASKED names a request, a file: specs, each with the file that its
+prediction goes to and its kind of card, how many run at a time and how long each may take. The
+process group, the accelerator and the patches of a prediction are global to a process, so each
+trace has a fork; what they share is loaded once. TOLD is told the index of each prediction when it
+is written, and when all of a request are. Whatever fails becomes a prediction that says so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 from harness.predict import limits
 from harness.predict.attention import USUAL
 from harness.predict.prediction import Prediction, none, read
+from harness.predict.workers import DONE
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.system.process import die_with_parent
@@ -69,13 +70,13 @@ def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
 
 
 def predict_each(
-    rows: Sequence[Resolved], kind: str, jobs: int, limit: float
+    rows: Sequence[Resolved], kinds: Sequence[str], jobs: int, limit: float
 ) -> Iterator[tuple[int, Prediction]]:
-    """(index, prediction) of each row as it ends; ``jobs`` traces run at a time, each for at most
-    ``limit`` seconds."""
+    """(index, prediction) of each row, for a card of its kind, as it ends; ``jobs`` traces run at a
+    time, each for at most ``limit`` seconds."""
     from harness.predict.tracing import extend, forks
 
-    pieces = [_pieces(row, kind) for row in rows]
+    pieces = [_pieces(row, kind) for row, kind in zip(rows, kinds, strict=True)]
     extend.load(rows)
     asked = [(i, part) for i, row in enumerate(pieces) for part in range(len(row))]
     found: list[dict[int, forks.Ended]] = [{} for _ in rows]
@@ -147,22 +148,30 @@ def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
 
 
 def main(argv: list[str]) -> int:
-    """Read what is asked, predict, write each, tell of each."""
+    """Read what is asked, predict, write each, tell of each; until nothing more is asked."""
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    asked = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    asked, told = map(int, argv)
+    with os.fdopen(asked) as requests, os.fdopen(told, "w", buffering=1) as tell:
+        for line in requests:
+            for index in _answered(json.loads(Path(line.strip()).read_text(encoding="utf-8"))):
+                print(index, file=tell)
+            print(DONE, file=tell)
+    return 0
+
+
+def _answered(asked: dict[str, Any]) -> Iterator[int]:
+    """The index of each row of a request whose prediction is written."""
     rows = [resolve(_spec(fields)) for fields in asked["specs"]]
     import torch
 
     torch.set_num_threads(1)
-    with os.fdopen(int(argv[1]), "w", buffering=1) as tell:
-        for index, found in predict_each(rows, asked["kind"], asked["jobs"], asked["limit"]):
-            found.write(Path(asked["out"][index]))
-            print(index, file=tell)
-    return 0
+    for index, found in predict_each(rows, asked["kinds"], asked["jobs"], asked["limit"]):
+        found.write(Path(asked["out"][index]))
+        yield index
 
 
 def _spec(fields: dict[str, Any]) -> Spec:

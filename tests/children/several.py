@@ -28,6 +28,7 @@ import os
 import runpy
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -207,6 +208,13 @@ def program(asked: dict[str, Any], files: dict[str, int]) -> None:
     runpy.run_module(asked["program"], run_name="__main__", alter_sys=True)
 
 
+def as_it_is(path: str) -> int:
+    """A descriptor of ``path``; of another process's, to read or to write, as that is."""
+    fd = Path(path)
+    read = fd.is_symlink() and not os.lstat(fd).st_mode & stat.S_IWUSR
+    return os.open(path, os.O_RDONLY if read else os.O_WRONLY)
+
+
 class Programs:
     """Those that were started and not waited for: process -> what it imported."""
 
@@ -215,7 +223,7 @@ class Programs:
 
     def start(self, asked: dict[str, Any]) -> int:
         """The process of a program that begins; its files are open by then."""
-        files = {name: os.open(path, os.O_WRONLY) for name, path in asked["open"].items()}
+        files = {name: as_it_is(path) for name, path in asked["open"].items()}
         told = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed when it was waited for)
         child = os.fork()
         if not child:

@@ -63,6 +63,32 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 
+def test_what_is_slower_than_a_recipe_that_fits_is_not_asked(told, tmp_path):
+    """LoRA fits one card by itself, and not the other; all weights fit none but with offload."""
+    words = [
+        "atlas",
+        "--models",
+        "flux-dev",
+        "--growth",
+        "0",
+        "--gpus",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    assert cli.main([*words, "--cards", "RTX-4090"]) == 0
+    assert "single+bf16_pure+lora:rank=16" in told
+    assert not any(recipe.endswith("lora:rank=16+checkpoint") for recipe in told)
+    hosted = "zero3_offload+bf16+checkpoint"
+    assert told.index(hosted) > told.index("single+bf16+checkpoint"), "after those that do not fit"
+    told.clear()
+    assert cli.main([*words, "--cards", "80GiB"]) == 0
+    assert hosted not in told and "single+bf16_pure+checkpoint+adam8bit" in told
+    told.clear()
+    assert cli.main([*words, "--cards", "12GiB"]) == 0
+    assert len(told) == 8, "all that a plan tries"
+
+
 def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):
     """The second of two cards of a kind says nothing, and neither does the whole atlas again."""
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "kept")
@@ -78,14 +104,14 @@ def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, 
              "--growth", "0", "--out", str(tmp_path / "out")]  # fmt: skip
     assert cli.main(words) == 0
     first = capsys.readouterr().out
-    assert first.startswith("flux-dev  model 1 of 1\n  1 x RTX-4090\n    single+")
+    assert first.startswith("flux-dev  model 1 of 1\n  samples of the usual size\n    single+")
     assert asked and first.count("\n    ") == len(asked)
     assert "A100" not in first, "predicted for the card before"
     assert f"  4 cells, {len(asked)} predictions made, " in first and "; the last model" in first
     made = len(asked)
     assert cli.main(words) == 0
     again = capsys.readouterr().out
-    assert len(asked) == made and "\n    " not in again and "x RTX" not in again
+    assert len(asked) == made and "\n    " not in again and "usual size" not in again
     assert "  4 cells, 0 predictions made, " in again
     told = [line for line in (first + again).splitlines() if str(tmp_path) not in line]
     assert max(map(len, told)) <= 80

@@ -26,7 +26,7 @@ from unittest import mock
 
 from harness import ROOT
 from harness.export import sizes
-from harness.predict import pool
+from harness.predict import workers
 
 __all__ = ["MODULE", "Program", "Start", "predictions_in_forks", "running"]
 
@@ -134,17 +134,17 @@ def running(begin: Callable[[], Start]) -> Start:
 
 @contextlib.contextmanager
 def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
-    """Predictions are made by the worker of ``harness.predict.pool``, in a fork of the start, and
-    an export's sizes counted in one; by a process of its own where a test has changed what
+    """Predictions are made by the worker of ``harness.predict.workers``, in a fork of the start,
+    and an export's sizes counted in one; by a process of its own where a test has changed what
     would be started."""
 
     def started(words: Sequence[str], **how: Any) -> Any:
         if words[:2] != [EXECUTABLE, "-m"] or subprocess.Popen is not POPEN:
             return subprocess.Popen(words, **how)
-        module, asked, told = words[2:]
-        here = f"/proc/{os.getpid()}/fd"
-        files = {"log": f"{here}/{how['stderr'].fileno()}", told: f"{here}/{told}"}
-        return Program(running(begin), [module, asked, told], how["env"], files)
+        module, *ends = words[2:]
+        files = {name: f"/proc/{os.getpid()}/fd/{name}" for name in ends}
+        files |= {"log": f"/proc/{os.getpid()}/fd/{how['stderr'].fileno()}"}
+        return Program(running(begin), [module, *ends], how["env"], files)
 
     def ended(words: Sequence[str], **how: Any) -> Any:
         if words[:2] != [EXECUTABLE, "-m"] or subprocess.Popen is not POPEN:
@@ -160,7 +160,7 @@ def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
     at_once = SimpleNamespace(**vars(subprocess) | {"run": ended})
     try:
         with (
-            mock.patch.object(pool, "subprocess", beside),
+            mock.patch.object(workers, "subprocess", beside),
             mock.patch.object(sizes, "subprocess", at_once),
         ):
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from harness.commands.planning.plan.answer import answer, is_close
 from harness.commands.planning.plan.held import held_back, held_notes
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
-from harness.predict import limits, pool, verdict, workspace
+from harness.predict import limits, pool, verdict, workers, workspace
 from harness.predict.prediction import Prediction, load
 from harness.predict.speed import cards, rates, roofline
 from harness.predict.speed.roofline import Work
@@ -339,15 +340,38 @@ def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
 
 
 def test_a_worker_that_fails_is_no_prediction_with_the_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     row = asked("ddp")
     found = pool.predict_all([row], tmp_path)[0]
     assert (found.method, found.fault, found.bytes) == ("none", "", None)
     assert found.reason == "its worker ended with exit code 1"
-    monkeypatch.setattr(pool.sys, "executable", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere")
     found = pool.predict_all([row], tmp_path)[0]
     assert found.reason == "its worker could not be started" and "/nowhere" in found.fault
     assert list(tmp_path.iterdir()) == []  # a failure is not kept
+
+
+def test_one_worker_answers_what_is_asked_while_it_stands(monkeypatch, tmp_path):
+    """Of both kinds of card at once; where it has ended another begins."""
+    begun: list[workers.Worker] = []
+
+    class Noted(workers.Worker):
+        def __init__(self) -> None:
+            begun.append(self)
+            super().__init__()
+
+    monkeypatch.setattr(workers, "Worker", Noted)
+    small = {"model": "DiT-T/4", "processes": 1, "global_batch": 2}
+    plain, half = asked("single", **small), asked("single+bf16", **small)
+    with workers.standing():
+        flash, cudnn = pool.predict_all([half] * 2, tmp_path, kind=["flash", "cudnn"])
+        (found,) = pool.predict_all([plain], tmp_path)
+        assert len(begun) == 1 and begun[0].runs
+        assert (flash.attention, cudnn.attention) == (["flash"], ["cudnn"])
+        begun[0].end()
+        (again,) = pool.predict_all([plain], tmp_path / "other")
+        assert len(begun) == 2 and again.steady == found.steady is not None
+    assert not begun[1].runs
 
 
 def test_a_kept_prediction_starts_no_process(monkeypatch, tmp_path):

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from harness import ROOT
-from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
+from harness.commands.atlas.cells import Cell
 from harness.commands.atlas.files import write
 from harness.commands.atlas.lines import from_csv
+from harness.commands.atlas.places import Place, cells_at, predicted
 from harness.commands.atlas.progress import AtlasProgress
-from harness.commands.atlas.sizes import DOUBLINGS, too_large
+from harness.commands.atlas.sizes import DOUBLINGS
 from harness.commands.console import OK, make_console, short
 from harness.commands.planning.plan.asked import PlanError, asked_for
-from harness.commands.planning.plan.asking import Asking
 from harness.commands.planning.plan.command import add_arguments as plan_arguments
-from harness.predict import pool
+from harness.predict import pool, workers
 from harness.predict.speed import cards
 from harness.subjects.library import presets
 from harness.suite.run import check_out
@@ -79,12 +80,13 @@ def _predicted(
 ) -> list[Path]:
     """The files, written after each model."""
     lines: list[list[str]] = []
-    for model in models:
-        progress.begin_model(model)
-        found = [cell.texts for cell in cells_of(model, options, progress)]
-        progress.end_model(len(found))
-        lines += found
-        paths = write(lines, folder)
+    with workers.standing():
+        for model in models:
+            progress.begin_model(model)
+            found = [cell.texts for cell in cells_of(model, options, progress)]
+            progress.end_model(len(found))
+            lines += found
+            paths = write(lines, folder)
     return paths
 
 
@@ -102,18 +104,14 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
 
 
 def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -> Iterator[Cell]:
-    """The cells of one model. What was predicted for one card is known for the next of its kind."""
+    """The cells of one model, by counts and cards."""
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
+    places = []
+    for gpus, card in itertools.product(options.gpus, options.cards):
+        what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
+        words = ["--model", model, "--gpus", str(gpus), what, card]
+        places.append(Place(model=model, card=card, asked=asked_for(parser.parse_args(words))))
     jobs = options.jobs or pool.default_jobs()
-    for gpus in options.gpus:
-        for card in options.cards:
-            what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
-            words = ["--model", model, "--gpus", str(gpus), what, card]
-            progress.begin_card(gpus, card)
-            asking = Asking(asked_for(parser.parse_args(words)), jobs, progress)
-            fits = asking.fits(asking.asked.resolved)
-            memory = asking.asked.gpu.memory_bytes
-            named = {"model": model, "gpus": gpus, "card": card, "card_bytes": memory}
-            grown = functools.partial(too_large, ask=asking.fits, doublings=options.growth)
-            yield from (cell_of(fits, training, named, grown) for training in TRAININGS)
+    ask = functools.partial(predicted, jobs=jobs, progress=progress)
+    return cells_at(places, ask, options.growth)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.commands.planning.plan.answer import ADAPTED, gib, rate_in_words
@@ -77,14 +77,8 @@ def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
     return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
 
 
-def cell_of(
-    fits: Sequence[Fit],
-    training: str,
-    named: dict[str, object],
-    grown: Callable[[Fit], Sequence[Fit]] = lambda fit: (),
-) -> Cell:
-    """The cell of one training; ``named`` are its model, GPUs and card, ``grown`` gives a fit's
-    with larger samples."""
+def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cell:
+    """The cell of one training; ``named`` are its model, GPUs and card."""
     some = of_training(fits, training)
     best = verdict.fastest(some) or verdict.nearest(some)
     reason = next((fit.lack or fit.prediction.reason for fit in some), "no recipe")
@@ -97,6 +91,5 @@ def cell_of(
         fit=best,
         reason="" if best else reason,
         command=command,
-        larger=grown(best) if best else (),
         **named,
     )

@@ -22,7 +22,7 @@ class AtlasProgress(PlanProgress):
 
     def __init__(self, console: Console, models: int) -> None:
         super().__init__(console)
-        self.models, self.at, self.card, self.told = models, 0, "", ""
+        self.models, self.at, self.why, self.told = models, 0, "", ""
         self.model, self.since, self.made = "", 0.0, 0
 
     def begin_model(self, model: str) -> None:
@@ -31,23 +31,19 @@ class AtlasProgress(PlanProgress):
         line = Text.assemble((model, "bold"), f"  model {self.at} of {self.models}")
         self.console.print(line, soft_wrap=True)
 
-    def begin_card(self, gpus: int, card: str) -> None:
-        """The cells of so many of one card begin."""
-        self.card = f"{gpus} x {card}"
-
     def begin(
         self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
     ) -> None:
         """Nothing is said yet."""
-        self.names, self.kept, self.began = list(names), kept, time.monotonic()
+        self.names, self.kept, self.began, self.why = list(names), kept, time.monotonic(), why
 
     def done(self, index: int, prediction: Prediction) -> None:
-        """A line for what was made now, below its card."""
+        """A line for what was made now, below what it is for."""
         if index in self.kept:
             return
-        if self.told != self.card:
-            self.told = self.card
-            self._say(f"  {self.card}")
+        if self.told != self.why:
+            self.told = self.why
+            self._say(f"  {self.why}")
         self.made += 1
         why = "" if prediction.method == "trace" else f": {prediction.reason}"
         self._say(f"    {self.names[index]}{why}  {time.monotonic() - self.began:.0f} s")

@@ -1,19 +1,16 @@
-"""The next size of a sample that does not fit: each that is named was predicted by itself. No
-torch."""
+"""Samples that grow: the next size that does not fit is sought among them. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
-from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 
-__all__ = ["DOUBLINGS", "larger", "too_large"]
+__all__ = ["DOUBLINGS", "larger"]
 
 DOUBLINGS = 3
 """How often the elements of a sample are doubled at the most, until one does not fit."""
-Ask = Callable[[list[Resolved]], Sequence[Fit]]
 
 
 def larger(row: Resolved, doublings: int) -> Iterator[Resolved]:
@@ -26,16 +23,3 @@ def larger(row: Resolved, doublings: int) -> Iterator[Resolved]:
         if found is None:
             return
         yield resolve(dataclasses.replace(row.spec, **found))
-
-
-def too_large(fit: Fit, ask: Ask, doublings: int = DOUBLINGS) -> list[Fit]:
-    """Fits of growing samples, up to the first that does not fit; the last may fit too, and none is
-    tried where the usual size does not."""
-    tried: list[Fit] = []
-    if not fit.fits:
-        return tried
-    for row in larger(fit.resolved, doublings):
-        tried += ask([row])
-        if not tried[-1].fits:
-            break
-    return tried

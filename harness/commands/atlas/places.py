@@ -1,0 +1,140 @@
+"""What an atlas asks of one model, of all its places at once, so that every core has work: the
+recipes in the order of their speed, then larger samples of what fits. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
+from harness.commands.atlas.progress import AtlasProgress
+from harness.commands.atlas.sizes import larger
+from harness.commands.planning.plan.answer import ADAPTED
+from harness.commands.planning.plan.asked import Asked
+from harness.predict import attention, pool, verdict
+from harness.predict.verdict import Fit
+from harness.resolve import Resolved
+
+__all__ = ["Place", "cells_at", "predicted"]
+
+HOSTED = "host_optimizer"
+USUAL = "samples of the usual size"
+
+
+@dataclass(kw_only=True, eq=False)
+class Place:
+    """A model on so many of one card: what is asked there, and each fit that is known."""
+
+    model: str
+    card: str
+    asked: Asked
+    fits: list[Fit] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return attention.preferred(self.asked.gpu.capability)
+
+    def cell(self, training: str) -> Cell:
+        """The answer of one training."""
+        named = {"model": self.model, "gpus": self.asked.processes, "card": self.card}
+        memory = self.asked.gpu.memory_bytes
+        return cell_of(self.fits, training, named | {"card_bytes": memory})
+
+
+Pairs = Sequence[tuple[Place, Resolved]]
+Ask = Callable[[Pairs, str], list[Fit]]
+"""A fit of each row at its place, in order; with what they are asked for."""
+
+
+def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> Iterator[Cell]:
+    """Of each place and training one, in order; samples of what fits are doubled so often."""
+    _fill(places, ask)
+    pairs = [(place, place.cell(training)) for place in places for training in TRAININGS]
+    found = _grown(pairs, ask, doublings)
+    for (_, cell), fits in zip(pairs, found, strict=True):
+        yield dataclasses.replace(cell, larger=fits)
+
+
+def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
+    """An ``Ask``: all by one call, and what cards of a kind share once."""
+    folder = pool.default_folder()
+    lacks = [verdict.lack_of(row, place.asked.gpu) for place, row in pairs]
+    paths = [pool.path_of(row, folder, place.kind) for place, row in pairs]
+    wanted: dict[Path, tuple[Place, Resolved]] = {}
+    for pair, path, lack in zip(pairs, paths, lacks, strict=True):
+        if not lack:
+            wanted.setdefault(path, pair)
+    kept = {index for index, path in enumerate(wanted) if path.exists()}
+    progress.begin([_name(*pair) for pair in wanted.values()], jobs, why, kept)
+    rows, kinds = [row for _, row in wanted.values()], [at.kind for at, _ in wanted.values()]
+    told = {"kind": kinds, "jobs": jobs, "done": progress.done}
+    known = dict(zip(wanted, pool.predict_all(rows, folder, **told), strict=True))
+    progress.end()
+    return [
+        verdict.cannot(row, place.asked.gpu, lack)
+        if lack
+        else verdict.judge(row, known[path], place.asked.gpu)
+        for (place, row), path, lack in zip(pairs, paths, lacks, strict=True)
+    ]
+
+
+def _name(place: Place, row: Resolved) -> str:
+    return f"{row.recipe}  {place.asked.processes} x {place.card}"
+
+
+# ---- recipes, by their speed ----
+
+
+def _fill(places: Sequence[Place], ask: Ask) -> None:
+    """Predict at each place the recipes that may be the fastest that fits."""
+    left = {place: list(place.asked.resolved) for place in places}
+    while any(left.values()):
+        now = [
+            (place, row)
+            for place, rows in left.items()
+            for row in rows
+            if not any(_slower(row, other) for other in rows)
+        ]
+        for (place, row), fit in zip(now, ask(now, USUAL), strict=True):
+            place.fits.append(fit)
+            left[place].remove(row)
+        for place, rows in left.items():
+            able = [fit.resolved for fit in place.fits if fit.verdict == "fits"]
+            left[place] = [r for r in rows if not any(_slower(r, one) for one in able)]
+    for place in places:
+        order = [str(row.recipe) for row in place.asked.resolved]
+        place.fits.sort(key=lambda fit: order.index(fit.label))
+
+
+def _slower(row: Resolved, other: Resolved) -> bool:
+    """Whether ``row`` is the slower of two that train the same: it does all that ``other`` does and
+    more, or steps the optimizer on the host, and ``other`` does not."""
+    own, others = row.launch.traits, other.launch.traits
+    if (ADAPTED in own) != (ADAPTED in others):
+        return False
+    if (HOSTED in own) != (HOSTED in others):
+        return HOSTED in own
+    return {*map(str, row.recipe.strategies)} > {*map(str, other.recipe.strategies)}
+
+
+# ---- larger samples ----
+
+
+def _grown(cells: Sequence[tuple[Place, Cell]], ask: Ask, doublings: int) -> list[list[Fit]]:
+    """Fits of growing samples of each cell, up to the first that does not fit; the last may fit
+    too, and none is tried where the usual size does not."""
+    found: list[list[Fit]] = [[] for _ in cells]
+    sizes = [
+        larger(cell.fit.resolved, doublings) if cell.fit and cell.fit.fits else iter(())
+        for _, cell in cells
+    ]
+    left: Sequence[int] = range(len(cells))
+    for time in range(1, doublings + 1):
+        asked = [(i, row) for i in left if (row := next(sizes[i], None))]
+        pairs = [(cells[i][0], row) for i, row in asked]
+        for (i, _), fit in zip(asked, ask(pairs, f"samples {2**time} x as large"), strict=True):
+            found[i].append(fit)
+        left = [i for i, _ in asked if found[i][-1].fits]
+    return found
