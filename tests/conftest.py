@@ -290,8 +290,8 @@ def forget() -> None:
     GradientState._reset_state()
 
 
-def trained_here(spec: Spec, steps: int, scratch: Path = Path("unused")):
-    """Prepare a spec in this process and take steps: (run, log)."""
+def trained_here(spec: Spec, steps: int, scratch: Path = Path("unused"), first=lambda run: None):
+    """Prepare a spec in this process and take steps, behind what is done ``first``: (run, log)."""
     import torch
 
     from harness.worker import setup
@@ -304,6 +304,7 @@ def trained_here(spec: Spec, steps: int, scratch: Path = Path("unused")):
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     run = setup.prepare(resolved, feed, accelerator, scratch, lambda phase: None)
+    first(run)
     for step in range(steps):
         optimizer_step(run, step, log)
     return run, log

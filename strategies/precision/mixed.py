@@ -80,7 +80,8 @@ class Tf32(Fp32):
 @dataclass(frozen=True, kw_only=True)
 class Bf16(Strategy):
     """Mixed precision in bfloat16: autocast over float32 weights under ddp and single; bfloat16
-    weights with a float32 master under DeepSpeed. The evidence says which of the two a row was.
+    weights with a float32 master under DeepSpeed; float32 shards that are gathered in bfloat16
+    under FSDP2. The evidence says which of them a row was.
     """
 
     name: ClassVar[str] = "bf16"

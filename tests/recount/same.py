@@ -164,8 +164,8 @@ def computation(row: Row) -> str:
     if facts.get("compute_dtype") not in ("bfloat16", "float16") or not weights:
         return ""
     ran_in = {f["gathered_as"] for f in row.evidence.values() if f and "gathered_as" in f}
-    if weights == "float32" and ran_in <= {"float32"}:
-        return "autocast"
+    if weights == "float32":
+        return "autocast" if ran_in <= {"float32"} else "gathered in 16 bits"
     bare = facts.get("master") != "float32" and not row.first.get("drawn")
     return "16-bit weights without a master" if bare else "16-bit weights"
 

@@ -242,16 +242,20 @@ def test_a_row_is_held_to_the_plainest_of_its_own_computation():
     assert far.parity == "DIFFERS" and far.wrong and far.differs_in.startswith("zero2+bf16: loss")
 
 
-def test_weights_that_are_gathered_in_16_bits_make_16_bit_weights():
+def test_weights_that_are_gathered_in_16_bits_are_a_computation_of_their_own():
+    """Their float32 shards were never rounded, as the master of an engine's 16-bit weights is."""
     found = rows(
         made("ddp", FLOAT32, 0.0),
         made("ddp+bf16", AUTOCAST, 4e-5),
         gathered("fsdp2+bf16", "bfloat16", 1.6e-3),
+        gathered("fsdp2+bf16+checkpoint", "bfloat16", 4e-5),
         gathered("hsdp+bf16", "float32", 1.6e-3),
-        made("zero2+bf16", SHORT, 1.65e-3),
+        made("zero2+bf16", SHORT, 4e-3),
     )
     assert found["fsdp2+bf16"].sibling == "ddp+bf16 (autocast)" and not found["fsdp2+bf16"].wrong
-    assert found["zero2+bf16"].sibling == "fsdp2+bf16" and not found["zero2+bf16"].wrong
+    again = found["fsdp2+bf16+checkpoint"]
+    assert again.sibling == "fsdp2+bf16" and again.wrong
+    assert found["zero2+bf16"].sibling == "ddp+bf16 (autocast)" and not found["zero2+bf16"].wrong
     assert found["hsdp+bf16"].sibling == "ddp+bf16" and found["hsdp+bf16"].wrong
 
 

@@ -125,7 +125,7 @@ def test_what_is_gathered_in_16_bits_is_given_16_bits(results, tmp_path):
     row, reference = results[GATHERED], results["wan2.1-1.3b ddp"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert row.evidence["fsdp2"]["gathered_as"] == "bfloat16"
-    assert parity.computation(row) == "16-bit weights"
+    assert parity.computation(row) == "gathered in 16 bits"
     assert row.losses == pytest.approx(reference.losses, rel=2**-8)
     assert row.losses != reference.losses, "nothing was rounded"
     (made,) = pool.predict_all([resolve(row.spec)], tmp_path)

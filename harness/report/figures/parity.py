@@ -333,8 +333,10 @@ def computation(row: Result) -> str:
     kind, kept, master = (types.get(k) for k in ("compute_dtype", "parameters", "master"))
     if kind not in ("bfloat16", "float16") or not kept:
         return ""
-    if kept == "float32" and derive.gathered_as(row.evidence) in ("", "float32"):
-        return "autocast"
+    if kept == "float32":
+        # The shards are the master, and were never rounded, as an engine's that keeps both is.
+        whole = derive.gathered_as(row.evidence) in ("", "float32")
+        return "autocast" if whole else "gathered in 16 bits"
     mastered = master == "float32" or row.spec.sampling  # where nothing is trained none is wanted
     return "16-bit weights" + ("" if mastered else " without a master")
 
