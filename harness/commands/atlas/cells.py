@@ -23,8 +23,8 @@ WORD = {"fits": "yes", "tight": "tight", "no": "no"}
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """The fastest recipe predicted to fit, or, where none does, the one that needs least; None
-    where nothing could be predicted, for ``reason``. ``larger``: its fits with growing samples, up
-    to the first that does not fit."""
+    where nothing could be predicted, for ``reason``. ``larger``: its fits with growing samples, the
+    last of them the first that does not fit, or the largest that was tried."""
 
     model: str
     training: str
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def too_large(self) -> str:
-        """The smallest sample of those tried that does not fit; or beyond what none was tried."""
+        """The smallest sample that does not fit; or beyond what none was tried."""
         if self.fit is None or not self.larger:
             return "" if self.fit is None or self.fit.fits else size_of(self.fit)
         last = self.larger[-1]

@@ -20,7 +20,7 @@ from harness.resolve import Resolved
 __all__ = ["Place", "cells_at", "predicted"]
 
 HOSTED = "host_optimizer"
-USUAL = "samples of the usual size"
+USUAL, LARGER = "samples of the usual size", "larger samples"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -122,19 +122,58 @@ def _slower(row: Resolved, other: Resolved) -> bool:
 # ---- larger samples ----
 
 
+@dataclass(kw_only=True)
+class _Edge:
+    """Growing samples of one cell, and the fits of those that were tried. Of two neighbours the
+    smaller fits and the larger does not: sought where a straight line has it."""
+
+    place: Place
+    cell: Cell
+    sizes: Sequence[Resolved]
+    tried: dict[int, Fit] = field(default_factory=dict)
+
+    @property
+    def next(self) -> list[int]:
+        """Places among the sizes to try now; none where the edge is known."""
+        fits = [at for at, fit in self.tried.items() if fit.fits]
+        lacks = [at for at, fit in self.tried.items() if not fit.fits]
+        first, end = max(fits, default=-1) + 1, min(lacks, default=len(self.sizes))
+        between = range(first, end)
+        guessed = [at for at in (self._guess - 1, self._guess) if at in between]
+        return guessed or list(between[:1])
+
+    @property
+    def _guess(self) -> int:
+        """The first size beyond the card if all but activations stayed as it is."""
+        usual = self.cell.fit
+        instant = usual.prediction.peak
+        each = instant.categories.get("activations", 0) if instant else 0
+        needs = (usual.need_bytes + (2**at - 1) * each for at in range(1, len(self.sizes) + 1))
+        beyond = [at for at, need in enumerate(needs) if need > self.cell.card_bytes]
+        return min(beyond, default=len(self.sizes))
+
+    @property
+    def larger(self) -> list[Fit]:
+        """Those that were tried, up to the first that does not fit."""
+        found: list[Fit] = []
+        for at in sorted(self.tried):
+            found.append(self.tried[at])
+            if not found[-1].fits:
+                break
+        return found
+
+
 def _grown(cells: Sequence[tuple[Place, Cell]], ask: Ask, doublings: int) -> list[list[Fit]]:
-    """Fits of growing samples of each cell, up to the first that does not fit; the last may fit
-    too, and none is tried where the usual size does not."""
-    found: list[list[Fit]] = [[] for _ in cells]
-    sizes = [
-        larger(cell.fit.resolved, doublings) if cell.fit and cell.fit.fits else iter(())
-        for _, cell in cells
-    ]
-    left: Sequence[int] = range(len(cells))
-    for time in range(1, doublings + 1):
-        asked = [(i, row) for i in left if (row := next(sizes[i], None))]
-        pairs = [(cells[i][0], row) for i, row in asked]
-        for (i, _), fit in zip(asked, ask(pairs, f"samples {2**time} x as large"), strict=True):
-            found[i].append(fit)
-        left = [i for i, _ in asked if found[i][-1].fits]
-    return found
+    """Fits of larger samples of each cell, the last of them the first size that does not fit, or
+    the largest; none is tried where the usual size does not fit."""
+    edges = [_Edge(place=place, cell=cell, sizes=_sizes(cell, doublings)) for place, cell in cells]
+    while asked := [(edge, at) for edge in edges for at in edge.next]:
+        pairs = [(edge.place, edge.sizes[at]) for edge, at in asked]
+        for (edge, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
+            edge.tried[at] = fit
+    return [edge.larger for edge in edges]
+
+
+def _sizes(cell: Cell, doublings: int) -> list[Resolved]:
+    usual = cell.fit
+    return list(larger(usual.resolved, doublings)) if usual and usual.fits else []
