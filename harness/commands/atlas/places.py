@@ -19,7 +19,7 @@ from harness.resolve import Resolved
 
 __all__ = ["Place", "cells_at", "predicted"]
 
-HOSTED = "host_optimizer"
+HOSTED, GATHERED = "host_optimizer", "split_parameters"
 USUAL, LARGER = "samples of the usual size", "larger samples"
 
 
@@ -110,13 +110,15 @@ def _fill(places: Sequence[Place], ask: Ask) -> None:
 
 def _slower(row: Resolved, other: Resolved) -> bool:
     """Whether ``row`` is the slower of two that train the same: it does all that ``other`` does and
-    more, or steps the optimizer on the host, and ``other`` does not."""
+    more, or steps the optimizer on the host, and ``other`` does not. Of those that gather weights
+    only the latter says so: with checkpoints they may gather less often."""
     own, others = row.launch.traits, other.launch.traits
     if (ADAPTED in own) != (ADAPTED in others):
         return False
     if (HOSTED in own) != (HOSTED in others):
         return HOSTED in own
-    return {*map(str, row.recipe.strategies)} > {*map(str, other.recipe.strategies)}
+    more = {*map(str, row.recipe.strategies)} > {*map(str, other.recipe.strategies)}
+    return more and GATHERED not in own
 
 
 # ---- larger samples ----
