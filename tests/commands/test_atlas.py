@@ -10,6 +10,7 @@ import re
 import pytest
 
 from harness import cli
+from harness.commands.atlas import lines
 from harness.commands.atlas.cells import HEADS
 from harness.predict import pool
 from harness.predict.prediction import Prediction
@@ -61,6 +62,8 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert {row["Too large"] for row in plain} == {""}
     assert "does not fit was not sought." in (tmp_path / "plain/atlas.md").read_text()
     assert "not sought" not in (tmp_path / "atlas.md").read_text()
+    one = [r for r in rows if r["GPUs"] == "1"] + [r for r in plain if r["GPUs"] == "8"]
+    assert "was not sought but for 1 GPU." in lines.covered([list(r.values()) for r in one])
     assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 

@@ -39,8 +39,12 @@ def values(lines: Lines, head: str) -> list[str]:
 
 def covered(lines: Lines) -> str:
     """What the atlas is of, in a sentence: what is not named was left out."""
-    some = any(at(line, "Too large") for line in lines if at(line, "Fits") != "no")
-    sizes = "" if some else ", and the next size that does not fit was not sought"
+    fits = [line for line in lines if at(line, "Fits") in ("yes", "tight")]
+    sought = values([line for line in fits if at(line, "Too large")], "GPUs")
+    sizes = ", and the next size that does not fit was not sought"
+    if sought:
+        some = sought != values(fits, "GPUs")
+        sizes = f"{sizes} but for {', '.join(sought)} GPU{'s' * (sought != ['1'])}" if some else ""
     models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
     return (
         f"{len(lines)} cells: {len(models)} models ({', '.join(models)}), on "
