@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import csv
 import dataclasses
+import functools
 import re
 from pathlib import Path
 
@@ -81,9 +82,9 @@ def recorded(name: str) -> Report:
     return build(results, skipped, read_suite(folder))
 
 
-def ladder() -> str:
-    """The ladder's table of recorded results."""
-    (grid,) = stories.tables(recorded("cpu-2-cores-ladder"))
+def story(name: str) -> str:
+    """The table of recorded results that their suite's story has."""
+    (grid,) = stories.tables(recorded(name))
     return "\n".join(table_lines(grid))
 
 
@@ -95,7 +96,8 @@ def ranking() -> str:
 
 TABLES = {
     "strategy": (STRATEGIES, catalog),
-    "What was added": (SUITES, ladder),
+    "What was added": (SUITES, functools.partial(story, "cpu-2-cores-ladder")),
+    "Recipe | Peak GiB": (SUITES, functools.partial(story, "cpu-2-cores-sharding")),
     "# | Recipe": (README, ranking),
 }
 """How a table begins -> its page, and what makes it."""

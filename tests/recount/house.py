@@ -19,6 +19,7 @@ RESULTS = "docs/results"
 SOURCES = {
     ("README.md", "What you get"): "cpu-2-cores",
     ("docs/suites.md", "The ladder"): "cpu-2-cores-ladder",
+    ("docs/suites.md", "Each against the reference"): "cpu-2-cores-sharding",
     ("docs/claims.md", "Claims, measured on "): "cpu-2-cores-claims",
     ("docs/claims.md", "The peak over batches"): "cpu-2-cores-claims",
     ("docs/claims.md", "What memory beyond the state grows with"): "cpu-2-cores-claims",

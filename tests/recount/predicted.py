@@ -51,8 +51,8 @@ def prediction(row: Row) -> dict[str, Any] | None:
 
 
 def traced(row: Row) -> dict[str, Any] | None:
-    """Rank 0 of the first repetition, which a prediction stands for."""
-    rank = row.first["ranks"][0]
+    """The rank of the first repetition that a prediction stands for: 0, or of stages one."""
+    rank = row.first["ranks"][prediction(row).get("rank", 0)]
     return rank if rank["categories"] else None
 
 
@@ -108,7 +108,8 @@ def hosted_predicted(row: Row) -> int | None:
 
 
 def hosted_measured(row: Row) -> int | None:
-    return hosted_of(row.first["ranks"][:1])
+    rank = prediction(row).get("rank", 0)
+    return hosted_of(row.first["ranks"][rank : rank + 1])
 
 
 def hosted_error(row: Row) -> float | None:

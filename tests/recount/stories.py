@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.recount import claims, inference, vocabulary
+from tests.recount import claims, each, inference, vocabulary
 from tests.recount import measures as m
 from tests.recount import versus as v
 from tests.recount.cells import Cell, Number, change, fault, gib
@@ -84,11 +84,12 @@ STORIES = {
     "Memory against samples": inference.memory_against_samples,
     "Claims on inference": inference.claims,
     "Memory against vocabulary": vocabulary.memory_against_vocabulary,
+    "Each against the reference": each.against_the_reference,
 }
 """How a story's table begins -> its mismatches."""
 DUE = {"ladder": tuple(STORIES)[:1], "claims": tuple(STORIES)[1:4]}
 DUE |= {"sampled": tuple(STORIES)[5:6], "quality": tuple(STORIES)[5:7]}
-DUE |= {"vocabulary": tuple(STORIES)[7:8]}
+DUE |= {"vocabulary": tuple(STORIES)[7:8], "each": tuple(STORIES)[8:9]}
 """Story -> how the tables begin that it must have."""
 
 

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from tests.recount import measures as m
-from tests.recount import versus as v
-from tests.recount.cells import Cell, Number, change, fault, gib
-from tests.recount.lookup import STATE, Missing, Rows, beyond_state, step_bytes
+from tests.recount.each import HEADS, line_faults
+from tests.recount.lookup import Rows
 from tests.recount.pages import Table
-from tests.recount.raw import ResultSet, Row
+from tests.recount.raw import ResultSet
 
 __all__ = ["memory_against_vocabulary"]
-
-
-def saved(row: Row, base: Row) -> float:
-    return 1 - step_bytes(row) / step_bytes(base)
-
-
-def pace(row: Row, base: Row) -> Cell:
-    if row is base:
-        return None
-    found = v.ratio_cell(row, base)
-    return found if isinstance(found, str) else Number(found, 2)
-
-
-HEADS: dict[str, Callable[[Row, Row], Cell]] = {
-    "Recipe": lambda row, _: row.label,
-    "Peak GiB": lambda row, _: gib(step_bytes(row)),
-    "State in it GiB": lambda row, _: gib(sum(m.category(name)(row) for name in STATE)),
-    "Most beyond GiB": lambda row, _: gib(beyond_state(row)),
-    "Saved": lambda row, base: None if row is base else (change(-saved(row, base)), " %"),
-    "Samples/s": lambda row, _: Number(m.samples_per_second(row), 1),
-    "Speed x": pace,
-    "Losses": lambda row, _: v.parity(row),
-}
 
 
 def models(results: ResultSet) -> list[tuple[int, str]]:
@@ -55,12 +30,7 @@ def memory_against_vocabulary(table: Table, results: ResultSet) -> Iterator[str]
     if len(table.lines) != len(wanted):
         yield f"{len(table.lines)} lines, {len(wanted)} recounted"
     for line, (words, model, recipe) in zip(table.lines, wanted, strict=False):
-        try:
-            row, base = rows.get(recipe, model=model), rows.get(first, model=model)
-            cells = [f"{words:,}", *(take(row, base) for take in HEADS.values())]
-        except Missing as why:
-            cells = [f"{words:,}", recipe, *[None] * (len(HEADS) - 2), str(why)]
-        for head, text, cell in zip(table.heads, line, cells, strict=True):
-            wrong = fault(text, cell)
-            if wrong:
-                yield f"{' '.join(line[:2])}, {head}: {wrong}"
+        name = " ".join(line[:2])
+        if line[0] != f"{words:,}":
+            yield f"{name}, Vocabulary: {words:,} recounted"
+        yield from line_faults(line[1:], name, rows, recipe, first, {"model": model})
