@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
 from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.sizes import larger
 from harness.commands.planning.plan.answer import ADAPTED
 from harness.commands.planning.plan.asked import Asked
-from harness.predict import attention, pool, verdict
+from harness.commands.planning.plan.asking import judged
+from harness.predict.speed.cards import Card
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved
 
@@ -31,10 +31,6 @@ class Place:
     card: str
     asked: Asked
     fits: list[Fit] = field(default_factory=list)
-
-    @property
-    def kind(self) -> str:
-        return attention.preferred(self.asked.gpu.capability)
 
     def cell(self, training: str) -> Cell:
         """The answer of one training."""
@@ -58,30 +54,13 @@ def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> Iterator[Cell
 
 
 def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
-    """An ``Ask``: all by one call, and what cards of a kind share once."""
-    folder = pool.default_folder()
-    lacks = [verdict.lack_of(row, place.asked.gpu) for place, row in pairs]
-    paths = [pool.path_of(row, folder, place.kind) for place, row in pairs]
-    wanted: dict[Path, tuple[Place, Resolved]] = {}
-    for pair, path, lack in zip(pairs, paths, lacks, strict=True):
-        if not lack:
-            wanted.setdefault(path, pair)
-    kept = {index for index, path in enumerate(wanted) if path.exists()}
-    progress.begin([_name(*pair) for pair in wanted.values()], jobs, why, kept)
-    rows, kinds = [row for _, row in wanted.values()], [at.kind for at, _ in wanted.values()]
-    told = {"kind": kinds, "jobs": jobs, "done": progress.done}
-    known = dict(zip(wanted, pool.predict_all(rows, folder, **told), strict=True))
-    progress.end()
-    return [
-        verdict.cannot(row, place.asked.gpu, lack)
-        if lack
-        else verdict.judge(row, known[path], place.asked.gpu)
-        for (place, row), path, lack in zip(pairs, paths, lacks, strict=True)
-    ]
+    """An ``Ask``: all by one call."""
+    asked = [(row, place.asked.gpu) for place, row in pairs]
+    return judged(asked, _name, why, jobs=jobs, told=progress)
 
 
-def _name(place: Place, row: Resolved) -> str:
-    return f"{row.recipe}  {place.asked.processes} x {place.card}"
+def _name(row: Resolved, gpu: Card) -> str:
+    return f"{row.recipe}  {row.spec.processes} x {gpu.name}"
 
 
 # ---- recipes, by their speed ----
