@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.commands.atlas.sizes import name_of
 from harness.commands.planning.plan.answer import ADAPTED, gib, rate_in_words
 from harness.commands.planning.plan.table import SHOWN
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 
-__all__ = ["HEADS", "TRAININGS", "Cell", "cell_of", "of_training", "size_of"]
+__all__ = ["HEADS", "TRAININGS", "Cell", "cell_of", "of_training"]
 
 TRAININGS = {"LoRA": True, "all weights": False}
 """What is trained -> whether some of the model's weights are frozen for it."""
@@ -23,8 +24,8 @@ WORD = {"fits": "yes", "tight": "tight", "no": "no"}
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """The fastest recipe predicted to fit, or, where none does, the one that needs least; None
-    where nothing could be predicted, for ``reason``. ``larger``: its fits with growing samples, the
-    last of them the first that does not fit, or the largest that was tried."""
+    where nothing could be predicted, for ``reason``. ``beyond``: where it fits, the smallest sample
+    that does not, as far as one was sought."""
 
     model: str
     training: str
@@ -34,7 +35,7 @@ class Cell:
     fit: Fit | None
     reason: str
     command: str
-    larger: Sequence[Fit] = ()
+    beyond: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -51,24 +52,15 @@ class Cell:
         seconds = fit.seconds
         times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
         speed = rate_in_words(fit) if seconds else ""
-        need = [size_of(fit), WORD[fit.verdict], fit.label, gib(fit.need_bytes)]
+        need = [name_of(fit.resolved), WORD[fit.verdict], fit.label, gib(fit.need_bytes)]
         last = [gib(fit.host_bytes), *times, speed, self.too_large, self.command]
         return [*first, *need, *kinds, *last]
 
     @property
     def too_large(self) -> str:
-        """The smallest sample that does not fit; or beyond what none was tried."""
-        if self.fit is None or not self.larger:
-            return "" if self.fit is None or self.fit.fits else size_of(self.fit)
-        last = self.larger[-1]
-        if last.verdict == "unknown":
-            return ""
-        return f"above {size_of(last)}" if last.fits else size_of(last)
-
-
-def size_of(fit: Fit) -> str:
-    """The pixels and frames of its sample."""
-    return fit.resolved.subject.size_in_words.partition(",")[0]
+        """The smallest sample that does not fit, as far as it is known."""
+        short = self.fit is not None and not self.fit.fits
+        return name_of(self.fit.resolved) if short else self.beyond
 
 
 def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
+from harness.commands.atlas.edge import Edge
 from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.sizes import larger
 from harness.commands.planning.plan.answer import ADAPTED
@@ -47,10 +48,8 @@ Ask = Callable[[Pairs, str], list[Fit]]
 def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> Iterator[Cell]:
     """Of each place and training one, in order; samples of what fits are doubled so often."""
     _fill(places, ask)
-    pairs = [(place, place.cell(training)) for place in places for training in TRAININGS]
-    found = _grown(pairs, ask, doublings)
-    for (_, cell), fits in zip(pairs, found, strict=True):
-        yield dataclasses.replace(cell, larger=fits)
+    cells = [(place, place.cell(training)) for place in places for training in TRAININGS]
+    yield from _grown(cells, ask, doublings)
 
 
 def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
@@ -103,58 +102,18 @@ def _slower(row: Resolved, other: Resolved) -> bool:
 # ---- larger samples ----
 
 
-@dataclass(kw_only=True)
-class _Edge:
-    """Growing samples of one cell, and the fits of those that were tried. Of two neighbours the
-    smaller fits and the larger does not: sought where a straight line has it."""
-
-    place: Place
-    cell: Cell
-    sizes: Sequence[Resolved]
-    tried: dict[int, Fit] = field(default_factory=dict)
-
-    @property
-    def next(self) -> list[int]:
-        """Places among the sizes to try now; none where the edge is known."""
-        fits = [at for at, fit in self.tried.items() if fit.fits]
-        lacks = [at for at, fit in self.tried.items() if not fit.fits]
-        first, end = max(fits, default=-1) + 1, min(lacks, default=len(self.sizes))
-        between = range(first, end)
-        guessed = [at for at in (self._guess - 1, self._guess) if at in between]
-        return guessed or list(between[:1])
-
-    @property
-    def _guess(self) -> int:
-        """The first size beyond the card if all but activations stayed as it is."""
-        usual = self.cell.fit
-        instant = usual.prediction.peak
-        each = instant.categories.get("activations", 0) if instant else 0
-        needs = (usual.need_bytes + (2**at - 1) * each for at in range(1, len(self.sizes) + 1))
-        beyond = [at for at, need in enumerate(needs) if need > self.cell.card_bytes]
-        return min(beyond, default=len(self.sizes))
-
-    @property
-    def larger(self) -> list[Fit]:
-        """Those that were tried, up to the first that does not fit."""
-        found: list[Fit] = []
-        for at in sorted(self.tried):
-            found.append(self.tried[at])
-            if not found[-1].fits:
-                break
-        return found
-
-
-def _grown(cells: Sequence[tuple[Place, Cell]], ask: Ask, doublings: int) -> list[list[Fit]]:
-    """Fits of larger samples of each cell, the last of them the first size that does not fit, or
-    the largest; none is tried where the usual size does not fit."""
-    edges = [_Edge(place=place, cell=cell, sizes=_sizes(cell, doublings)) for place, cell in cells]
-    while asked := [(edge, at) for edge in edges for at in edge.next]:
-        pairs = [(edge.place, edge.sizes[at]) for edge, at in asked]
-        for (edge, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
-            edge.tried[at] = fit
-    return [edge.larger for edge in edges]
-
-
-def _sizes(cell: Cell, doublings: int) -> list[Resolved]:
-    usual = cell.fit
-    return list(larger(usual.resolved, doublings)) if usual and usual.fits else []
+def _grown(cells: Sequence[tuple[Place, Cell]], ask: Ask, doublings: int) -> list[Cell]:
+    """The cells with the next size that does not fit, sought where the usual one does."""
+    edges = {
+        number: Edge(usual=cell.fit, sizes=list(larger(cell.fit.resolved, doublings)))
+        for number, (_, cell) in enumerate(cells)
+        if cell.fit and cell.fit.fits
+    }
+    while asked := [(n, at) for n, edge in edges.items() if (at := edge.open) is not None]:
+        pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
+        for (n, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
+            edges[n].traced[at] = fit
+    return [
+        dataclasses.replace(cell, beyond=edges[n].too_large) if n in edges else cell
+        for n, (_, cell) in enumerate(cells)
+    ]

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from harness.resolve import Resolved, resolve
 
-__all__ = ["DOUBLINGS", "larger"]
+__all__ = ["DOUBLINGS", "Size", "larger", "name_of"]
 
 DOUBLINGS = 3
 """How often the elements of a sample are doubled at the most, until one does not fit."""
 
 
-def larger(row: Resolved, doublings: int) -> Iterator[Resolved]:
-    """The row with samples of twice the elements, of four times, ...: more frames of a video,
-    larger sides of an image."""
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A row whose sample has ``times`` the elements of the usual one."""
+
+    row: Resolved
+    times: float
+
+    @property
+    def name(self) -> str:
+        """Its pixels and frames."""
+        return name_of(self.row)
+
+
+def name_of(row: Resolved) -> str:
+    """The pixels and frames of a row's sample."""
+    return row.subject.size_in_words.partition(",")[0]
+
+
+def larger(row: Resolved, doublings: int) -> Iterator[Size]:
+    """Samples of twice the elements, of four times, ...: more frames of a video, larger sides of an
+    image."""
     subject = row.subject
     sizes = subject.samples_up("frames") or subject.samples_up("resolution")
-    for times in range(1, doublings + 1):
-        found = next((fields for fields, weight in sizes if weight >= 2**times), None)
+    for power in range(1, doublings + 1):
+        found = next((pair for pair in sizes if pair[1] >= 2**power), None)
         if found is None:
             return
-        yield resolve(dataclasses.replace(row.spec, **found))
+        fields, times = found
+        yield Size(row=resolve(dataclasses.replace(row.spec, **fields)), times=times)

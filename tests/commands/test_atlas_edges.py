@@ -1,0 +1,107 @@
+"""The next size that does not fit, on made-up memory: what is traced, and what lines tell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from harness.commands.atlas.edge import ABOVE, BELOW, Edge, between
+from tests.made.predictions import GIB, prediction
+
+TIMES = (1.0, 2.0, 4.0, 8.0)
+
+
+def fit(gib: float | None, card: float, beside: float = 1.0, **more) -> SimpleNamespace:
+    """A trace that needs so much, of which ``beside`` is not live; None: there is no trace."""
+    made = {"phases": {"backward": int(((gib or 0) - beside) * GIB)}, **more}
+    least = None if gib is None else int(gib * GIB)
+    return SimpleNamespace(
+        prediction=prediction(gib or 1, **made),
+        least_bytes=least,
+        gpu=SimpleNamespace(memory_bytes=int(card * GIB)),
+        fits=gib is not None and gib <= card,
+        verdict="unknown" if gib is None else "fits" if gib <= card else "no",
+    )
+
+
+def edge(card: float, usual: float = 10.0, **more) -> Edge:
+    sizes = [SimpleNamespace(name=f"x{times:g}", times=times) for times in TIMES[1:]]
+    return Edge(usual=fit(usual, card, **more), sizes=sizes)
+
+
+def sought(one: Edge, needs: list[float | None], card: float, **more) -> list[int]:
+    """What is traced until the edge is known, in order."""
+    while (at := one.open) is not None:
+        assert at not in one.traced, "nothing is traced twice"
+        one.traced[at] = fit(needs[at], card, **more)
+    return list(one.traced)
+
+
+STRAIGHT = [12.0, 16.0, 24.0]
+"""Two GiB a usual sample's elements, eight beside."""
+
+
+@pytest.mark.parametrize(
+    ("card", "traced", "found"),
+    [
+        (40, [2], "above x8"),
+        (20, [2], "x8"),
+        (13.1, [2], "x4"),
+        (15.9, [2, 1], "x4"),  # the line says 16, which is too near
+        (16.1, [2, 1], "x8"),
+        (12.2, [2, 0], "x4"),
+        (11.9, [2, 0], "x2"),
+        (10.1, [2], "x2"),
+    ],
+)
+def test_only_what_is_near_the_card_is_traced(card, traced, found):
+    one = edge(card)
+    assert sought(one, STRAIGHT, card) == traced
+    assert one.too_large == found
+
+
+@pytest.mark.parametrize("card", [x / 4 for x in range(41, 110)])
+@pytest.mark.parametrize("needs", [STRAIGHT, [11.0, 14.1, 24.0], [12.2, 16.3, 24.0]])
+def test_the_edge_is_the_one_that_traces_of_all_would_show(card, needs):
+    """Of needs on a line, and up to an eighth below it or a fortieth above."""
+    one = edge(card)
+    sought(one, needs, card)
+    short = [name for name, need in zip(("x2", "x4", "x8"), needs, strict=True) if need > card]
+    assert one.too_large == (short[0] if short else "above x8")
+
+
+def test_each_phase_has_a_line_of_its_own():
+    """The optimizer's step is the fullest of the usual sample and backward of the largest: the line
+    through both peaks would be 2 GiB too high."""
+    small = fit(11, 80, phases={"optimizer": 10 * GIB, "backward": 6 * GIB})
+    large = fit(23, 80, phases={"optimizer": 10 * GIB, "backward": 22 * GIB})
+    assert between(small, large, 1 / 7) == pytest.approx(11 * GIB)
+    assert between(small, large, 3 / 7) == pytest.approx((6 + 16 * 3 / 7 + 1) * GIB)
+
+
+@pytest.mark.parametrize("kernels", [["math"], ["flash", "math"]])
+def test_scores_that_are_kept_lie_on_no_line(kernels):
+    one = edge(11, attention=kernels)
+    assert between(one.usual, fit(24, 11), 0.5) is None
+    assert sought(one, [10.5, 12.0, 24.0], 11, attention=kernels) == [2, 0, 1]
+    assert one.too_large == "x4"
+
+
+def test_where_the_largest_cannot_be_traced_smaller_ones_are():
+    one = edge(11)
+    assert sought(one, [10.5, 12.0, None], 11) == [2, 0, 1] and one.too_large == "x4"
+    one = edge(13)
+    assert sought(one, [10.5, 12.0, None], 13) == [2, 0, 1] and one.too_large == ""
+    one = edge(13)
+    assert sought(one, [None, None, None], 13) == [2, 0] and one.too_large == ""
+
+
+def test_without_larger_sizes_nothing_is_said():
+    one = Edge(usual=fit(10, 80), sizes=[])
+    assert one.open is None and one.too_large == ""
+
+
+def test_lines_are_believed_but_for_what_they_were_seen_to_miss():
+    """``tests/bench/between_sizes.py``: 2 % more, 12 % less."""
+    assert ABOVE > 0.02 and BELOW > 0.12
