@@ -27,7 +27,9 @@ class Checkpoint(Strategy):
     ``nested`` keeps O(log L) inputs for O(L log L) work, ``nothing`` the first input alone for
     O(L^2) work, ``products`` also the outputs of matrix products and attention, so that only
     cheap operations are repeated. ``share`` recomputes that share of the blocks alone, the first
-    ones (at least one): as much of the extra forward as the memory that is short.
+    ones (at least one): as much of the extra forward as the memory that is short. ``reentrant`` is
+    torch's older way, and what it takes where nobody says: forward records no graph, and backward
+    enters itself for each part.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -40,6 +42,7 @@ class Checkpoint(Strategy):
     every: int | str = 1
     keep: str = "segments"
     share: float = 1.0
+    reentrant: bool = False
 
     def __post_init__(self) -> None:
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
@@ -53,6 +56,8 @@ class Checkpoint(Strategy):
         if self.share < 1 and (self.keep in ("nested", "nothing") or self.every == "sqrt"):
             how = "every=sqrt" if self.every == "sqrt" else f"keep={self.keep}"
             raise ValueError(f"{how} is of all blocks; leave share={self.share:g} out")
+        if self.reentrant and self.keep != "segments":
+            raise ValueError(f"reentrant keeps inputs alone; leave keep={self.keep} out")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"recomputes"})
@@ -74,6 +79,13 @@ class Checkpoint(Strategy):
                 return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
         if self.keep == "products" and "cut_weights" in launch.traits:
             return "a product would be kept before ranks have summed it; leave keep=products out"
+        if self.reentrant and "frozen_weights" in launch.traits:
+            return (
+                "nothing that enters the first block needs a gradient, so that reentrant blocks "
+                "would get none; leave reentrant=on out"
+            )
+        if self.reentrant and "compiled" in launch.traits:
+            return "a compiled block records a graph, and reentrant none; leave reentrant=on out"
         if self.keep != "segments" and "compiled" in launch.traits:
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "
@@ -90,7 +102,9 @@ class Checkpoint(Strategy):
         surround(
             module,
             subject,
-            lambda inner: Recompute(inner, split, policy, random=random, chosen=chosen),
+            lambda inner: Recompute(
+                inner, split, policy, random=random, chosen=chosen, reentrant=self.reentrant
+            ),
         )
 
     def _count(self, depth: int) -> int | None:
@@ -105,5 +119,9 @@ class Checkpoint(Strategy):
     def evidence(self, trained: Trained) -> dict[str, Any]:
         depth = len(trained.blocks())
         return recomputed(
-            trained, self._split(depth), self._count(depth), products=self.keep == "products"
+            trained,
+            self._split(depth),
+            self._count(depth),
+            products=self.keep == "products",
+            reentrant=self.reentrant,
         )

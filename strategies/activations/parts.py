@@ -17,7 +17,8 @@ class Recompute(Weighed):
     """Runs the blocks by parts that are recomputed in backward, and counts what really ran.
 
     ``products`` are the outputs that ``policy`` had torch keep in the first forward. ``chosen``:
-    the first blocks of the model, if not all are to be recomputed.
+    the first blocks of the model, if not all are to be recomputed. ``reentrant``: backward enters
+    itself for each part, whose forward records no graph; ``graphless`` is how many did not.
     """
 
     def __init__(
@@ -28,13 +29,14 @@ class Recompute(Weighed):
         *,
         random: bool = False,
         chosen: Sequence[Any] | None = None,
+        reentrant: bool = False,
     ) -> None:
         super().__init__(inner)
-        self.split, self.blocks_run, self.parts_run = split, 0, 0
+        self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
         self.products = {"kept": 0, "bytes": 0}
         # Where blocks draw no random numbers the generator's state need not travel along.
-        self.options = {"use_reentrant": False, "preserve_rng_state": random}
+        self.options = {"use_reentrant": reentrant, "preserve_rng_state": random}
         if policy:
             self.options["context_fn"] = functools.partial(policy, self)
 
@@ -87,6 +89,8 @@ class Recompute(Weighed):
     def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         import torch
 
+        if not torch.compiler.is_compiling():
+            self.graphless += not torch.is_grad_enabled()
         sizes, left = self.split(len(blocks), level)
         if sizes:
             given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])

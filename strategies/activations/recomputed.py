@@ -17,10 +17,16 @@ RNG_BYTES = 5056
 
 
 def recomputed(
-    trained: Trained, split: Split, count: int | None, *, products: bool
+    trained: Trained,
+    split: Split,
+    count: int | None,
+    *,
+    products: bool = False,
+    reentrant: bool = False,
 ) -> dict[str, Any]:
     """The facts of a run whose blocks were to be recomputed, split in this way; ``count``: the
-    first so many alone, else all. ``products``: with the outputs of matrix products kept."""
+    first so many alone, else all. ``products``: with the outputs of matrix products kept;
+    ``reentrant``: with no graph recorded in forward."""
     runner, depth = runner_of(trained.module, Recompute), len(trained.blocks())
     demand(runner is not None, "the blocks are not run by parts")
     demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are run by parts")
@@ -49,6 +55,13 @@ def recomputed(
         forwards == wanted,
         f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {wanted}",
     )
+    graphless, meant = runner.graphless / trained.micro_steps, parts if reentrant else 0
+    demand(
+        graphless == meant,
+        f"{graphless:.2f} parts a micro step ran forward without a graph, not {meant}",
+    )
+    if reentrant:
+        facts["graphless_parts"] = parts
     if products:
         kept, of_all = runner.products["kept"], trained.subject.survey.products
         least = of_all * sum(counts) // depth

@@ -28,6 +28,7 @@ OTHERS: dict[str, list[str]] = {
         "single+checkpoint:keep=nested",
         "single+checkpoint:keep=nothing",
         "single+checkpoint:every=2,keep=products",
+        "single+checkpoint:reentrant=on",
     ],
     "offload_activations": [
         "single+offload_activations",

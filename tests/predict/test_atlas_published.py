@@ -12,14 +12,15 @@ import shlex
 import pytest
 
 from harness import ROOT
-from harness.commands.atlas.cells import HEADS, TRAININGS
+from harness.commands.atlas.cells import HEADS, TRAININGS, Cell
 from harness.commands.atlas.files import write
 from harness.commands.atlas.places import Place, cells_at, predicted
-from harness.commands.atlas.sizes import DOUBLINGS
+from harness.commands.atlas.sizes import DOUBLINGS, larger
 from harness.commands.planning.plan.asked import asked_for
 from harness.commands.planning.plan.command import add_arguments as plan_arguments
 from harness.commands.planning.plan.progress import PlanProgress
 from harness.predict import pool, workers
+from harness.resolve import Resolved
 
 FOLDER = ROOT / "docs/atlas"
 CELLS = list(csv.DictReader((FOLDER / "atlas.csv").read_text(encoding="utf-8").splitlines()))
@@ -51,9 +52,17 @@ def sample() -> list[dict[str, str]]:
     return [cell for cell in CELLS if of.items() <= cell.items()]
 
 
+def around(cell: Cell) -> list[tuple[Resolved, bool]]:
+    """The size that is too large for a cell and the one before it, and whether each fits."""
+    sizes = list(larger(cell.fit.resolved, DOUBLINGS))
+    names = [size.name for size in sizes]
+    at = names.index(cell.beyond) if cell.beyond in names else len(sizes)
+    return [(sizes[n].row, n < at) for n in (at - 1, at) if 0 <= n < len(sizes)]
+
+
 def test_published_cells_are_what_the_predictor_says_now(tmp_path, monkeypatch):
-    """Of each training one, by its own command, and the next size that does not fit; all at once,
-    so that libraries load once."""
+    """Of each training one, by its own command, and the next size that does not fit, whether lines
+    or a trace told it; all by one worker, so that libraries load once."""
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
     cells, parser = sample(), argparse.ArgumentParser()
     assert [cell["Training"] for cell in cells] == list(TRAININGS)
@@ -65,6 +74,9 @@ def test_published_cells_are_what_the_predictor_says_now(tmp_path, monkeypatch):
     sought = any(sought_at(cell) for cell in cells)
     with workers.standing():
         found = list(cells_at([place], ask, DOUBLINGS if sought else 0))
+        sides = [pair for cell in found if cell.beyond for pair in around(cell)]
+        traced = ask([(place, row) for row, _ in sides], "")
+    assert [fit.fits for fit in traced] == [fits for _, fits in sides], "a line told something else"
     for cell, now in zip(cells, found, strict=True):
         told = dict(zip(HEADS, now.texts, strict=True))
         assert told == cell, "the predictor has changed: make docs/atlas again (docs/plan.md)"

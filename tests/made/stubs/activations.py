@@ -17,9 +17,9 @@ from tests.made.stubs.parts import Table, nothing
 COMPILE = Compile.edit_model
 
 
-def recompute_as(split, policy=None):
+def recompute_as(split, **how):
     def edit(self, module, subject):
-        module.run_blocks = Recompute(module.run_blocks, split, policy)
+        module.run_blocks = Recompute(module.run_blocks, split, **how)
 
     return edit
 
@@ -129,6 +129,12 @@ LOST: Table = {
     ),
     "products recomputed as well": (
         "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "a graph is recorded": (
+        "single+checkpoint:reentrant=on", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "no graph is recorded": (
+        "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(1), reentrant=True),
     ),
     "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
     "activations stay, by another runner": (
