@@ -27,6 +27,8 @@ aten = torch.ops.aten
 OWN = f"{ROOT}/"
 PACKAGES = "/site-packages/"
 RECOMPUTING = "/torch/utils/checkpoint.py"
+RUNNING_BACKWARD = "/torch/autograd/graph.py"
+"""Between these two, a reentrant checkpoint's own backward: nothing is recomputed there."""
 OURSELVES = ("/harness/predict/", "/harness/memory/")
 DEPTH = 40
 # What a value that is not there is answered with: no overflow, a norm of one. torch's own scaler
@@ -154,12 +156,15 @@ class StoragelessTracer(Tracer):
     def site(self) -> tuple[str, str | None]:
         """The innermost line of ours or of a training library; whether it is recomputed."""
         frame, site, category = sys._getframe(2), "", None
+        may_recompute = self.phase == "backward"
         for _ in range(DEPTH):
             if frame is None:
                 break
             file = frame.f_code.co_filename
-            if file.endswith(RECOMPUTING) and self.phase == "backward":
+            if may_recompute and file.endswith(RECOMPUTING):
                 category = "recomputed"
+            elif file.endswith(RUNNING_BACKWARD):
+                may_recompute = False
             if not site and not any(own in file for own in OURSELVES):
                 site = _place(file, frame.f_lineno)
             frame = frame.f_back
