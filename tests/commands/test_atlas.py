@@ -90,7 +90,7 @@ def test_the_next_size_is_sought_between_two_that_are_traced(told, tmp_path, mon
         return sorted({round(size) for size in sizes if size > 1})
 
     found: dict[str, str] = {}
-    assert larger("25GiB") == [8] and found["25GiB"] == "2912x2912"
+    assert larger("27GiB") == [8] and found["27GiB"] == "2912x2912"
     assert larger("23GiB") == [4, 8] and found["23GiB"] == "2048x2048"
     assert larger("80GiB") == [8] and found["80GiB"].startswith("above 2")
 

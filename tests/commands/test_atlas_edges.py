@@ -52,7 +52,7 @@ STRAIGHT = [12.0, 16.0, 24.0]
         (16.1, [2, 1], "x8"),
         (12.2, [2, 0], "x4"),
         (11.9, [2, 0], "x2"),
-        (10.1, [2], "x2"),
+        (10.1, [2, 0], "x2"),
     ],
 )
 def test_only_what_is_near_the_card_is_traced(card, traced, found):
@@ -64,7 +64,7 @@ def test_only_what_is_near_the_card_is_traced(card, traced, found):
 @pytest.mark.parametrize("card", [x / 4 for x in range(41, 110)])
 @pytest.mark.parametrize("needs", [STRAIGHT, [11.0, 14.1, 24.0], [12.2, 16.3, 24.0]])
 def test_the_edge_is_the_one_that_traces_of_all_would_show(card, needs):
-    """Of needs on a line, and up to an eighth below it or a fortieth above."""
+    """Of needs on a line, and up to an eighth below it or a fiftieth above."""
     one = edge(card)
     sought(one, needs, card)
     short = [name for name, need in zip(("x2", "x4", "x8"), needs, strict=True) if need > card]
@@ -103,5 +103,5 @@ def test_without_larger_sizes_nothing_is_said():
 
 
 def test_lines_are_believed_but_for_what_they_were_seen_to_miss():
-    """``tests/bench/between_sizes.py``: 2 % more, 12 % less."""
-    assert ABOVE > 0.02 and BELOW > 0.12
+    """Near the published atlas's cards 6 % more, 13 % less; ``tests/bench/between_sizes.py``."""
+    assert ABOVE > 0.06 and BELOW > 0.13
