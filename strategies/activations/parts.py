@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.activations.runners import by_place
+from strategies.activations.runners import by_leaf, by_place
 from strategies.activations.splits import Split
 from strategies.activations.weighed import Weighed
 
@@ -83,6 +83,9 @@ class Recompute(Weighed):
         """Some blocks under one checkpoint; autograd's hooks see only what goes in by place."""
         from torch.utils.checkpoint import checkpoint
 
+        if self.options["use_reentrant"]:  # what is within a tuple would have a graph of its own
+            run, leaves = by_leaf(self._inside, given, named)
+            return checkpoint(run, blocks, level, *leaves, **self.options)
         run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
         return checkpoint(run, blocks, level, *given, *values, **self.options)
 

@@ -55,20 +55,23 @@ def recomputed(
         forwards == wanted,
         f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {wanted}",
     )
-    graphless, meant = runner.graphless / trained.micro_steps, parts if reentrant else 0
-    demand(
-        graphless == meant,
-        f"{graphless:.2f} parts a micro step ran forward without a graph, not {meant}",
-    )
-    if reentrant:
-        facts["graphless_parts"] = parts
+    facts |= _graphless(runner, trained.micro_steps, parts if reentrant else 0)
     if products:
-        kept, of_all = runner.products["kept"], trained.subject.survey.products
-        least = of_all * sum(counts) // depth
-        demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
-        facts["kept_products"] = runner.products["kept"]
-        if runner.products["bytes"]:
-            facts["kept_product_bytes"] = runner.products["bytes"]
+        facts |= _kept_products(runner, trained.subject.survey.products * sum(counts) // depth)
     if count is not None:
         facts["blocks_recomputed"] = sum(counts)
     return {**facts, "block_forwards": forwards / depth}
+
+
+def _graphless(runner: Recompute, micro_steps: int, meant: int) -> dict[str, Any]:
+    """How many parts ran forward without a graph."""
+    ran = runner.graphless / micro_steps
+    demand(ran == meant, f"{ran:.2f} parts a micro step ran forward without a graph, not {meant}")
+    return {"graphless_parts": meant} if meant else {}
+
+
+def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
+    """How many outputs of products were kept, and their bytes where torch shows them."""
+    kept, size = runner.products["kept"], runner.products["bytes"]
+    demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
+    return {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})

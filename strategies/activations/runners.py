@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strategies.subject import Subject
 
-__all__ = ["by_place", "runner_of", "surround"]
+__all__ = ["by_leaf", "by_place", "runner_of", "surround"]
 
 Runner = Callable[..., Any]
 """``runner(blocks, *given, **named)``: the blocks, one after the other, from what the first is
@@ -71,3 +71,17 @@ def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
         return function(*values[:first], **dict(zip(names, values[first:], strict=True)))
 
     return placed
+
+
+def by_leaf(function: Runner, given: Any, named: Any) -> tuple[Runner, list[Any]]:
+    """``function`` of blocks, a level and a flat list of what it is given otherwise, and that list:
+    also what lies within tuples goes in by place."""
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, spec = tree_flatten((given, named))
+
+    def placed(blocks: Any, level: int, *leaves: Any) -> Any:
+        given, named = tree_unflatten(leaves, spec)
+        return function(blocks, level, *given, **named)
+
+    return placed, leaves

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -103,8 +103,15 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
 
-def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -> Iterator[Cell]:
+def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -> list[Cell]:
     """The cells of one model, by counts and cards."""
+    jobs = options.jobs or pool.default_jobs()
+    ask = functools.partial(predicted, jobs=jobs, progress=progress)
+    return cells_at(places_of(model, options), ask, options.growth)
+
+
+def places_of(model: str, options: argparse.Namespace) -> list[Place]:
+    """One model on each number of each card."""
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
     places = []
@@ -112,6 +119,4 @@ def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -
         what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
         words = ["--model", model, "--gpus", str(gpus), what, card]
         places.append(Place(model=model, card=card, asked=asked_for(parser.parse_args(words))))
-    jobs = options.jobs or pool.default_jobs()
-    ask = functools.partial(predicted, jobs=jobs, progress=progress)
-    return cells_at(places, ask, options.growth)
+    return places

@@ -4,7 +4,7 @@ recipes in the order of their speed, then larger samples of what fits. No torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
@@ -18,7 +18,7 @@ from harness.predict.speed.cards import Card
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved
 
-__all__ = ["Place", "cells_at", "predicted"]
+__all__ = ["Place", "cells_at", "edges_of", "predicted", "usual_cells"]
 
 HOSTED, GATHERED = "host_optimizer", "split_parameters"
 USUAL, LARGER = "samples of the usual size", "larger samples"
@@ -41,15 +41,20 @@ class Place:
 
 
 Pairs = Sequence[tuple[Place, Resolved]]
+Cells = Sequence[tuple[Place, Cell]]
 Ask = Callable[[Pairs, str], list[Fit]]
 """A fit of each row at its place, in order; with what they are asked for."""
 
 
-def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> Iterator[Cell]:
+def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> list[Cell]:
     """Of each place and training one, in order; samples of what fits are doubled so often."""
+    return _grown(usual_cells(places, ask), ask, doublings)
+
+
+def usual_cells(places: Sequence[Place], ask: Ask) -> Cells:
+    """The same with samples of the usual size alone, each with its place."""
     _fill(places, ask)
-    cells = [(place, place.cell(training)) for place in places for training in TRAININGS]
-    yield from _grown(cells, ask, doublings)
+    return [(place, place.cell(training)) for place in places for training in TRAININGS]
 
 
 def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
@@ -102,8 +107,17 @@ def _slower(row: Resolved, other: Resolved) -> bool:
 # ---- larger samples ----
 
 
-def _grown(cells: Sequence[tuple[Place, Cell]], ask: Ask, doublings: int) -> list[Cell]:
-    """The cells with the next size that does not fit, sought where the usual one does."""
+def _grown(cells: Cells, ask: Ask, doublings: int) -> list[Cell]:
+    """The cells with the next size that does not fit."""
+    edges = edges_of(cells, ask, doublings)
+    return [
+        dataclasses.replace(cell, beyond=edges[n].too_large) if n in edges else cell
+        for n, (_, cell) in enumerate(cells)
+    ]
+
+
+def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
+    """Number of a cell -> where its samples begin not to fit, sought where the usual one does."""
     edges = {
         number: Edge(usual=cell.fit, sizes=list(larger(cell.fit.resolved, doublings)))
         for number, (_, cell) in enumerate(cells)
@@ -113,7 +127,4 @@ def _grown(cells: Sequence[tuple[Place, Cell]], ask: Ask, doublings: int) -> lis
         pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
         for (n, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
             edges[n].traced[at] = fit
-    return [
-        dataclasses.replace(cell, beyond=edges[n].too_large) if n in edges else cell
-        for n, (_, cell) in enumerate(cells)
-    ]
+    return edges
