@@ -16,6 +16,7 @@ __all__ = [
     "Record",
     "Storage",
     "as_measured",
+    "beyond_kinds",
     "beyond_state",
     "by_place",
     "peak",
@@ -127,11 +128,16 @@ def running(record: Record, pool: str | None, wanted: Container[str] | None = No
     return list(itertools.accumulate(sign * sizes[index] for sign, index in record.events))
 
 
-def phase_peaks(record: Record, pool: str | None) -> dict[str, int]:
-    """Phase -> its highest bytes, wherever it was entered."""
-    totals, peaks = running(record, pool), {}
+def phase_peaks(
+    record: Record, pool: str | None, wanted: Container[str] | None = None, begin: int = 0
+) -> dict[str, int]:
+    """Phase -> its highest bytes (of the ``wanted`` categories), wherever it was entered from the
+    event ``begin`` on."""
+    totals, peaks = running(record, pool, wanted), {}
     for name, first, last in record.phases():
-        peaks[name] = max(peaks.get(name, 0), max(totals[first:last], default=0))
+        if last > begin:
+            most = max(totals[max(first, begin) : last], default=0)
+            peaks[name] = max(peaks.get(name, 0), most)
     return peaks
 
 
@@ -177,9 +183,13 @@ def step_categories(record: Record, pool: str, buckets: str) -> Categories:
 def beyond_state(record: Record, pool: str, buckets: str, first: int = 0) -> int:
     """The most that ``pool`` held at once beyond the state of a training, from event ``first`` on:
     activations, kept or computed again, and workspace, in the words of a measured run."""
+    return max(running(record, pool, beyond_kinds(buckets))[first:], default=0)
+
+
+def beyond_kinds(buckets: str) -> frozenset[str]:
+    """The categories that are not state; ``buckets`` is the engine's word."""
     beyond = {"activations", "workspace"}
-    wanted = {name for name in CATEGORIES if measured_name(name, buckets) in beyond}
-    return max(running(record, pool, wanted)[first:], default=0)
+    return frozenset(name for name in CATEGORIES if measured_name(name, buckets) in beyond)
 
 
 def by_place(record: Record, buckets: str, placed_by: str) -> Categories:

@@ -35,7 +35,7 @@ class Prediction:
     ``host`` (of the whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is
     what is swapped, ``between`` what lives on the device between two steps.
     ``beyond_state`` is the most that a later step held on the device at once beyond parameters,
-    gradients, optimizer state and average.
+    gradients, optimizer state and average, ``beyond`` the same of each phase.
     ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
     limit under which the same allocations still succeed; None without a GPU. ``attention`` names
     the kernels of torch's attention that ran in a trace, ``buckets`` the category in which a
@@ -54,6 +54,7 @@ class Prediction:
     host: Instant | None = None
     host_steady: Instant | None = None
     beyond_state: int | None = None
+    beyond: dict[str, int] = field(default_factory=dict)
     phases: dict[str, int] = field(default_factory=dict)
     nvme: int = 0
     between: int | None = None

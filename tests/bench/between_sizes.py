@@ -4,9 +4,11 @@ atlas seeks the next size that does not fit (``harness.commands.atlas.edge``).
     PYTHONPATH=. .venv/bin/python tests/bench/between_sizes.py [--models M ...]
 
 Of each model (default: all) the atlas's cells are predicted, or taken from what is kept: an atlas
-that was made before leaves nothing to predict. Of each size that it traced because it was near a
-card a line says how far it was from the line through the usual and the largest one; the last lines
-have the most that was needed more, and less: the atlas allows for ``ABOVE`` and ``BELOW``.
+that was made before leaves nothing to predict. Of each size that it traced a line says how far it
+was from the line through the usual and the largest one, and from what the growth of a training that
+is alike in its activations says (nothing, where it was between the most and the least of that); the
+last lines have the most that was needed more, and less: the atlas allows for ``ABOVE`` and
+``BELOW``.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from collections.abc import Iterator
 
 from harness.commands.atlas.atlas import add_arguments, places_of
 from harness.commands.atlas.edge import ABOVE, BELOW, Edge, between
-from harness.commands.atlas.places import edges_of, predicted, usual_cells
+from harness.commands.atlas.growth import edges_of
+from harness.commands.atlas.places import predicted
 from harness.commands.atlas.progress import AtlasProgress
+from harness.commands.atlas.usual import usual_cells
 from harness.commands.console import make_console
 from harness.predict import pool, workers
 from harness.subjects.library import presets
@@ -36,30 +40,43 @@ def main() -> None:
         for model in options.models or list(presets.table()):
             cells = usual_cells(places_of(model, options), ask)
             for edge in edges_of(cells, ask, options.growth).values():
-                found |= off(edge)
+                found |= dict(off(edge))
     for name, share in sorted(found.items(), key=lambda item: item[1]):
         print(f"{share:+.1%}  {name}")
-    most, least = max([0.0, *found.values()]), min([0.0, *found.values()])
-    print(f"{len(found)} sizes needed up to {most:.1%} more than a line says (ABOVE {ABOVE:.0%})")
-    print(f"and up to {-least:.1%} less (BELOW {BELOW:.0%})")
+    for how in ("line", "alike"):
+        some = [0.0, *(share for name, share in found.items() if name.endswith(how))]
+        print(f"{len(some) - 1} sizes by {how}: up to {max(some):.1%} more (ABOVE {ABOVE:.0%})")
+        print(f"and up to {-min(some):.1%} less (BELOW {BELOW:.0%})")
 
 
-def off(edge: Edge) -> dict[str, float]:
-    """Of each size that was traced between the usual and the largest, by what share of the line's
-    need it is above the line."""
-    return dict(_off(edge))
-
-
-def _off(edge: Edge) -> Iterator[tuple[str, float]]:
-    last = len(edge.sizes) - 1
+def off(edge: Edge) -> Iterator[tuple[str, float]]:
+    """Of each size that was traced, by what share of the need that it was told to have it is above
+    that; and how it was told."""
     for at, fit in edge.traced.items():
-        share = (edge.sizes[at].times - 1) / (edge.sizes[last].times - 1)
-        line = between(edge.usual, edge.traced[last], share)
-        if at != last and line and fit.least_bytes:
-            row = fit.resolved
-            kind = ",".join(fit.prediction.attention)
-            name = f"{row.spec.model} {row.recipe} x {row.spec.processes}, {edge.sizes[at].name}"
-            yield f"{name} ({kind})", fit.least_bytes / line - 1
+        if not fit.least_bytes:
+            continue
+        row, kind = fit.resolved, ",".join(fit.prediction.attention)
+        name = f"{row.spec.model} {row.recipe} x {row.spec.processes}, {edge.sizes[at].name}"
+        for how, share in (("line", by_line(edge, at)), ("alike", by_alike(edge, at))):
+            if share is not None:
+                yield f"{name} ({kind}), {how}", share
+
+
+def by_line(edge: Edge, at: int) -> float | None:
+    last = len(edge.sizes) - 1
+    if at == last or last not in edge.traced:
+        return None
+    share = (edge.sizes[at].times - 1) / (edge.sizes[last].times - 1)
+    line = between(edge.usual, edge.traced[last], share)
+    return edge.traced[at].least_bytes / line - 1 if line else None
+
+
+def by_alike(edge: Edge, at: int) -> float | None:
+    ends = edge.as_alike(at) if edge.alike is not edge else None
+    if ends is None:
+        return None
+    need, (most, least) = edge.traced[at].least_bytes, ends
+    return need / most - 1 if need > most else min(0.0, need / least - 1)
 
 
 if __name__ == "__main__":

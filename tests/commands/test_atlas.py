@@ -136,7 +136,9 @@ def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, 
              "--growth", "0", "--out", str(tmp_path / "out")]  # fmt: skip
     assert cli.main(words) == 0
     first = capsys.readouterr().out
-    assert first.startswith("flux-dev  model 1 of 1\n  samples of the usual size\n    single+")
+    assert first.startswith(
+        "flux-dev  model 1 of 1\n  samples of the usual size\n    flux-dev single+"
+    )
     assert asked and first.count("\n    ") == len(asked)
     assert "A100" not in first, "predicted for the card before"
     assert f"  4 cells, {len(asked)} predictions made, " in first and "; the last model" in first

@@ -34,8 +34,14 @@ def sought(one: Edge, needs: list[float | None], card: float, **more) -> list[in
     """What is traced until the edge is known, in order."""
     while (at := one.open) is not None:
         assert at not in one.traced, "nothing is traced twice"
-        one.traced[at] = fit(needs[at], card, **more)
+        one.traced[at] = fit(needs[at], card, **{**activations(TIMES[at + 1]), **more})
     return list(one.traced)
+
+
+def activations(times: float, beyond: float = 2.0, between: float = 7.0) -> dict:
+    """Two GiB beyond the state of a usual sample, and two for each that it is more."""
+    most = {"backward": int((beyond + 2 * (times - 1)) * GIB)}
+    return {"between": int(between * GIB), "beyond": most}
 
 
 STRAIGHT = [12.0, 16.0, 24.0]
@@ -105,3 +111,61 @@ def test_without_larger_sizes_nothing_is_said():
 def test_lines_are_believed_but_for_what_they_were_seen_to_miss():
     """Near the published atlas's cards 6 % more, 13 % less; ``tests/bench/between_sizes.py``."""
     assert ABOVE > 0.06 and BELOW > 0.13
+
+
+# ---- by what is alike in its activations ----
+
+
+def led(card: float, between: float = 7.0, **more) -> Edge:
+    """An edge, 1 GiB beside and so much of state, and beside it one whose largest was traced."""
+    first = edge(80, **activations(1.0))
+    one = edge(card, **{**activations(1.0, between=between), **more})
+    first.traced[2] = fit(24, 80, **activations(8.0))
+    one.alike = first
+    return one
+
+
+@pytest.mark.parametrize(
+    ("card", "traced", "found"),
+    [
+        (40, [], "above x8"),
+        (27, [], "above x8"),
+        (25, [2], "above x8"),
+        (23, [2], "x8"),
+        (19, [], "x8"),
+        (13.0, [], "x4"),
+        (15.9, [1], "x4"),
+        (16.1, [1], "x8"),
+        (10.1, [0], "x2"),
+    ],
+)
+def test_the_growth_of_what_is_alike_leaves_out_the_largest_too(card, traced, found):
+    one = led(card)
+    assert sought(one, STRAIGHT, card) == traced and one.too_large == found
+
+
+@pytest.mark.parametrize("card", [x / 4 for x in range(41, 130)])
+@pytest.mark.parametrize("needs", [STRAIGHT, [11.0, 14.1, 24.0], [10.0, 11.0, 19.0]])
+def test_alike_or_alone_the_edge_is_the_same(card, needs):
+    """The last needs are of a training whose fullest instant was one without activations: they
+    begin to count late."""
+    between = {"between": 2 * GIB} if needs[0] == 10.0 else {}
+    one, alone = led(card, **{name: 2.0 for name in between}), edge(card)
+    sought(one, needs, card, **between)
+    sought(alone, needs, card)
+    assert one.too_large == alone.too_large
+
+
+@pytest.mark.parametrize("kernels", [["math"], ["flash", "math"]])
+def test_of_scores_that_are_kept_nothing_alike_tells(kernels):
+    one = led(80, attention=kernels)
+    assert sought(one, STRAIGHT, 80, attention=kernels) == [2]
+    one = led(80)
+    one.alike.traced[2] = fit(24, 80, **activations(8.0), attention=kernels)
+    assert sought(one, STRAIGHT, 80) == [2]
+
+
+def test_what_could_not_be_traced_tells_nothing():
+    one = led(80)
+    one.alike.traced[2] = fit(None, 80)
+    assert one.alike.grown is None and sought(one, STRAIGHT, 80) == [2]

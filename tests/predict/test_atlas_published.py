@@ -14,7 +14,8 @@ import pytest
 from harness import ROOT
 from harness.commands.atlas.cells import HEADS, TRAININGS, Cell
 from harness.commands.atlas.files import write
-from harness.commands.atlas.places import Place, cells_at, predicted
+from harness.commands.atlas.growth import cells_at
+from harness.commands.atlas.places import Place, predicted
 from harness.commands.atlas.sizes import DOUBLINGS, larger
 from harness.commands.planning.plan.asked import asked_for
 from harness.commands.planning.plan.command import add_arguments as plan_arguments

@@ -1,7 +1,7 @@
 """``./run.sh atlas``: every public model by every common card, LoRA and all weights, as a page.
 
 Predictions are kept as a plan's are, so that an atlas that was interrupted goes on where it was;
-its files are written anew after each model.
+its files are written anew after each few models.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.atlas.cells import Cell
 from harness.commands.atlas.files import write
+from harness.commands.atlas.growth import cells_at
 from harness.commands.atlas.lines import from_csv
-from harness.commands.atlas.places import Place, cells_at, predicted
+from harness.commands.atlas.places import Place, Replicas, predicted
 from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.sizes import DOUBLINGS
 from harness.commands.console import OK, make_console, short
@@ -36,6 +37,8 @@ CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40G
          "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
 """Common cards, by name or by their memory."""
 COUNTS = (1, 4, 8)
+TOGETHER = 4
+"""Models that are asked for at once: at the end of each request a core waits for another."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,13 +81,14 @@ def atlas(options: argparse.Namespace) -> int:
 def _predicted(
     models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
 ) -> list[Path]:
-    """The files, written after each model."""
+    """The files, written after each few models."""
     lines: list[list[str]] = []
     with workers.standing():
-        for model in models:
-            progress.begin_model(model)
-            found = [cell.texts for cell in cells_of(model, options, progress)]
-            progress.end_model(len(found))
+        for first in range(0, len(models), TOGETHER):
+            some = models[first : first + TOGETHER]
+            progress.begin_models(some)
+            found = [cell.texts for cell in cells_of(some, options, progress)]
+            progress.end_models(len(found))
             lines += found
             paths = write(lines, folder)
     return paths
@@ -103,11 +107,14 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
 
-def cells_of(model: str, options: argparse.Namespace, progress: AtlasProgress) -> list[Cell]:
-    """The cells of one model, by counts and cards."""
+def cells_of(
+    models: Sequence[str], options: argparse.Namespace, progress: AtlasProgress
+) -> list[Cell]:
+    """The cells of some models, by counts and cards."""
     jobs = options.jobs or pool.default_jobs()
-    ask = functools.partial(predicted, jobs=jobs, progress=progress)
-    return cells_at(places_of(model, options), ask, options.growth)
+    ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
+    places = [place for model in models for place in places_of(model, options)]
+    return cells_at(places, ask, options.growth)
 
 
 def places_of(model: str, options: argparse.Namespace) -> list[Place]:

@@ -24,20 +24,22 @@ were near."""
 
 @dataclass(kw_only=True)
 class Edge:
-    """Growing samples beyond the ``usual`` one, and the fits of those that were ``traced``: the
-    largest first, then what its line leaves open."""
+    """Growing samples beyond the ``usual`` one, and the fits of those that were ``traced``: what is
+    left open by what is ``alike`` in its activations; where there is no such training, the largest
+    first, then what its line leaves open."""
 
     usual: Fit
     sizes: Sequence[Size]
     traced: dict[int, Fit] = field(default_factory=dict)
+    alike: Edge | None = field(default=None, repr=False, compare=False)
 
     @property
     def open(self) -> int | None:
         """The place among the sizes of the one to trace next; None where the edge is known."""
-        if not self.traced:
-            return len(self.sizes) - 1 if self.sizes else None
         at = self._first
-        return at if at is not None and self._fits(at) is None else None
+        if at is None or self._fits(at) is not None:
+            return None
+        return at if self.traced or self.as_alike(at) else len(self.sizes) - 1
 
     @property
     def too_large(self) -> str:
@@ -51,6 +53,30 @@ class Edge:
         known = at not in self.traced or self.traced[at].verdict != "unknown"
         return self.sizes[at].name if known else ""
 
+    def as_alike(self, at: int) -> tuple[float, float] | None:
+        """Bytes that a size needs at the most and at the least, by how the activations of what is
+        alike grew from the size below that was traced: these are added to its fullest instant; or
+        to what lives between steps, for the fullest may be one without them. None where nothing
+        tells."""
+        grown, below = self.alike.grown if self.alike else None, self._below(at)
+        small = self.traced.get(below, self.usual)
+        if grown is None or not _straight(small):
+            return None
+        need, found = small.least_bytes, small.prediction
+        more = grown * (self._times(at) - self._times(below))
+        beside = need - max(found.phases.values())
+        return need + more, found.between + _activations(small) + beside + more
+
+    @property
+    def grown(self) -> float | None:
+        """Bytes that activations grow by with a usual sample's elements, up to the largest size;
+        None where that was not traced, or lies on no line."""
+        last = len(self.sizes) - 1
+        if last not in self.traced or not _straight(self.usual, self.traced[last]):
+            return None
+        ends = [_activations(fit) for fit in (self.usual, self.traced[last])]
+        return (ends[1] - ends[0]) / (self._times(last) - 1)
+
     @property
     def _first(self) -> int | None:
         """The first size that is not known to fit."""
@@ -62,33 +88,59 @@ class Edge:
             return True
         if any(not fit.fits for place, fit in self.traced.items() if place <= at):
             return False
-        below = max((place for place in self.traced if place < at), default=-1)
-        above = min(place for place in self.traced if place > at)
+        below, above = self._below(at), min((n for n in self.traced if n > at), default=None)
+        if above is None:
+            return self._told_alike(at)
         ends = self._times(below), self._times(above)
         share = (self._times(at) - ends[0]) / (ends[1] - ends[0])
-        return _clearly(self.traced.get(below, self.usual), self.traced[above], share)
+        return _told_by_line(self.traced.get(below, self.usual), self.traced[above], share)
+
+    def _below(self, at: int) -> int:
+        """The largest smaller size that was traced; before all sizes the usual one."""
+        return max((place for place in self.traced if place < at), default=-1)
 
     def _times(self, at: int) -> float:
         return 1.0 if at < 0 else self.sizes[at].times
 
+    def _told_alike(self, at: int) -> bool | None:
+        ends = self.as_alike(at)
+        return _clearly(*ends, self.usual.gpu.memory_bytes) if ends else None
 
-def _clearly(small: Fit, large: Fit, share: float) -> bool | None:
-    need, has = between(small, large, share), small.gpu.memory_bytes
-    if need is None:
-        return None
-    if (1 + ABOVE) * need <= has:
+
+def _activations(fit: Fit) -> int:
+    """The most beyond the state while a sample is computed with."""
+    return max(fit.prediction.beyond.get(phase, 0) for phase in ("forward", "backward"))
+
+
+def _told_by_line(small: Fit, large: Fit, share: float) -> bool | None:
+    need = between(small, large, share)
+    return None if need is None else _clearly(need, need, small.gpu.memory_bytes)
+
+
+def _clearly(most: float, least: float, has: int) -> bool | None:
+    """Whether what needs so much at the most, and at the least, fits; None where nothing tells."""
+    if (1 + ABOVE) * most <= has:
         return True
-    return False if (1 - BELOW) * need > has else None
+    return False if (1 - BELOW) * least > has else None
+
+
+def _straight(*fits: Fit) -> bool:
+    """Whether what they need lies on a line: all were traced, and no attention keeps its scores,
+    which grow with the square."""
+    return all(
+        fit.least_bytes is not None and fit.prediction.phases
+        and "math" not in fit.prediction.attention
+        for fit in fits
+    )  # fmt: skip
 
 
 def between(small: Fit, large: Fit, share: float) -> float | None:
     """Bytes that a sample needs at the least which lies this ``share`` of the way between two that
-    were traced; None where one could not be, or where attention keeps its scores, which grow with
-    the square."""
+    were traced; None where nothing lies on a line."""
+    if not _straight(small, large):
+        return None
     ends = small.prediction, large.prediction
     least = small.least_bytes, large.least_bytes
-    if None in least or any("math" in one.attention or not one.phases for one in ends):
-        return None
 
     def line(begin: float, end: float) -> float:
         return begin + share * (end - begin)

@@ -1,5 +1,5 @@
-"""What an atlas asks of one model, of all its places at once, so that every core has work: the
-recipes in the order of their speed, then larger samples of what fits. No torch."""
+"""Where an atlas asks: one model on so many of one card; and how, all places at once, so that every
+core has work. No torch."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from harness.commands.atlas.cells import TRAININGS, Cell, cell_of
-from harness.commands.atlas.edge import Edge
+from harness.commands.atlas.cells import Cell, cell_of
 from harness.commands.atlas.progress import AtlasProgress
-from harness.commands.atlas.sizes import larger
-from harness.commands.planning.plan.answer import ADAPTED
 from harness.commands.planning.plan.asked import Asked
 from harness.commands.planning.plan.asking import judged
+from harness.predict import attention
 from harness.predict.speed.cards import Card
-from harness.predict.verdict import Fit
+from harness.predict.verdict import Fit, judge
 from harness.resolve import Resolved
 
-__all__ = ["Place", "cells_at", "edges_of", "predicted", "usual_cells"]
-
-HOSTED, GATHERED = "host_optimizer", "split_parameters"
-USUAL, LARGER = "samples of the usual size", "larger samples"
+__all__ = ["Ask", "Cells", "Pairs", "Place", "Replicas", "predicted"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,6 +27,11 @@ class Place:
     card: str
     asked: Asked
     fits: list[Fit] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """Of the card, by its kernels of attention: cards of a kind share their traces."""
+        return attention.preferred(self.asked.gpu.capability)
 
     def cell(self, training: str) -> Cell:
         """The answer of one training."""
@@ -46,17 +46,6 @@ Ask = Callable[[Pairs, str], list[Fit]]
 """A fit of each row at its place, in order; with what they are asked for."""
 
 
-def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> list[Cell]:
-    """Of each place and training one, in order; samples of what fits are doubled so often."""
-    return _grown(usual_cells(places, ask), ask, doublings)
-
-
-def usual_cells(places: Sequence[Place], ask: Ask) -> Cells:
-    """The same with samples of the usual size alone, each with its place."""
-    _fill(places, ask)
-    return [(place, place.cell(training)) for place in places for training in TRAININGS]
-
-
 def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
     """An ``Ask``: all by one call."""
     asked = [(row, place.asked.gpu) for place, row in pairs]
@@ -64,67 +53,32 @@ def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> 
 
 
 def _name(row: Resolved, gpu: Card) -> str:
-    return f"{row.recipe}  {row.spec.processes} x {gpu.name}"
+    return f"{row.spec.model} {row.recipe} x {row.spec.processes}"
 
 
-# ---- recipes, by their speed ----
+class Replicas:
+    """An ``Ask`` for which DDP's rows of a library's models are traced on one number of GPUs, the
+    first that is asked for: a rank holds and does the same however many there are, and
+    ``tests/predict/test_replicas.py`` holds that. Of the own DiT each draws the noise of all.
+    """
 
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.traced: dict[str, Resolved] = {}
 
-def _fill(places: Sequence[Place], ask: Ask) -> None:
-    """Predict at each place the recipes that may be the fastest that fits."""
-    left = {place: list(place.asked.resolved) for place in places}
-    while any(left.values()):
-        now = [
-            (place, row)
-            for place, rows in left.items()
-            for row in rows
-            if not any(_slower(row, other) for other in rows)
+    def __call__(self, pairs: Pairs, why: str) -> list[Fit]:
+        rows = [self._traced(row) for _, row in pairs]
+        asked = [(place, row) for (place, _), row in zip(pairs, rows, strict=True)]
+        return [
+            fit if fit.lack or fit.resolved is row else judge(row, fit.prediction, fit.gpu)
+            for fit, (_, row) in zip(self.ask(asked, why), pairs, strict=True)
         ]
-        for (place, row), fit in zip(now, ask(now, USUAL), strict=True):
-            place.fits.append(fit)
-            left[place].remove(row)
-        for place, rows in left.items():
-            able = [fit.resolved for fit in place.fits if fit.verdict == "fits"]
-            left[place] = [r for r in rows if not any(_slower(r, one) for one in able)]
-    for place in places:
-        order = [str(row.recipe) for row in place.asked.resolved]
-        place.fits.sort(key=lambda fit: order.index(fit.label))
 
-
-def _slower(row: Resolved, other: Resolved) -> bool:
-    """Whether ``row`` is the slower of two that train the same: it does all that ``other`` does and
-    more, or steps the optimizer on the host, and ``other`` does not. Of those that gather weights
-    only the latter says so: with checkpoints they may gather less often."""
-    own, others = row.launch.traits, other.launch.traits
-    if (ADAPTED in own) != (ADAPTED in others):
-        return False
-    if (HOSTED in own) != (HOSTED in others):
-        return HOSTED in own
-    more = {*map(str, row.recipe.strategies)} > {*map(str, other.recipe.strategies)}
-    return more and GATHERED not in own
-
-
-# ---- larger samples ----
-
-
-def _grown(cells: Cells, ask: Ask, doublings: int) -> list[Cell]:
-    """The cells with the next size that does not fit."""
-    edges = edges_of(cells, ask, doublings)
-    return [
-        dataclasses.replace(cell, beyond=edges[n].too_large) if n in edges else cell
-        for n, (_, cell) in enumerate(cells)
-    ]
-
-
-def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
-    """Number of a cell -> where its samples begin not to fit, sought where the usual one does."""
-    edges = {
-        number: Edge(usual=cell.fit, sizes=list(larger(cell.fit.resolved, doublings)))
-        for number, (_, cell) in enumerate(cells)
-        if cell.fit and cell.fit.fits
-    }
-    while asked := [(n, at) for n, edge in edges.items() if (at := edge.open) is not None]:
-        pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
-        for (n, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
-            edges[n].traced[at] = fit
-    return edges
+    def _traced(self, row: Resolved) -> Resolved:
+        """The row whose trace is this one's."""
+        processes = row.spec.processes
+        alone = "replicas" in row.launch.traits and row.launch.layout.alike == processes
+        if not alone or not row.subject.of_library:
+            return row
+        each = {"processes": 2, "global_batch": 2 * row.spec.global_batch // processes}
+        return self.traced.setdefault(dataclasses.replace(row.spec, **each).key, row)

@@ -1,4 +1,4 @@
-"""How an atlas tells that it goes on: what is predicted anew, and a line a model. No torch."""
+"""How an atlas tells that it goes on: what is predicted anew, a line every few models. No torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class AtlasProgress(PlanProgress):
     def __init__(self, console: Console, models: int) -> None:
         super().__init__(console)
         self.models, self.at, self.why, self.told = models, 0, "", ""
-        self.model, self.since, self.made = "", 0.0, 0
+        self.since, self.made = 0.0, 0
 
-    def begin_model(self, model: str) -> None:
-        """The cells of one model begin."""
-        self.at, self.since, self.made, self.told = self.at + 1, time.monotonic(), 0, ""
-        line = Text.assemble((model, "bold"), f"  model {self.at} of {self.models}")
+    def begin_models(self, names: Sequence[str]) -> None:
+        """The cells of some models begin."""
+        first, self.at = self.at + 1, self.at + len(names)
+        self.since, self.made, self.told = time.monotonic(), 0, ""
+        which = f"model {first}" if len(names) == 1 else f"models {first} to {self.at}"
+        line = Text.assemble((", ".join(names), "bold"), f"  {which} of {self.models}")
         self.console.print(line, soft_wrap=True)
 
     def begin(
@@ -51,8 +53,8 @@ class AtlasProgress(PlanProgress):
     def end(self) -> None:
         """Nothing is said."""
 
-    def end_model(self, cells: int) -> None:
-        """All cells of the model are there."""
+    def end_models(self, cells: int) -> None:
+        """All cells of these models are there."""
         left = self.models - self.at
         after = f"{left} model{'s' * (left != 1)} left" if left else "the last model"
         seconds = time.monotonic() - self.since

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.memory.categories import CATEGORIES
-from harness.memory.record import Held, Instant
+from harness.memory.record import Held, Instant, beyond_kinds
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
@@ -151,12 +151,13 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     row = dataclasses.replace(resolved, subject=subject, launch=launch)
     tracer, counter, steady_from, borders = trace_bordered(row, kind)
     prediction = summary(row, tracer.record, counter, steady_from)
-    device = parts(tracer, borders, "device", steady_from)
+    beyond = beyond_kinds(prediction.buckets)
+    device = parts(tracer, borders, "device", steady_from, beyond)
     ops = {name: _maker(tracer.record, part.event) for name, part in device.items()}
     stream = told(tracer.record, borders) if resolved.spec.device == "cuda" else None
     return {
         "prediction": dataclasses.asdict(prediction),
-        "parts": {name: (part.bytes, part.kinds, ops[name]) for name, part in device.items()},
+        "parts": {n: (part.bytes, part.kinds, ops[n], part.beyond) for n, part in device.items()},
         "stream": stream,
     }
 
@@ -204,13 +205,16 @@ def _extended(
         told = [p[name] for p in plain]
         base[name] = _instant(told, line) if all(told) else None
     base["phases"] = _phases(plain, line)
+    base["beyond"] = _beyond(places, line)
+    base["beyond_state"] = max(base["beyond"].values(), default=0)
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
     base["work"] = _work([p["work"] for p in plain], more)
     base |= _pool(plain, base["peak"].bytes, ordered)
     return Prediction(**base)
 
 
-Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str]]]
+Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
+"""Name of a part -> bytes, by category, which op at which line, and the most beyond the state."""
 
 
 def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
@@ -223,6 +227,16 @@ def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -
     op, site = places[0][best][2]
     phase = best.split("/")[1]
     return Instant(bytes=sizes[best], phase=phase, op=op, site=site, categories=kinds, held=[])
+
+
+def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int]:
+    """Phase of a later step -> the most beyond the state, of parts that all models have."""
+    found: dict[str, int] = {}
+    for name in set(places[0]).intersection(*places[1:]):
+        step, phase, _ = name.split("/", 2)
+        if step == "2":
+            found[phase] = max(found.get(phase, 0), line(p[name][3] for p in places))
+    return found
 
 
 def _told(

@@ -8,7 +8,7 @@ so a shallow model tells of a deep one (``harness.predict.tracing.extend``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,11 +34,13 @@ class Border(NamedTuple):
 
 @dataclass
 class Part:
-    """The fullest instant of the parts of one name: bytes, by category, and the event."""
+    """The fullest instant of the parts of one name: bytes, by category, and the event; and the most
+    ``beyond`` the training's state, perhaps at another."""
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     event: int = 0
+    beyond: int = 0
 
 
 @contextlib.contextmanager
@@ -77,16 +79,20 @@ def _at_gradient(note: Any) -> Any:
 
 
 def parts(
-    tracer: StoragelessTracer, borders: list[Border], pool: str, steady_from: int
+    tracer: StoragelessTracer,
+    borders: list[Border],
+    pool: str,
+    steady_from: int,
+    beyond: Container[str] = (),
 ) -> dict[str, Part]:
     """Name of a part (step, phase, block) -> its fullest instant in ``pool``. The step is "2" from
-    the event ``steady_from`` on, "1" before."""
+    the event ``steady_from`` on, "1" before. ``beyond``: the categories that are not state."""
     record = tracer.record
     blocks = [(one.event, 1, "", f"{one.group}.{one.place}") for one in borders]
     cuts = sorted([*((at, 0, phase, "") for at, phase in record.marks), *blocks])
     found: dict[str, Part] = {}
     sums: dict[str, int] = {}
-    total, phase, block, cut = 0, "", "", 0
+    total, more, phase, block, cut = 0, 0, "", "", 0
     for event, (sign, index) in enumerate(record.events):
         while cut < len(cuts) and cuts[cut][0] <= event:
             phase, block = cuts[cut][2] or phase, cuts[cut][3]
@@ -95,9 +101,11 @@ def parts(
         if not storage.within(pool):
             continue
         total += sign * storage.size
+        more += sign * storage.size if storage.kind in beyond else 0
         sums[storage.kind] = sums.get(storage.kind, 0) + sign * storage.size
         name = f"{1 + (event >= steady_from)}/{phase}/{block}"
         part = found.setdefault(name, Part())
+        part.beyond = max(part.beyond, more)
         if total > part.bytes:
-            found[name] = Part(total, dict(sums), event)
+            part.bytes, part.kinds, part.event = total, dict(sums), event
     return found

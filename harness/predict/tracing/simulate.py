@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.record import Record, beyond_state, peak, phase_peaks, running
+from harness.memory.record import Record, beyond_kinds, beyond_state, peak, phase_peaks, running
 from harness.memory.traced_step import following
 from harness.predict import workspace
 from harness.predict.attention import USUAL, of_operations
@@ -219,6 +219,7 @@ def summary(
         steady=peak(record, "device", steady_from),
         first_step=_first_step(record, steady_from),
         beyond_state=beyond_state(record, "device", buckets, steady_from),
+        beyond=phase_peaks(record, "device", beyond_kinds(buckets), steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),

@@ -1,0 +1,58 @@
+"""Larger samples of what fits at each place: the next size that does not. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from harness.commands.atlas.cells import Cell
+from harness.commands.atlas.edge import Edge
+from harness.commands.atlas.places import Ask, Cells, Place
+from harness.commands.atlas.sizes import larger
+from harness.commands.atlas.usual import usual_cells
+from harness.predict.verdict import Fit
+from strategies.base import Slot
+
+__all__ = ["cells_at", "edges_of"]
+
+LARGER = "larger samples"
+
+
+def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> list[Cell]:
+    """Of each place and training one, in order; samples of what fits are doubled so often."""
+    cells = usual_cells(places, ask)
+    edges = edges_of(cells, ask, doublings)
+    return [
+        dataclasses.replace(cell, beyond=edges[n].too_large) if n in edges else cell
+        for n, (_, cell) in enumerate(cells)
+    ]
+
+
+def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
+    """Number of a cell -> where its samples begin not to fit, sought where the usual one does: of
+    those whose activations are alike first of one, by whose growth the others are told."""
+    edges = {
+        number: Edge(usual=cell.fit, sizes=list(larger(cell.fit.resolved, doublings)))
+        for number, (_, cell) in enumerate(cells)
+        if cell.fit and cell.fit.fits
+    }
+    first: dict[Any, Edge] = {}
+    for edge in edges.values():
+        edge.alike = first.setdefault(_activations(edge.usual), edge)
+    for leads in (True, False):
+        some = [n for n, edge in edges.items() if (edge.alike is edge) == leads]
+        while asked := [(n, at) for n in some if (at := edges[n].open) is not None]:
+            pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
+            for (n, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
+                edges[n].traced[at] = fit
+    return edges
+
+
+def _activations(fit: Fit) -> Any:
+    """What a step's activations follow from: the model, and all of the recipe but how it shards;
+    there whether weights are computed with in the type that they are stored in."""
+    recipe, traits = fit.resolved.recipe, fit.resolved.launch.traits
+    rest = [str(part) for part in recipe.strategies if part.slot != Slot.SHARD]
+    whole = bool({"one_process", "replicas"} & traits)
+    return fit.resolved.spec.model, tuple(rest), whole
