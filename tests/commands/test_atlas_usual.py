@@ -107,6 +107,17 @@ def test_what_is_nearly_as_fast_is_traced_on_it(longer):
     assert found.fit.label == (EIGHT if longer else SINGLE)
 
 
+def test_what_another_kind_of_card_left_out_is_traced_where_it_is_needed():
+    """Two larger cards of one kind leave out what is slower than a recipe that fits there; on a
+    small one of the other kind that does not fit, and the slower one is the answer."""
+    needs = {SINGLE: 60.0, "zero3_offload+bf16+checkpoint": 15.0}
+    words = ["--cards", OTHER, "H200-141GB", "RTX-3090", "--gpus", "1"]
+    ask = Made(needs)
+    found = cells(ask, *words)[1, "RTX-3090", "all weights"]
+    assert found.fit.label == "zero3_offload+bf16+checkpoint" and found.fit.fits
+    assert "zero3_offload+bf16+checkpoint" not in of(ask, OTHER)
+
+
 def test_where_nothing_fits_the_nearest_is_of_its_own_trace():
     ask = Made({SINGLE: 300.0}, more=0.01)
     found = cells(ask, *BOTH)[1, OTHER, "all weights"]

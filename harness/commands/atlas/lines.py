@@ -18,7 +18,7 @@ NOTE = (
     "Predicted without a GPU, one sample a GPU at each model's usual size, encoders and VAE not on "
     "the GPU: the fastest of the recipes that ./run.sh plan tries, or, where none fits, the one "
     "that needs least. Too large: the first of twice, four and eight times the sample that does "
-    "not fit with that recipe, by a prediction of it, or where two others leave no doubt. Memory "
+    "not fit with that recipe, by a prediction of it, or where others leave no doubt. Memory "
     "was checked against what public projects measured (docs/models.md: where they state all "
     "settings, tensors between steps within 0.5 % and what the allocator reserves within 3 %; "
     "where some were inferred, within 5 % but for one model's 13 %); times are typical figures "

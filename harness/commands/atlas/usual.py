@@ -73,10 +73,11 @@ class Search:
         """The rows to trace now; none where the answers are known."""
         able = [fit.resolved for fit in self._fits if fit.verdict == "fits" and self._sure(fit)]
         self.left = [r for r in self.left if not any(_slower(r, one) for one in able)]
+        # What a guess says does not fit is waited for by none.
+        first = [r for r in self.left if (fit := self._guess(r)) is None or _turns(fit)]
         blind = [
             row for row in self.left
-            if str(row.recipe) not in self.guessed
-            and not any(_slower(row, other) for other in self.left)
+            if self._guess(row) is None and not any(_slower(row, other) for other in first)
         ]  # fmt: skip
         return blind or [fit.resolved for name in TRAININGS for fit in self._able_to_win(name)]
 
@@ -91,11 +92,12 @@ class Search:
         order = [str(row.recipe) for row in self.place.asked.resolved]
         self.place.fits.sort(key=lambda fit: order.index(fit.label))
 
+    def _guess(self, row: Resolved) -> Fit | None:
+        return self.guessed.get(str(row.recipe))
+
     @property
     def _guesses(self) -> list[Fit]:
-        return [
-            self.guessed[name] for row in self.left if (name := str(row.recipe)) in self.guessed
-        ]
+        return [*filter(None, map(self._guess, self.left))]
 
     @property
     def _fits(self) -> list[Fit]:
