@@ -72,9 +72,12 @@ class Tracer(TorchDispatchMode):
         super().__exit__(*given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.followed(func, types, args, kwargs or {})
+
+    def followed(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What an op gives, once it is noted."""
         if wrapped(types):
             return NotImplemented
-        kwargs = kwargs or {}
         out = self.run(func, args, kwargs)
         self.ran(func, args, kwargs, out)
         return out

@@ -7,18 +7,18 @@ Of each model (default: all) the atlas's cells are predicted, or taken from what
 that was made before leaves nothing to predict. Of each size that it traced a line says how far it
 was from the line through the usual and the largest one, and from what the growth of a training that
 is alike in its activations says (nothing, where it was between the most and the least of that); the
-last lines have the most that was needed more, and less: the atlas allows for ``ABOVE`` and
-``BELOW``.
+last lines have the most that was needed more, and less, and what the atlas allows for.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Iterator
 
 from harness.commands.atlas.atlas import add_arguments, places_of
-from harness.commands.atlas.edge import ABOVE, BELOW, Edge, between
+from harness.commands.atlas.edge import ABOVE, BELOW, ROUNDED, Edge, between
 from harness.commands.atlas.growth import edges_of
 from harness.commands.atlas.places import predicted
 from harness.commands.atlas.progress import AtlasProgress
@@ -26,6 +26,10 @@ from harness.commands.atlas.usual import usual_cells
 from harness.commands.console import make_console
 from harness.predict import pool, workers
 from harness.subjects.library import presets
+
+LINE, GROWTH, ALIKE = "its own line", "the growth of what is alike", "what is alike at that size"
+MARGINS = {LINE: (ABOVE, BELOW), GROWTH: (ABOVE, BELOW), ALIKE: (ROUNDED, ROUNDED)}
+"""How a size is told -> by what shares more may be needed, and less."""
 
 
 def main() -> None:
@@ -43,10 +47,10 @@ def main() -> None:
                 found |= dict(off(edge))
     for name, share in sorted(found.items(), key=lambda item: item[1]):
         print(f"{share:+.1%}  {name}")
-    for how in ("line", "alike"):
+    for how, (above, below) in MARGINS.items():
         some = [0.0, *(share for name, share in found.items() if name.endswith(how))]
-        print(f"{len(some) - 1} sizes by {how}: up to {max(some):.1%} more (ABOVE {ABOVE:.0%})")
-        print(f"and up to {-min(some):.1%} less (BELOW {BELOW:.0%})")
+        print(f"{len(some) - 1} by {how}: up to {max(some):.1%} more (allowed {above:.0%})")
+        print(f"and up to {-min(some):.1%} less (allowed {below:.0%})")
 
 
 def off(edge: Edge) -> Iterator[tuple[str, float]]:
@@ -57,26 +61,30 @@ def off(edge: Edge) -> Iterator[tuple[str, float]]:
             continue
         row, kind = fit.resolved, ",".join(fit.prediction.attention)
         name = f"{row.spec.model} {row.recipe} x {row.spec.processes}, {edge.sizes[at].name}"
-        for how, share in (("line", by_line(edge, at)), ("alike", by_alike(edge, at))):
-            if share is not None:
-                yield f"{name} ({kind}), {how}", share
+        for how, share in {**by_line(edge, at), **by_alike(edge, at)}.items():
+            yield f"{name} ({kind}), by {how}", share
 
 
-def by_line(edge: Edge, at: int) -> float | None:
+def by_line(edge: Edge, at: int) -> dict[str, float]:
+    """By the line through the usual size and the largest."""
     last = len(edge.sizes) - 1
     if at == last or last not in edge.traced:
-        return None
+        return {}
     share = (edge.sizes[at].times - 1) / (edge.sizes[last].times - 1)
     line = between(edge.usual, edge.traced[last], share)
-    return edge.traced[at].least_bytes / line - 1 if line else None
+    return {LINE: edge.traced[at].least_bytes / line - 1} if line else {}
 
 
-def by_alike(edge: Edge, at: int) -> float | None:
-    ends = edge.as_alike(at) if edge.alike is not edge else None
-    if ends is None:
-        return None
-    need, (most, least) = edge.traced[at].least_bytes, ends
-    return need / most - 1 if need > most else min(0.0, need / least - 1)
+def by_alike(edge: Edge, at: int) -> dict[str, float]:
+    """By others whose activations are alike, where nothing larger was traced of its own."""
+    smaller = {n: fit for n, fit in edge.traced.items() if n < at}
+    others = [other for other in edge.alike if other is not edge]
+    told = dataclasses.replace(edge, traced=smaller, alike=others).as_alike(at)
+    if told is None:
+        return {}
+    how = ALIKE if told.margins == MARGINS[ALIKE] else GROWTH
+    need = edge.traced[at].least_bytes
+    return {how: need / told.most - 1 if need > told.most else min(0.0, need / told.least - 1)}
 
 
 if __name__ == "__main__":

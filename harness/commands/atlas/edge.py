@@ -14,24 +14,43 @@ from dataclasses import dataclass, field
 from harness.commands.atlas.sizes import Size
 from harness.predict.verdict import Fit
 
-__all__ = ["ABOVE", "BELOW", "Edge", "between"]
+__all__ = ["ABOVE", "BELOW", "ROUNDED", "Edge", "Told", "between"]
 
 ABOVE, BELOW = 0.08, 0.18
 """By what share of what a line says more may be needed (what the allocator rounds and cannot use
 lies on no line: 6 % seen), and less (13 % seen); of 257 sizes that an atlas had traced because they
 were near."""
+ROUNDED = 0.05
+"""The same, more or less, where no line is between: activations are known at that very size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Bytes that a size needs at the most and at the least, which may both be off: by what shares
+    more is needed, and less."""
+
+    most: float
+    least: float
+    margins: tuple[float, float] = (ABOVE, BELOW)
+
+    def clearly(self, has: int) -> bool | None:
+        """Whether it fits; None where nothing tells."""
+        above, below = self.margins
+        if (1 + above) * self.most <= has:
+            return True
+        return False if (1 - below) * self.least > has else None
 
 
 @dataclass(kw_only=True)
 class Edge:
     """Growing samples beyond the ``usual`` one, and the fits of those that were ``traced``: what is
-    left open by what is ``alike`` in its activations; where there is no such training, the largest
-    first, then what its line leaves open."""
+    left open by those that are ``alike`` in their activations; where nothing is known of them, the
+    largest first, then what its line leaves open."""
 
     usual: Fit
     sizes: Sequence[Size]
     traced: dict[int, Fit] = field(default_factory=dict)
-    alike: Edge | None = field(default=None, repr=False, compare=False)
+    alike: Sequence[Edge] = field(default=(), repr=False, compare=False)
 
     @property
     def open(self) -> int | None:
@@ -53,19 +72,30 @@ class Edge:
         known = at not in self.traced or self.traced[at].verdict != "unknown"
         return self.sizes[at].name if known else ""
 
-    def as_alike(self, at: int) -> tuple[float, float] | None:
-        """Bytes that a size needs at the most and at the least, by how the activations of what is
-        alike grew from the size below that was traced: these are added to its fullest instant; or
-        to what lives between steps, for the fullest may be one without them. None where nothing
-        tells."""
-        grown, below = self.alike.grown if self.alike else None, self._below(at)
-        small = self.traced.get(below, self.usual)
-        if grown is None or not _straight(small):
+    def as_alike(self, at: int) -> Told | None:
+        """What a size needs by how the activations of what is alike grew from the size below that
+        was traced here: these are added to its fullest instant; or to what lives between steps, for
+        the fullest may be one without them. None where nothing tells."""
+        below = self._below(at)
+        small, more = self.traced.get(below, self.usual), self._more(below, at)
+        if more is None or not _straight(small):
             return None
         need, found = small.least_bytes, small.prediction
-        more = grown * (self._times(at) - self._times(below))
         beside = need - max(found.phases.values())
-        return need + more, found.between + _activations(small) + beside + more
+        least = found.between + _activations(small) + beside + more[0]
+        return Told(most=need + more[0], least=least, margins=more[1])
+
+    def _more(self, below: int, at: int) -> tuple[float, tuple[float, float]] | None:
+        """Bytes that activations grow by from one size to another, and how far the need may be off:
+        as both were traced of what is alike, or by its line."""
+        for other in self.alike:
+            ends = [other.usual if n < 0 else other.traced.get(n) for n in (below, at)]
+            if other is not self and None not in ends and _straight(*ends):
+                return _activations(ends[1]) - _activations(ends[0]), (ROUNDED, ROUNDED)
+        grown = next((o.grown for o in self.alike if o.grown is not None), None)
+        if grown is None:
+            return None
+        return grown * (self._times(at) - self._times(below)), (ABOVE, BELOW)
 
     @property
     def grown(self) -> float | None:
@@ -103,8 +133,8 @@ class Edge:
         return 1.0 if at < 0 else self.sizes[at].times
 
     def _told_alike(self, at: int) -> bool | None:
-        ends = self.as_alike(at)
-        return _clearly(*ends, self.usual.gpu.memory_bytes) if ends else None
+        told = self.as_alike(at)
+        return told.clearly(self.usual.gpu.memory_bytes) if told else None
 
 
 def _activations(fit: Fit) -> int:
@@ -114,14 +144,7 @@ def _activations(fit: Fit) -> int:
 
 def _told_by_line(small: Fit, large: Fit, share: float) -> bool | None:
     need = between(small, large, share)
-    return None if need is None else _clearly(need, need, small.gpu.memory_bytes)
-
-
-def _clearly(most: float, least: float, has: int) -> bool | None:
-    """Whether what needs so much at the most, and at the least, fits; None where nothing tells."""
-    if (1 + ABOVE) * most <= has:
-        return True
-    return False if (1 - BELOW) * least > has else None
+    return None if need is None else Told(most=need, least=need).clearly(small.gpu.memory_bytes)
 
 
 def _straight(*fits: Fit) -> bool:

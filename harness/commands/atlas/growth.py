@@ -30,23 +30,30 @@ def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> list[Cell]:
 
 
 def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
-    """Number of a cell -> where its samples begin not to fit, sought where the usual one does: of
-    those whose activations are alike first of one, by whose growth the others are told."""
+    """Number of a cell -> where its samples begin not to fit, sought where the usual one does."""
     edges = {
         number: Edge(usual=cell.fit, sizes=list(larger(cell.fit.resolved, doublings)))
         for number, (_, cell) in enumerate(cells)
         if cell.fit and cell.fit.fits
     }
-    first: dict[Any, Edge] = {}
+    alike: dict[Any, list[Edge]] = {}
     for edge in edges.values():
-        edge.alike = first.setdefault(_activations(edge.usual), edge)
-    for leads in (True, False):
-        some = [n for n, edge in edges.items() if (edge.alike is edge) == leads]
+        edge.alike = alike.setdefault(_activations(edge.usual), [])
+        edge.alike.append(edge)
+    turns = {number: _turn(edge) for number, edge in edges.items()}
+    for turn in sorted(set(turns.values())):
+        some = [number for number in edges if turns[number] == turn]
         while asked := [(n, at) for n in some if (at := edges[n].open) is not None]:
             pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
             for (n, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
                 edges[n].traced[at] = fit
     return edges
+
+
+def _turn(edge: Edge) -> int:
+    """The first of each kind of activations, then the others by their number of GPUs: what was
+    traced of those before tells of these."""
+    return 0 if edge.alike[0] is edge else edge.usual.resolved.spec.processes
 
 
 def _activations(fit: Fit) -> Any:

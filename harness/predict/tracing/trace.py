@@ -77,7 +77,8 @@ class StoragelessTracer(Tracer):
             return ANSWERS.get(args[0].dtype, 0)
         if func is aten.nonzero.default:
             return _all_of(args[0])
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        # Not super's: torch has wrapped that, to keep a compiler out of it.
+        return self.followed(func, types, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives, perhaps as it gave it before."""

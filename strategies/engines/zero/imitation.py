@@ -189,6 +189,7 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
     from deepspeed.ops.op_builder import CPUAdagradBuilder, CPUAdamBuilder, CPULionBuilder
     from deepspeed.runtime.zero import linear, partition_parameters, stage3
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+    from deepspeed.utils import numa
 
     kernels = [
         (builder, "load", lambda self, verbose=True: AbsentKernel(books))
@@ -207,6 +208,8 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
     ]
     # A kernel for inference among real ranks, whose loading asks the compiler for a second.
     unused = [(sys.modules[TorchBackend.__module__], "build_shm_op", lambda: None)]
+    # On a CPU it starts a program for each bucket, to count the devices of this machine.
+    unused += [(numa, "get_numa_cores", list)]
     return kernels + quantiser + comparisons + autocast + unused
 
 
