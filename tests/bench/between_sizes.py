@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from harness.commands.atlas.atlas import add_arguments, places_of
 from harness.commands.atlas.edge import ABOVE, BELOW, ROUNDED, Edge, between
 from harness.commands.atlas.growth import edges_of
-from harness.commands.atlas.places import predicted
+from harness.commands.atlas.places import Replicas, predicted
 from harness.commands.atlas.progress import AtlasProgress
 from harness.commands.atlas.usual import usual_cells
 from harness.commands.console import make_console
@@ -28,7 +28,7 @@ from harness.predict import pool, workers
 from harness.subjects.library import presets
 
 LINE, GROWTH, ALIKE = "its own line", "the growth of what is alike", "what is alike at that size"
-MARGINS = {LINE: (ABOVE, BELOW), GROWTH: (ABOVE, BELOW), ALIKE: (ROUNDED, ROUNDED)}
+MARGINS = {LINE: (ABOVE, BELOW), GROWTH: (ABOVE, BELOW), ALIKE: ROUNDED}
 """How a size is told -> by what shares more may be needed, and less."""
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     progress = AtlasProgress(make_console(), len(presets.table()))
     jobs = options.jobs or pool.default_jobs()
-    ask = functools.partial(predicted, jobs=jobs, progress=progress)
+    ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
     found: dict[str, float] = {}
     with workers.standing():
         for model in options.models or list(presets.table()):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.commands.atlas.edge import ABOVE, BELOW, Edge, between
+from harness.commands.atlas.edge import ABOVE, BELOW, ROUNDED, Edge, between
 from tests.made.predictions import GIB, prediction
 
 TIMES = (1.0, 2.0, 4.0, 8.0)
@@ -110,7 +110,7 @@ def test_without_larger_sizes_nothing_is_said():
 
 @pytest.mark.parametrize(
     ("card", "traced", "found"),
-    [(16.9, [], "x8"), (16.5, [1], "x8"), (15.9, [1], "x4"), (15.1, [], "x4"), (12.7, [], "x4")],
+    [(18.0, [], "x8"), (16.5, [1], "x8"), (15.9, [1], "x4"), (15.1, [], "x4"), (13.5, [], "x4")],
 )
 def test_a_size_that_was_traced_of_what_is_alike_tells_more_of_it(card, traced, found):
     """No line is between: what is left is what the allocator rounds."""
@@ -122,7 +122,7 @@ def test_a_size_that_was_traced_of_what_is_alike_tells_more_of_it(card, traced, 
 
 def test_lines_are_believed_but_for_what_they_were_seen_to_miss():
     """Near the published atlas's cards 6 % more, 13 % less; ``tests/bench/between_sizes.py``."""
-    assert ABOVE > 0.06 and BELOW > 0.13
+    assert ABOVE > 0.06 and BELOW > 0.13 and ROUNDED[0] > 0.094
 
 
 # ---- by what is alike in its activations ----
@@ -143,7 +143,8 @@ def led(card: float, between: float = 7.0, **more) -> Edge:
         (40, [], "above x8"),
         (27, [], "above x8"),
         (25, [2], "above x8"),
-        (23, [2], "x8"),
+        (23.8, [2], "x8"),
+        (23, [], "x8"),
         (19, [], "x8"),
         (13.0, [], "x4"),
         (15.9, [1], "x4"),
@@ -180,4 +181,4 @@ def test_of_scores_that_are_kept_nothing_alike_tells(kernels):
 def test_what_could_not_be_traced_tells_nothing():
     one = led(80)
     one.alike[0].traced[2] = fit(None, 80)
-    assert one.alike[0].grown is None and sought(one, STRAIGHT, 80) == [2]
+    assert one.alike[0].growth is None and sought(one, STRAIGHT, 80) == [2]

@@ -11,7 +11,7 @@ from harness.commands.atlas.edge import Edge
 from harness.commands.atlas.places import Ask, Cells, Place
 from harness.commands.atlas.sizes import larger
 from harness.commands.atlas.usual import usual_cells
-from harness.predict.verdict import Fit
+from harness.predict.verdict import Fit, judge
 from strategies.base import Slot
 
 __all__ = ["cells_at", "edges_of"]
@@ -40,14 +40,25 @@ def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
     for edge in edges.values():
         edge.alike = alike.setdefault(_activations(edge.usual), [])
         edge.alike.append(edge)
+    same: dict[Any, list[Edge]] = {}
+    for number, edge in edges.items():
+        same.setdefault(_trace(cells[number][0], edge), []).append(edge)
     turns = {number: _turn(edge) for number, edge in edges.items()}
     for turn in sorted(set(turns.values())):
-        some = [number for number in edges if turns[number] == turn]
+        # Those before, too: a trace for another card may have opened what was told.
+        some = [number for number in edges if turns[number] <= turn]
         while asked := [(n, at) for n in some if (at := edges[n].open) is not None]:
             pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
             for (n, at), fit in zip(asked, ask(pairs, LARGER), strict=True):
-                edges[n].traced[at] = fit
+                for edge in same[_trace(cells[n][0], edges[n])]:
+                    edge.traced[at] = judge(fit.resolved, fit.prediction, edge.usual.gpu)
     return edges
+
+
+def _trace(place: Place, edge: Edge) -> Any:
+    """What edges share whose sizes are traced once for all of their cards."""
+    row = edge.usual.resolved
+    return place.kind, row.spec.model, str(row.recipe), row.spec.processes
 
 
 def _turn(edge: Edge) -> int:
