@@ -3,7 +3,8 @@
 In each phase of a step what lives grows in a straight line with a sample's elements, or more
 steeply where another of its instants becomes the fullest: what lies between two traces needs what
 a line through them says, or less. Such a line decides where it is clearly beyond the card or short
-of it; elsewhere the size is traced. ``tests/bench/between_sizes.py`` sets lines beside traces.
+of it; elsewhere the size is traced. What activations grow by is told, too, by trainings that differ
+in their sharding alone. ``tests/bench/between_sizes.py`` sets both beside traces.
 """
 
 from __future__ import annotations
