@@ -141,6 +141,7 @@ def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, 
     )
     assert asked and first.count("\n    ") == len(asked)
     assert "A100" not in first, "predicted for the card before"
+    assert len({str(row.recipe) for row in asked}) == len(asked)
     assert f"  4 cells, {len(asked)} predictions made, " in first and "; the last model" in first
     made = len(asked)
     assert cli.main(words) == 0

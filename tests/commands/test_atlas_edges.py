@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
+from harness.commands.atlas.atlas import add_arguments, places_of
 from harness.commands.atlas.edge import ABOVE, BELOW, ROUNDED, Edge, between
+from harness.commands.atlas.growth import cells_at
+from harness.predict.verdict import judge
 from tests.made.predictions import GIB, prediction
 
 TIMES = (1.0, 2.0, 4.0, 8.0)
@@ -38,10 +43,9 @@ def sought(one: Edge, needs: list[float | None], card: float, **more) -> list[in
     return list(one.traced)
 
 
-def activations(times: float, beyond: float = 2.0, between: float = 7.0) -> dict:
+def activations(times: float, between: float = 7.0) -> dict:
     """Two GiB beyond the state of a usual sample, and two for each that it is more."""
-    most = {"backward": int((beyond + 2 * (times - 1)) * GIB)}
-    return {"between": int(between * GIB), "beyond": most}
+    return {"between": int(between * GIB), "beyond": {"backward": int(2 * times * GIB)}}
 
 
 STRAIGHT = [12.0, 16.0, 24.0]
@@ -162,9 +166,9 @@ def test_the_growth_of_what_is_alike_leaves_out_the_largest_too(card, traced, fo
 def test_alike_or_alone_the_edge_is_the_same(card, needs):
     """The last needs are of a training whose fullest instant was one without activations: they
     begin to count late."""
-    between = {"between": 2 * GIB} if needs[0] == 10.0 else {}
-    one, alone = led(card, **{name: 2.0 for name in between}), edge(card)
-    sought(one, needs, card, **between)
+    between = 2.0 if needs[0] == 10.0 else 7.0
+    one, alone = led(card, between=between), edge(card)
+    sought(one, needs, card, between=int(between * GIB))
     sought(alone, needs, card)
     assert one.too_large == alone.too_large
 
@@ -178,7 +182,68 @@ def test_of_scores_that_are_kept_nothing_alike_tells(kernels):
     assert sought(one, STRAIGHT, 80) == [2]
 
 
+def test_buckets_that_stay_between_steps_are_counted_once():
+    """DDP's are beyond the state and live between steps: 4 of 7 GiB here, and 4 of 6 beyond it."""
+    held = {"buckets": 4 * GIB}
+    peak = dataclasses.replace(prediction(10).peak, categories=held)
+    beyond = {"beyond": {"backward": 6 * GIB}, "peak": peak}
+    one, twice = led(80, **beyond, buckets="workspace"), led(80, **beyond, buckets="gradients")
+    assert twice.as_alike(2).least - one.as_alike(2).least == 4 * GIB
+    assert one.as_alike(2).most == twice.as_alike(2).most
+
+
 def test_what_could_not_be_traced_tells_nothing():
     one = led(80)
     one.alike[0].traced[2] = fit(None, 80)
     assert one.alike[0].growth is None and sought(one, STRAIGHT, 80) == [2]
+
+
+# ---- edges of several cards ----
+
+
+class Needs:
+    """An ``Ask``: what a size needs, whatever the recipe; and all sizes that it was asked for."""
+
+    def __init__(self, gib) -> None:
+        self.gib, self.asked = gib, []
+
+    def __call__(self, pairs, why):
+        self.asked.extend({(str(row.recipe), self.size(row)) for _, row in pairs})
+        return [judge(row, self.made(self.size(row)), place.asked.gpu) for place, row in pairs]
+
+    def size(self, row) -> float:
+        return row.subject.data.sample_shape[0] / 4096
+
+    def made(self, size: float):
+        """A tenth of what a sample takes is what the allocator cannot use."""
+        lives = self.gib(size)
+        kept = {"phases": {"backward": int(lives * GIB)}, **activations(size, between=18)}
+        return prediction(lives, least=int((lives + 0.2 * size) * GIB), **kept)
+
+    def beyond(self, *cards: str) -> list[str]:
+        """The next size of each cell."""
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        options = parser.parse_args(["--cards", *cards, "--gpus", "1"])
+        return [cell.beyond for cell in cells_at(places_of("flux-dev", options), self, 3)]
+
+
+def test_cards_share_what_was_traced():
+    """Of one recipe on cards of a kind each size is traced once, and every card has the edge that
+    its own traces would show."""
+    names = [f"{gib}GiB" for gib in (*range(24, 49, 2), 56, 64, 80)]
+    ask = Needs(lambda size: 18 + 2 * size)
+    together = ask.beyond(*names)
+    larger = [one for one in ask.asked if one[1] > 1]
+    assert larger and len(set(larger)) == len(larger), "each once"
+    assert together == [beyond for name in names for beyond in ask.beyond(name)]
+    assert len(set(together)) > 2
+
+
+def test_what_another_card_s_trace_opens_again_is_closed():
+    """The first card's edge follows from its line; then another card's trace of four times the
+    sample is above that line, and by the line to it twice the sample is near the first card."""
+    ask = Needs(lambda size: {1: 20, 2: 28.4, 4: 46.4, 8: 72}[round(size)])
+    alone, together = ask.beyond("31GiB"), ask.beyond("31GiB", "45GiB")
+    assert together[: len(alone)] == alone
+    assert ("single+bf16_pure+lora:rank=16", 4.0) in ask.asked

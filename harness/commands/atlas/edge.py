@@ -19,8 +19,7 @@ __all__ = ["ABOVE", "BELOW", "ROUNDED", "Edge", "Told", "between"]
 
 ABOVE, BELOW = 0.08, 0.18
 """By what share of what a line says more may be needed (what the allocator rounds and cannot use
-lies on no line: 6 % seen), and less (13 % seen); of 257 sizes that an atlas had traced because they
-were near."""
+lies on no line: 6 % seen), and less (13 % seen), by ``tests/bench/between_sizes.py``."""
 ROUNDED = (0.12, 0.02)
 """Both where no line is between, for activations are known at that very size: 9 % more seen, and
 never less."""
