@@ -1,5 +1,6 @@
 """Functions in forks of this process, so many at a time: process groups and patches are global to
-a process, and what was imported before, here or by an earlier fork, is there at once."""
+a process, and what was imported or learned of operations before, here or by an earlier fork, is
+there at once."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from harness.predict.tracing.remembered import learn, learned
 from harness.system.imports import imported, load
 from harness.system.process import die_with_parent
 
@@ -48,8 +50,9 @@ class _Fork:
         lost = {"why": f"not done after {limit:g} s"} if late else EARLY
         if late or not self.text.endswith(b"\n"):
             return Ended(self.index, lost, seconds)
-        made, modules = json.loads(self.text)
+        made, modules, answers = json.loads(self.text)
         load(modules)
+        learn(answers)
         return Ended(self.index, made, seconds)
 
 
@@ -94,7 +97,7 @@ def _start(index: int, function: Function) -> tuple[int, _Fork]:
         os.close(out)
         before = set(sys.modules)
         with os.fdopen(into, "w") as pipe:
-            pipe.write(json.dumps([function(), imported(before)]) + "\n")
+            pipe.write(json.dumps([function(), imported(before), learned()]) + "\n")
         code = 0
     finally:
         os._exit(code)

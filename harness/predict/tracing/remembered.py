@@ -10,7 +10,9 @@ Source: torch 2.13, torch/_subclasses/fake_tensor.py (``_cache_key``, ``_validat
 
 from __future__ import annotations
 
+import base64
 import functools
+import pickle
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,19 +21,27 @@ from torch._library.utils import is_builtin
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Remembered", "device_of"]
+from harness.memory.free_ops import is_free
 
-MAKES, WRITES, VIEWS, OTHER = "makes", "writes", "views", "other"
+__all__ = ["Remembered", "device_of", "learn", "learned", "makes_view"]
+
+MAKES, WRITES, FILLS, VIEWS, SENDS, OTHER = "makes", "writes", "fills", "views", "sends", "other"
 UNTOLD = frozenset({
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
 })  # fmt: skip
 HIDDEN_VIEW = "aten::_unsafe_view"
+COLLECTIVES = frozenset({
+    *("_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_"),
+})  # fmt: skip
+"""Of c10d, those that give back their operands."""
 LIFTED = frozenset({"aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"})
 PLAIN = frozenset({
     *(int, float, bool, str, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 })  # fmt: skip
 META = torch.device("meta")
+MOST = 100_000
+"""Answers that are kept: of some hundred traces."""
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -54,12 +64,40 @@ class Untold(Exception):
     """Of an operand or a result no key says all."""
 
 
+# ---- what this process knows, for all of its traces ----
+
+Key = tuple[Any, ...]
+_KNOWN: dict[Key, Any] = {}
+_NEW: list[Key] = []
+"""Keys of what was found out here, and of which no other process was told."""
+
+
+def learned() -> str:
+    """What was found out here since this was last asked, for another process to ``learn``."""
+    told = [((str(key[0]), *key[1:]), _KNOWN[key]) for key in _NEW]
+    _NEW.clear()
+    return base64.b85encode(pickle.dumps(told)).decode()
+
+
+def learn(text: str) -> None:
+    """Take over what a process of the same libraries ``learned``."""
+    found = pickle.loads(base64.b85decode(text))
+    if len(_KNOWN) + len(found) > MOST:
+        _KNOWN.clear()
+    _KNOWN.update(((_operation(name), *rest), known) for (name, *rest), known in found)
+
+
+@functools.cache
+def _operation(name: str) -> Any:
+    """The operation that calls itself so: ``aten.mul.Tensor``."""
+    return functools.reduce(getattr, name.split("."), torch.ops)
+
+
 class Remembered:
-    """What operations gave, under one mode of fake tensors."""
+    """What operations give, under one mode of fake tensors."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self.fake = fake
-        self._known: dict[tuple[Any, ...], Any] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -69,18 +107,30 @@ class Remembered:
             return func(*args, **kwargs)
         if effect == VIEWS:
             return self._view(func, args, kwargs)
+        if effect == SENDS:
+            return self._send(func, args, kwargs)
         try:
             key = self._key(func, args, kwargs)
         except Untold:
             return func(*args, **kwargs)
-        known = self._known.get(key)
+        known = _KNOWN.get(key)
         if known is None:
-            out = func(*args, **kwargs)
-            self._known[key] = effect if effect == WRITES else self._told(out, args)
-            return out
+            return self._learn(key, effect, func, args, kwargs)
         if known == OTHER:
             return func(*args, **kwargs)
-        return args[0] if known == WRITES else self._again(known)
+        if known == WRITES:
+            return args[0]
+        return kwargs["out"] if known == FILLS else self._again(known)
+
+    def _learn(self, key: Key, effect: str, func: Any, args: Any, kwargs: Any) -> Any:
+        shape = kwargs["out"].shape if effect == FILLS else None
+        out = func(*args, **kwargs)
+        if effect == MAKES:
+            _KNOWN[key] = self._told(out, args)
+        else:  # what is filled may have been given another shape
+            _KNOWN[key] = OTHER if effect == FILLS and out.shape != shape else effect
+        _NEW.append(key)
+        return out
 
     # ---- operands ----
 
@@ -106,6 +156,8 @@ class Remembered:
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
                 self._tell(value, key)
+            elif isinstance(value, torch._C.Generator):  # of which no fake tensor draws
+                key.append(kind)
             else:
                 raise Untold
 
@@ -157,6 +209,17 @@ class Remembered:
             return type(out)(self._faked(each, whole.fake_device) for each in out)
         return self._faked(out, whole.fake_device)
 
+    def _send(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A collective by its own kernel, whose results are its operands."""
+        if not all(map(self._may_pass, tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        with in_kernel_invocation_manager(self.fake):
+            return func(*args, **kwargs)
+
+    def _may_pass(self, leaf: Any) -> bool:
+        plain = type(leaf) is FakeTensor and self._plain(leaf)
+        return plain or not isinstance(leaf, torch.Tensor)
+
     def _faked(self, elem: torch.Tensor, device: torch.device) -> FakeTensor:
         """``FakeTensor(fake, elem, device)``, with the attributes that the first one got."""
         known = self._attributes.get(device)
@@ -172,8 +235,16 @@ class Remembered:
 
 
 @functools.cache
+def makes_view(func: Any) -> bool:
+    """Whether all that ``func`` does is to make views."""
+    return _effect(func) == VIEWS and is_free(func)
+
+
+@functools.cache
 def _effect(func: Any) -> str:
     """What is known of an operation by its schema."""
+    if getattr(func, "namespace", "") == "c10d":
+        return SENDS if func._opname in COLLECTIVES else OTHER
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     name = func.name() if isinstance(func, torch._ops.OpOverload) else ""
     if not name or not is_builtin(func) or UNTOLD.intersection(func.tags):
@@ -188,6 +259,9 @@ def _effect(func: Any) -> str:
     aliased = [a for a in (*schema.arguments, *schema.returns) if a.alias_info]
     if not aliased:
         return MAKES if schema.returns else OTHER
-    first = schema.arguments[0]
-    alone = len(aliased) == 2 and len(schema.returns) == 1 and str(first.type) == "Tensor"
-    return WRITES if alone and first.alias_info and first.alias_info.is_write else OTHER
+    first, last = schema.arguments[0], schema.arguments[-1]
+    if len(aliased) != 2 or len(schema.returns) != 1:
+        return OTHER
+    if first.alias_info and first.alias_info.is_write and str(first.type) == "Tensor":
+        return WRITES
+    return FILLS if last.is_out and last.name == "out" and str(last.type) == "Tensor" else OTHER

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from harness import ROOT
 from harness.memory.places import HOST, storage_of
 from harness.memory.tracer import Tracer
-from harness.predict.tracing.remembered import Remembered, device_of
+from harness.predict.tracing.remembered import Remembered, device_of, makes_view
 from strategies import initial
 from strategies.evidence.stored import stored
 from strategies.sizes import pinned_block
@@ -91,6 +92,9 @@ class StoragelessTracer(Tracer):
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an op has made, its kernel's scratch and its work."""
+        if self.places is None and makes_view(func) and self._has_seen(out):
+            self.ops.add(str(func))  # no memory, no work
+            return
         if self._keeps_shapes(func, kwargs):
             self.leave_out([out])
             return
@@ -100,6 +104,10 @@ class StoragelessTracer(Tracer):
             self.hold("device", scratch, str(func), "temporaries")()
         beside = any(maker.beside for maker in self._makers)
         self.witness(self.phase, func, args, out, beside)
+
+    def _has_seen(self, out: Any) -> bool:
+        """Whether an op's output is one plain tensor whose storage is followed, or left out."""
+        return type(out) is FakeTensor and self._known(out.untyped_storage())
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """As ``Tracer.see``; but a model is made on meta before its weights are there, and these
