@@ -1,7 +1,7 @@
 """Whole predictions: ``python -m tests.children.predictions CASES.json OUT.json``.
 
 CASES: a list of Spec's fields, with ``shortcuts: false`` for the long way through large worlds,
-``remembered: false`` for one where torch answers every operation.
+``remembered: false`` for one where torch answers every operation, and each is followed.
 OUT: what each prediction says, in the same order, but for the seconds that it took.
 """
 
@@ -18,7 +18,7 @@ from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kern
 
 from torch.overrides import BaseTorchFunctionMode
 
-from harness.predict.tracing import simulate
+from harness.predict.tracing import simulate, trace
 from harness.predict.worker import predict
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -27,10 +27,13 @@ from harness.spec import Spec
 def predicted(fields: dict[str, Any]) -> dict[str, Any]:
     """The prediction of one case."""
     mode = simulate.Shortcuts if fields.pop("shortcuts", True) else BaseTorchFunctionMode
-    kept = simulate.Remembered if fields.pop("remembered", True) else lambda fake: None
+    remembered = fields.pop("remembered", True)
+    kept = simulate.Remembered if remembered else lambda fake: None
+    passed = trace.makes_view if remembered else lambda func: False
     with (
         mock.patch.object(simulate, "Shortcuts", mode),
         mock.patch.object(simulate, "Remembered", kept),
+        mock.patch.object(trace, "makes_view", passed),
     ):
         found = predict(resolve(Spec(**fields)))
     return dataclasses.asdict(dataclasses.replace(found, seconds_taken=0))

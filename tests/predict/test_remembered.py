@@ -1,4 +1,5 @@
-"""What operations on fake tensors gave is kept, and no prediction changes by it."""
+"""What operations on fake tensors gave is kept, for later traces too, and no prediction changes by
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from conftest import predictions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.predict.tracing.remembered import Remembered, device_of
+from harness.predict.tracing import remembered
+from harness.predict.tracing.forks import in_forks
+from harness.predict.tracing.remembered import Remembered, device_of, known
 from harness.spec import Spec
 
 SPEC = Spec(
@@ -34,6 +37,12 @@ def test_a_prediction_is_the_same_to_the_byte_where_torch_answers_every_operatio
         for one in (short, long):
             one["work"].sort(key=str)
         assert short == long, case
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known():
+    with mock.patch.dict(remembered._KNOWN, clear=True):
+        yield
 
 
 class Kept(TorchDispatchMode):
@@ -85,10 +94,10 @@ def _steps() -> list[torch.Tensor]:
 def test_each_result_is_as_torch_gives_it():
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         plain = [_told(tensor) for tensor in _steps()]
-        with Kept(fake) as kept:
+        with Kept(fake):
             ours = _steps()
             assert [_told(tensor) for tensor in ours] == plain
-        assert len(kept.remembered._known) > 20
+        assert known() > 20
 
 
 def test_a_view_shares_its_storage_and_what_is_written_is_the_operand():
@@ -108,6 +117,57 @@ def test_the_second_time_torch_is_not_asked():
             again = one + 1
             view = torch.ops.aten.slice.Tensor(again, 0, 1)
         assert _told(again) == _told(made) and view.shape == (3, 4)
+
+
+def test_what_is_filled_is_the_operand_named_so_and_has_the_shape_that_it_is_given():
+    parts = [torch.empty(2), torch.empty(3)]
+    for length in (5, 0):
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, Kept(fake):
+            for _ in range(2):
+                out = torch.empty(length)
+                assert torch.cat(parts, out=out) is out and out.shape == (5,)
+                assert out.untyped_storage().nbytes() == 20
+
+
+def test_no_generator_decides_what_a_fake_tensor_is():
+    with FakeTensorMode() as fake, Kept(fake):
+        drawn = torch.randn(3, generator=torch.Generator().manual_seed(1))
+        with mock.patch.object(FakeTensorMode, "dispatch", side_effect=AssertionError):
+            assert _told(torch.randn(3, generator=torch.Generator())) == _told(drawn)
+
+
+def test_what_one_fork_asked_torch_the_next_knows():
+    dispatch = FakeTensorMode.dispatch
+
+    def function() -> dict:
+        asked = []
+
+        def counted(self, func, *given):
+            asked.append(str(func))
+            return dispatch(self, func, *given)
+
+        with mock.patch.object(FakeTensorMode, "dispatch", counted):
+            with FakeTensorMode() as fake, Kept(fake):
+                told = [_told(tensor)[:2] for tensor in (torch.empty(4, 4) + 1).topk(2)]
+        return {"asked": asked, "told": told}
+
+    first, second, third = (one.made for one in in_forks([function] * 3, 1, 60))
+    assert "aten.topk.default" in first["asked"] and "aten.empty.memory_format" in first["asked"]
+    assert second["asked"] == third["asked"] == []
+    assert first["told"] == second["told"] == [[[4, 2], [2, 1]]] * 2
+
+
+def test_too_many_answers_are_forgotten(monkeypatch):
+    with FakeTensorMode() as fake, Kept(fake):
+        torch.empty(4, 4) + 1
+    told = remembered.learned(0)
+    there = known()
+    remembered.learn(told)
+    assert known() == there == 2
+    monkeypatch.setattr(remembered, "MOST", 3)
+    remembered._KNOWN["older"] = remembered.OTHER
+    remembered.learn(told)
+    assert known() == 2 and "older" not in remembered._KNOWN
 
 
 @pytest.mark.parametrize("other", [torch.float64, torch.int32])

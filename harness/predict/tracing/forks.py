@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness.predict.tracing.remembered import learn, learned
+from harness.predict.tracing.remembered import known, learn, learned
 from harness.system.imports import imported, load
 from harness.system.process import die_with_parent
 
@@ -95,9 +95,9 @@ def _start(index: int, function: Function) -> tuple[int, _Fork]:
     try:
         die_with_parent()
         os.close(out)
-        before = set(sys.modules)
+        before, answers = set(sys.modules), known()
         with os.fdopen(into, "w") as pipe:
-            pipe.write(json.dumps([function(), imported(before), learned()]) + "\n")
+            pipe.write(json.dumps([function(), imported(before), learned(answers)]) + "\n")
         code = 0
     finally:
         os._exit(code)

@@ -14,6 +14,7 @@ import base64
 import functools
 import pickle
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.memory.free_ops import is_free
 
-__all__ = ["Remembered", "device_of", "learn", "learned", "makes_view"]
+__all__ = ["Remembered", "device_of", "known", "learn", "learned", "makes_view"]
 
 MAKES, WRITES, FILLS, VIEWS, SENDS, OTHER = "makes", "writes", "fills", "views", "sends", "other"
 UNTOLD = frozenset({
@@ -68,23 +69,26 @@ class Untold(Exception):
 
 Key = tuple[Any, ...]
 _KNOWN: dict[Key, Any] = {}
-_NEW: list[Key] = []
-"""Keys of what was found out here, and of which no other process was told."""
+"""For all traces of this process, in the order in which it was found out."""
 
 
-def learned() -> str:
-    """What was found out here since this was last asked, for another process to ``learn``."""
-    told = [((str(key[0]), *key[1:]), _KNOWN[key]) for key in _NEW]
-    _NEW.clear()
-    return base64.b85encode(pickle.dumps(told)).decode()
+def known() -> int:
+    """How many answers are known."""
+    return len(_KNOWN)
+
+
+def learned(before: int) -> str:
+    """What was found out since ``before`` answers were known, for another process to ``learn``."""
+    told = [(str(func), rest, made) for (func, *rest), made in islice(_KNOWN.items(), before, None)]
+    return base64.b64encode(pickle.dumps(told)).decode()
 
 
 def learn(text: str) -> None:
     """Take over what a process of the same libraries ``learned``."""
-    found = pickle.loads(base64.b85decode(text))
+    found = pickle.loads(base64.b64decode(text))
     if len(_KNOWN) + len(found) > MOST:
         _KNOWN.clear()
-    _KNOWN.update(((_operation(name), *rest), known) for (name, *rest), known in found)
+    _KNOWN.update(((_operation(name), *rest), made) for name, rest, made in found)
 
 
 @functools.cache
@@ -113,23 +117,22 @@ class Remembered:
             key = self._key(func, args, kwargs)
         except Untold:
             return func(*args, **kwargs)
-        known = _KNOWN.get(key)
-        if known is None:
-            return self._learn(key, effect, func, args, kwargs)
-        if known == OTHER:
+        made = _KNOWN.get(key)
+        if made is None:
+            return self._ask(key, effect, func, args, kwargs)
+        if made == OTHER:
             return func(*args, **kwargs)
-        if known == WRITES:
+        if made == WRITES:
             return args[0]
-        return kwargs["out"] if known == FILLS else self._again(known)
+        return kwargs["out"] if made == FILLS else self._again(made)
 
-    def _learn(self, key: Key, effect: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def _ask(self, key: Key, effect: str, func: Any, args: Any, kwargs: Any) -> Any:
         shape = kwargs["out"].shape if effect == FILLS else None
         out = func(*args, **kwargs)
         if effect == MAKES:
             _KNOWN[key] = self._told(out, args)
         else:  # what is filled may have been given another shape
             _KNOWN[key] = OTHER if effect == FILLS and out.shape != shape else effect
-        _NEW.append(key)
         return out
 
     # ---- operands ----
@@ -187,10 +190,10 @@ class Remembered:
         given.add(storage._cdata)
         return Made(out.shape, out.stride(), out.dtype, out.fake_device)
 
-    def _again(self, known: Any) -> Any:
-        if type(known) is Made:
-            return self._made(known)
-        kind, each = known
+    def _again(self, told: Any) -> Any:
+        if type(told) is Made:
+            return self._made(told)
+        kind, each = told
         return kind(None if made is None else self._made(made) for made in each)
 
     def _made(self, made: Made) -> FakeTensor:
