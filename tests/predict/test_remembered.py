@@ -146,9 +146,9 @@ def test_what_one_fork_asked_torch_the_next_knows():
             asked.append(str(func))
             return dispatch(self, func, *given)
 
-        with mock.patch.object(FakeTensorMode, "dispatch", counted):
-            with FakeTensorMode() as fake, Kept(fake):
-                told = [_told(tensor)[:2] for tensor in (torch.empty(4, 4) + 1).topk(2)]
+        noted = mock.patch.object(FakeTensorMode, "dispatch", counted)
+        with noted, FakeTensorMode() as fake, Kept(fake):
+            told = [_told(tensor)[:2] for tensor in (torch.empty(4, 4) + 1).topk(2)]
         return {"asked": asked, "told": told}
 
     first, second, third = (one.made for one in in_forks([function] * 3, 1, 60))

@@ -62,14 +62,16 @@ def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator
 
     A function that raises ends its fork: what it is to say of that, it returns.
     """
-    waiting = list(enumerate(functions))
+    waiting, ended = list(enumerate(functions)), []
     with selectors.DefaultSelector() as running:
         while waiting or running.get_map():
             while waiting and len(running.get_map()) < jobs:
                 index, function = waiting.pop(0)
                 pipe, fork = _start(index, function)
                 running.register(pipe, selectors.EVENT_READ, fork)
-            yield from _ended(running, limit)
+            yield from ended  # whoever makes something of it does so beside those that run
+            ended = [*_ended(running, limit)]
+    yield from ended
 
 
 def _ended(running: selectors.BaseSelector, limit: float) -> Iterator[Ended]:
