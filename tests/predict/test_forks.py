@@ -47,6 +47,21 @@ def test_what_dies_or_never_ends_is_lost_alone():
     assert found[1] == {"why": "not done after 0.5 s"} and time.monotonic() - began < 30
 
 
+def test_whoever_takes_one_does_so_beside_those_that_run(tmp_path: Path):
+    def function(index: int):
+        def run() -> dict:
+            (tmp_path / f"{index}").touch()
+            return {}
+
+        return run
+
+    for place, _ in enumerate(in_forks([function(i) for i in range(3)], 1, 60)):
+        end = time.monotonic() + 30
+        while place < 2 and not (tmp_path / f"{place + 1}").exists():
+            assert time.monotonic() < end, "the next one waits"
+            time.sleep(0.01)
+
+
 def test_what_one_imported_is_there_for_the_next(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
 
