@@ -12,19 +12,27 @@ from harness.predict.tracing.forks import EARLY, in_forks
 
 
 def test_each_answers_by_its_index_and_so_many_run_at_a_time(tmp_path: Path):
+    def began() -> int:
+        return len([*tmp_path.glob("began-*")])
+
     def function(index: int):
         def run() -> dict:
-            (tmp_path / f"{index}").touch()
-            time.sleep(0.05)
-            there = len(list(tmp_path.iterdir()))
-            (tmp_path / f"{index}").unlink()
-            return {"index": index, "there": there, "long": "x" * 3_000_000, "pid": os.getpid()}
+            (tmp_path / f"began-{index}").touch()
+            there = began() - len([*tmp_path.glob("ended-*")])
+            end = time.monotonic() + 30
+            while began() < 2 and time.monotonic() < end:  # the first waits for the second
+                time.sleep(0.01)
+            time.sleep(0.05)  # a third would show
+            both = began() >= 2
+            (tmp_path / f"ended-{index}").touch()
+            more = {"there": there, "both": both, "pid": os.getpid()}
+            return {"index": index, "long": "x" * 3_000_000, **more}
 
         return run
 
     found = {one.index: one.made for one in in_forks([function(i) for i in range(5)], 2, 60)}
     assert {index: made["index"] for index, made in found.items()} == {i: i for i in range(5)}
-    assert max(made["there"] for made in found.values()) == 2
+    assert all(made["both"] and made["there"] <= 2 for made in found.values())
     assert all(len(made["long"]) == 3_000_000 for made in found.values())
     assert len({made["pid"] for made in found.values()} | {os.getpid()}) == 6
 
