@@ -115,13 +115,13 @@ def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
 
 
 def _pills(cell: str) -> str:
-    """Flags: what calls for a look, each in a frame of its own; behind them the others."""
+    """Flags, each in a frame of its own."""
     known = {"reference": "", "front": "front", "noisy": "noisy", "DIFFERS": "alarm"}
     known["beyond design"] = "alarm"
     words = [w for w in cell.split(", ") if w and w != units.NONE]
-    framed = [f'<span class="pill {known[w]}">{w}</span>' for w in words if w in known]
-    others = ", ".join(escape(w) for w in words if w not in known)
-    return " ".join(filter(None, [*framed, others]))
+    return ", ".join(
+        f'<span class="pill {known[w]}">{w}</span>' if w in known else escape(w) for w in words
+    )
 
 
 def _value(cell: str) -> float:
