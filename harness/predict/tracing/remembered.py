@@ -3,7 +3,8 @@
 A block repeats the operations of the one before it, on tensors of the same shapes. torch keeps
 what such an operation gave too (``FakeTensorMode.cache``), and takes five times as long to find it.
 Here only the plainest are kept, with a short key: those that make new tensors, and those that write
-to one operand; views run at once. All others go to torch.
+to one operand; views and collectives run at once. All others go to torch. What is known is known to
+all traces of a process, and a fork tells those that follow what it learned.
 Source: torch 2.13, torch/_subclasses/fake_tensor.py (``_cache_key``, ``_validate_cache_key``,
 ``_get_output_tensor_from_cache_entry``), whose rules for what may be kept these are.
 """
