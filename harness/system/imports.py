@@ -18,12 +18,11 @@ __all__ = ["imported", "keep", "load"]
 def load(names: Iterable[str]) -> None:
     """Import what can be imported of ``names``, and keep collections away from what lives then:
     each fork's would read all of it anew, and write to its pages, and so copy them."""
-    asked = [name for name in names if name not in sys.modules]
-    for name in asked:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    if asked:
-        keep()
+    for name in names:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    keep()
 
 
 def keep() -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.predict.tracing import remembered
 from harness.predict.tracing.forks import in_forks
 from harness.predict.tracing.remembered import Remembered, device_of, known
+from harness.predict.tracing.trace import StoragelessTracer
 from harness.spec import Spec
 
 SPEC = Spec(
@@ -127,6 +128,18 @@ def test_what_is_filled_is_the_operand_named_so_and_has_the_shape_that_it_is_giv
                 out = torch.empty(length)
                 assert torch.cat(parts, out=out) is out and out.shape == (5,)
                 assert out.untyped_storage().nbytes() == 20
+
+
+def test_a_view_of_what_has_no_storage_of_its_own_is_followed():
+    """A sparse gradient, as ``sparse_embedding`` makes them: its indices and values are seen."""
+    tracer = StoragelessTracer({"meta": "device", "cpu": "host"})
+    with FakeTensorMode() as fake:
+        tracer.remembered = Remembered(fake)
+        with tracer:
+            places, values = torch.zeros(1, 2, dtype=torch.int64), torch.ones(2, 3)
+            sparse = torch.sparse_coo_tensor(places, values, (4, 3), check_invariants=False)
+            assert sparse.detach().is_sparse
+    assert sorted(storage.size for storage in tracer.record.storages) == [16, 24]
 
 
 def test_no_generator_decides_what_a_fake_tensor_is():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.predict.tracing.remembered import known, learn, learned
-from harness.system.imports import imported, keep, load
+from harness.system.imports import imported, load
 from harness.system.process import die_with_parent
 
 __all__ = ["Ended", "in_forks"]
@@ -51,9 +51,8 @@ class _Fork:
         if late or not self.text.endswith(b"\n"):
             return Ended(self.index, lost, seconds)
         made, modules, answers = json.loads(self.text)
-        load(modules)
         learn(answers)
-        keep()
+        load(modules)
         return Ended(self.index, made, seconds)
 
 

@@ -107,7 +107,8 @@ class StoragelessTracer(Tracer):
 
     def _has_seen(self, out: Any) -> bool:
         """Whether an op's output is one plain tensor whose storage is followed, or left out."""
-        return type(out) is FakeTensor and self._known(out.untyped_storage())
+        storage = storage_of(out) if type(out) is FakeTensor else None
+        return storage is not None and self._known(storage)
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """As ``Tracer.see``; but a model is made on meta before its weights are there, and these
