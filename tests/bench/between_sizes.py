@@ -5,9 +5,10 @@ atlas seeks the next size that does not fit (``harness.commands.atlas.edge``).
 
 Of each model (default: all) the atlas's cells are predicted, or taken from what is kept: an atlas
 that was made before leaves nothing to predict. Of each size that it traced a line says how far it
-was from the line through the usual and the largest one, and from what the growth of a training that
-is alike in its activations says (nothing, where it was between the most and the least of that); the
-last lines have the most that was needed more, and less, and what the atlas allows for.
+was from the line through the usual and the largest one, from what the growth of a training that is
+alike in its activations says (nothing, where it was between the most and the least of that), and
+from what the same recipe on other cards, or more of them, grew by; the last lines have the most
+that was needed more, and less, and what the atlas allows for.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.commands.atlas.atlas import add_arguments, places_of
-from harness.commands.atlas.edge import ABOVE, BELOW, ROUNDED, Edge, between
+from harness.commands.atlas.edge import ABOVE, BELOW, KIN, ROUNDED, Edge, between
 from harness.commands.atlas.growth import edges_of
 from harness.commands.atlas.places import Replicas, predicted
 from harness.commands.atlas.progress import AtlasProgress
@@ -28,7 +29,8 @@ from harness.predict import pool, workers
 from harness.subjects.library import presets
 
 LINE, GROWTH, ALIKE = "its own line", "the growth of what is alike", "what is alike at that size"
-MARGINS = {LINE: (ABOVE, BELOW), GROWTH: (ABOVE, BELOW), ALIKE: ROUNDED}
+OTHERS = "the same recipe on other cards"
+MARGINS = {LINE: (ABOVE, BELOW), GROWTH: (ABOVE, BELOW), ALIKE: ROUNDED, OTHERS: KIN}
 """How a size is told -> by what shares more may be needed, and less."""
 
 
@@ -61,7 +63,8 @@ def off(edge: Edge) -> Iterator[tuple[str, float]]:
             continue
         row, kind = fit.resolved, ",".join(fit.prediction.attention)
         name = f"{row.spec.model} {row.recipe} x {row.spec.processes}, {edge.sizes[at].name}"
-        for how, share in {**by_line(edge, at), **by_alike(edge, at)}.items():
+        ways = {**by_line(edge, at), **by_alike(edge, at), **by_kin(edge, at)}
+        for how, share in ways.items():
             yield f"{name} ({kind}), by {how}", share
 
 
@@ -75,11 +78,27 @@ def by_line(edge: Edge, at: int) -> dict[str, float]:
     return {LINE: edge.traced[at].least_bytes / line - 1} if line else {}
 
 
+def by_kin(edge: Edge, at: int) -> dict[str, float]:
+    """By the same recipe on other cards, or more of them."""
+    told = _untraced(edge, at).as_kin(at)
+    return {OTHERS: edge.traced[at].least_bytes / told.most - 1} if told else {}
+
+
+def _untraced(edge: Edge, at: int) -> Edge:
+    """The edge before this size was traced, and without those that its trace is shared by."""
+    here = edge.traced[at]
+
+    def others(each: Sequence[Edge]) -> list[Edge]:
+        at_it = [(one, one.traced.get(at)) for one in each]
+        return [one for one, fit in at_it if not fit or fit.prediction is not here.prediction]
+
+    smaller = {n: fit for n, fit in edge.traced.items() if n < at}
+    return dataclasses.replace(edge, traced=smaller, alike=others(edge.alike), kin=others(edge.kin))
+
+
 def by_alike(edge: Edge, at: int) -> dict[str, float]:
     """By others whose activations are alike, where nothing larger was traced of its own."""
-    smaller = {n: fit for n, fit in edge.traced.items() if n < at}
-    others = [other for other in edge.alike if other is not edge]
-    told = dataclasses.replace(edge, traced=smaller, alike=others).as_alike(at)
+    told = _untraced(edge, at).as_alike(at)
     if told is None:
         return {}
     how = ALIKE if told.margins == MARGINS[ALIKE] else GROWTH

@@ -17,6 +17,8 @@ from strategies.base import Slot
 __all__ = ["cells_at", "edges_of"]
 
 LARGER = "larger samples"
+WHOLE = frozenset({"one_process", "replicas"})
+"""Traits of a launch whose ranks hold all that is trained."""
 
 
 def cells_at(places: Sequence[Place], ask: Ask, doublings: int) -> list[Cell]:
@@ -40,6 +42,10 @@ def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
     for edge in edges.values():
         edge.alike = alike.setdefault(_activations(edge.usual), [])
         edge.alike.append(edge)
+    kin: dict[Any, list[Edge]] = {}
+    for edge in edges.values():
+        edge.kin = kin.setdefault(_recipe(edge.usual), [])
+        edge.kin.append(edge)
     same: dict[Any, list[Edge]] = {}
     for number, edge in edges.items():
         same.setdefault(_trace(cells[number][0], edge), []).append(edge)
@@ -53,6 +59,15 @@ def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
                 for edge in same[_trace(cells[n][0], edges[n])]:
                     edge.traced[at] = judge(fit.resolved, fit.prediction, edge.usual.gpu)
     return edges
+
+
+def _recipe(fit: Fit) -> Any:
+    """What edges share whose need grows by the same: the recipe, on one GPU or on several; where
+    each holds all, on any number."""
+    spec = fit.resolved.spec
+    if WHOLE & fit.resolved.launch.traits:
+        return _activations(fit)
+    return spec.model, str(fit.resolved.recipe), spec.processes > 1
 
 
 def _trace(place: Place, edge: Edge) -> Any:
@@ -72,5 +87,5 @@ def _activations(fit: Fit) -> Any:
     there whether weights are computed with in the type that they are stored in."""
     recipe, traits = fit.resolved.recipe, fit.resolved.launch.traits
     rest = [str(part) for part in recipe.strategies if part.slot != Slot.SHARD]
-    whole = bool({"one_process", "replicas"} & traits)
+    whole = bool(WHOLE & traits)
     return fit.resolved.spec.model, tuple(rest), whole
