@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.subjects.library.subject import ADAPTED
 from strategies import survey
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject
@@ -33,6 +34,7 @@ class OwnModule(Subject):
 
     objectives: ClassVar[tuple[str, ...]] = ("own",)
     brings_samples: ClassVar[bool] = True
+    of_library: ClassVar[bool] = True  # it is Python that issues operations one by one, too
     function: ClassVar[Callable[[], Any]]
 
     @classmethod
@@ -88,6 +90,10 @@ class OwnModule(Subject):
     @property
     def survey(self) -> Survey:
         return _measured(type(self), self.model).survey
+
+    @property
+    def attention_linears(self) -> tuple[str, ...]:
+        return tuple(name for name in self.linears if name.endswith(ADAPTED))
 
     # ---- its modules ----
 

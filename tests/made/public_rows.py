@@ -88,10 +88,12 @@ computation is (``harness.predict.speed``)."""
 def left_out(record: Mapping[str, Found]) -> dict[str, tuple[float, int, int]]:
     """Model -> what the slowest host takes for an operation, in seconds, where that is chosen on
     all other models' rows alone (the least with which nine of ten of them are covered); how many of
-    this model's rows that covers, and of how many. Of DiTs, planned without a host, none."""
-    models = {row["name"]: row["run"]["model"] for row in rows()}
-    found = [(models[name], _issued(record[name], known, got)) for name, _, known, (got, _)
-             in timed(record) if not models[name].startswith("DiT")]  # fmt: skip
+    this model's rows that covers, and of how many. Of DiTs, planned without a host, none, and of
+    rows that came "after" the figures."""
+    models = {row["name"]: row["run"]["model"] for row in rows()
+              if not row.get("after") and not row["run"]["model"].startswith("DiT")}  # fmt: skip
+    found = [(models[name], _issued(record[name], known, got))
+             for name, _, known, (got, _) in timed(record) if name in models]  # fmt: skip
     told = {}
     for model in dict(found):
         needed = sorted(most for name, most in found if name != model)

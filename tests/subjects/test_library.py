@@ -317,6 +317,17 @@ class Block(nn.Module):
     def forward(self, x):
         return x + self.down(self.up(self.norm(x)).relu())
 
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        names = ("to_q", "to_k", "to_v", "gate")
+        self.attn = nn.ModuleDict({name: nn.Linear(16, 16) for name in names})
+        self.attn["to_out"] = nn.ModuleList([nn.Linear(16, 16)])
+    def forward(self, x):
+        q, k, v = (self.attn[name](x)[:, None] for name in ("to_q", "to_k", "to_v"))
+        out = nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+        return x + self.attn["to_out"][0](out * self.attn["gate"](x))
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -333,6 +344,16 @@ def loss(model, batch):
 def make():
     batch = {"image": torch.randn(6, 5, 16), "wanted": torch.zeros(6, 5, 16)}
     return Net(), batch, loss
+
+def attending():
+    _, batch, _ = make()
+    return nn.Sequential(nn.ModuleList([Attending(), Attending()])), batch, ends
+
+def ends(model, batch):
+    x = batch["image"]
+    for block in model[0]:
+        x = block(x)
+    return x.square().mean()
 
 def half():
     return Net()
@@ -361,6 +382,18 @@ def test_a_module_of_one_s_own_trains_with_its_own_batch_and_loss(own, train_her
     assert log.losses[-1] < 0.9 * log.losses[0]
     part = parse("single+checkpoint").in_slot(Slot.RECOMPUTE)
     assert part.evidence(run.trained)["block_forwards"] == 2
+
+
+def test_attention_of_a_module_of_one_s_own_is_known_by_the_library_s_names(own):
+    spec = dataclasses.replace(
+        miniature("flux-dev", "single+lora:targets=attention"), model=f"{own}:attending",
+        objective="own", set="", resolution="", text=0,
+    )  # fmt: skip
+    found = resolve(spec).subject
+    adapted = ["to_q", "to_k", "to_v", "to_out.0"]
+    assert [*found.attention_linears] == [f"0.{n}.attn.{name}" for n in (0, 1) for name in adapted]
+    assert len(found.linears) == 10
+    assert not resolve(dataclasses.replace(spec, model=f"{own}:make")).subject.attention_linears
 
 
 @pytest.mark.parametrize(

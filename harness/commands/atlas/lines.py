@@ -21,8 +21,8 @@ NOTE = (
     "not fit with that recipe, by a prediction of it, or where others leave no doubt. Memory "
     "was checked against what public projects measured (docs/models.md: where they state all "
     "settings, tensors between steps within 0.5 % and what the allocator reserves within 3 %; "
-    "where some were inferred, within 5 % but for one model's 13 %); times are typical figures "
-    "with the uncertainty that stands beside them, and no GPU of these was measured here."
+    "where some were inferred, within 5 % but for two models' 13 and 15 %); times are typical "
+    "figures with the uncertainty that stands beside them, and no GPU of these was measured here."
 )
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-__all__ = ["Library"]
+__all__ = ["ADAPTED", "Library"]
 
 SAMPLES = 8
 """Synthetic samples: what is measured does not depend on values, and one text is megabytes."""
