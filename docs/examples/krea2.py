@@ -23,8 +23,9 @@ def make():
         where = torch.zeros(TEXT + SIDE * SIDE, 3, device=image.device)
         along = torch.arange(SIDE, device=image.device, dtype=torch.float32)
         where[TEXT:, 1], where[TEXT:, 2] = along.repeat_interleave(SIDE), along.repeat(SIDE)
-        mixed, given = (1 - t) * image + t * noise, (batch["caption"], t.flatten(), where)
-        out = model(mixed, *given, batch["mask"], return_dict=False)[0]
+        mixed, kind = (1 - t) * image + t * noise, next(model.parameters()).dtype
+        given = (mixed.to(kind), batch["caption"].to(kind), t.flatten(), where, batch["mask"])
+        out = model(*given, return_dict=False)[0]
         return (out.float() - (noise - image)).square().mean()
 
     return model, batch, loss

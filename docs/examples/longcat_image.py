@@ -30,8 +30,9 @@ def make():
         noise, t = torch.randn_like(image), torch.rand(len(image), 1, 1, device=image.device)
         where = positions(1, SIDE, SIDE, TEXT).to(image.device)
         words = positions(0, 1, TEXT).to(image.device)
-        mixed, caption = (1 - t) * image + t * noise, batch["caption"]
-        out = model(mixed, caption, t.flatten(), where, words, return_dict=False)[0]
+        mixed, kind = (1 - t) * image + t * noise, next(model.parameters()).dtype
+        given = (mixed.to(kind), batch["caption"].to(kind), t.flatten(), where, words)
+        out = model(*given, return_dict=False)[0]
         return (out.float() - (noise - image)).square().mean()
 
     return model, batch, loss
