@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.predict.edits import Edit, changed
-from harness.predict.inverses import adapter
+from harness.predict.inverses import adapter, sample_name
 from harness.predict.search import Largest
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved
@@ -51,7 +51,7 @@ class Advice:
 
 
 Step = tuple[str, Edit, dict[str, Any]]
-"""(to what, in words; places of the recipe; fields of the spec)."""
+"""(to what, in words, empty: the size of its sample; places of the recipe; fields of the spec)."""
 
 
 def moves(row: Resolved, processes: int) -> list[Move]:
@@ -62,7 +62,7 @@ def moves(row: Resolved, processes: int) -> list[Move]:
             made = changed(row, edit, processes, **fields)
             if made and made.spec not in known:
                 known.add(made.spec)
-                found.append(Move(knob=knob, to=to, row=made))
+                found.append(Move(knob=knob, to=to or sample_name(made), row=made))
     return found
 
 
@@ -120,7 +120,7 @@ def _sample(axis: str, times: Sequence[float]) -> Callable[[Resolved], Iterator[
         sizes = row.subject.samples_up(axis)
         for share in times if sizes else ():
             fields, _ = min(sizes, key=lambda size: abs(size[1] - share))
-            yield next(f"{value}" for value in fields.values()), {}, dict(fields)
+            yield "", {}, dict(fields)
 
     return steps
 

@@ -10,7 +10,6 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness.predict.edits import edited
@@ -19,46 +18,54 @@ from harness.predict.search import (
     Ladder,
     Largest,
     batch_name,
-    largest_batch,
-    largest_model,
+    batches,
     model_name,
+    models,
     search,
 )
-from harness.predict.speed.cards import Card
+from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
 from strategies.streaming.block_swap import AT_ONCE
 
-__all__ = ["SOUGHT", "Sought", "adapter", "ranked", "refuse", "unable"]
+__all__ = ["SOUGHT", "Sought", "adapter", "ranked", "refuse", "sample_name",
+           "unable"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sought:
-    """A size that can be sought: how a head calls it, how a row's is named, and the search."""
+    """A size that can be sought: its name in a head, the name of a row's, and the ladder of them
+    for the rows that are asked for."""
 
     words: str
     named: Callable[[Resolved], str]
-    seek: Callable[..., list[Largest]]
+    ladder: Callable[[Sequence[Resolved]], Ladder]
+
+    def seek(self, asked: Sequence[Resolved], *how: Any, told: Sequence[Fit] = ()) -> list[Largest]:
+        """The largest that fits, of each row (``harness.predict.search.search``)."""
+        return search(asked, self.ladder(asked), *how, told=told)
 
 
-def climb(axis: str) -> Callable[..., list[Largest]]:
-    """The search along ``axis`` of a sample ("resolution", "frames")."""
+def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:
+    """The ladder along ``axis`` of a sample ("resolution", "frames")."""
 
-    def seek(
-        asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
-    ) -> list[Largest]:
+    def ladder(asked: Sequence[Resolved]) -> Ladder:
         sizes = asked[0].subject.samples_up(axis)
         weights = [times for _, times in sizes]
 
         def at(resolved: Resolved, index: int) -> Resolved:
             return resolve(dataclasses.replace(resolved.spec, **sizes[index][0]))
 
-        own = bisect_left(weights, 1.0)
-        ladder = Ladder(weights=weights, at=at, named=sample_name, start=own)
-        return search(asked, ladder, gpu, folder, jobs, progress, tries)
+        def place(resolved: Resolved) -> int:
+            same = (i for i, (fields, _) in enumerate(sizes)
+                    if fields.items() <= vars(resolved.spec).items())  # fmt: skip
+            return next(same, -1)
 
-    return seek
+        own = bisect_left(weights, 1.0)
+        return Ladder(weights=weights, at=at, named=sample_name, start=own, place=place)
+
+    return ladder
 
 
 def sample_name(resolved: Resolved) -> str:
@@ -66,26 +73,25 @@ def sample_name(resolved: Resolved) -> str:
     return resolved.subject.size_in_words.partition(",")[0]
 
 
-def largest_rank(
-    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
-) -> list[Largest]:
-    """The largest rank of each recipe's adapters."""
-    ranks = Ladder(weights=range(1, MOST + 1), at=lambda row, index: ranked(row, index + 1),
-                   named=rank_name)  # fmt: skip
-    return search(asked, ranks, gpu, folder, jobs, progress, tries)
+def ranks(_asked: Sequence[Resolved]) -> Ladder:
+    """Ranks of each recipe's adapters."""
+
+    def place(row: Resolved) -> int:
+        part = adapter(row)
+        return part.rank - 1 if part else -1
+
+    return Ladder(weights=range(1, MOST + 1), at=lambda row, index: ranked(row, index + 1),
+                  named=rank_name, place=place)  # fmt: skip
 
 
-def most_resident(
-    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
-) -> list[Largest]:
-    """Of each recipe as many blocks as fit beside the swapped ones: the fewest to swap."""
+def residents(asked: Sequence[Resolved]) -> Ladder:
+    """Numbers of blocks that stay on the device beside the swapped ones."""
     depth = asked[0].subject.depth
     swapped = [*range(depth, AT_ONCE, -1), 0]
     # Two of those that are swapped are on the device at a time.
     weights = [float(depth - count + AT_ONCE if count else depth) for count in swapped]
-    blocks = Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
-                    named=resident_name, start=len(swapped) - 1)  # fmt: skip
-    return search(asked, blocks, gpu, folder, jobs, progress, tries)
+    return Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
+                  named=resident_name, start=len(swapped) - 1)  # fmt: skip
 
 
 def swapping(resolved: Resolved, count: int) -> Resolved:
@@ -95,7 +101,7 @@ def swapping(resolved: Resolved, count: int) -> Resolved:
 
 
 def resident_name(resolved: Resolved) -> str:
-    """The size of a row of ``most_resident``: ``12 blocks swapped, 45 of 57 stay``."""
+    """The size of a row of ``residents``: ``12 blocks swapped, 45 of 57 stay``."""
     part, depth = resolved.recipe.in_slot(Slot.SWAP), resolved.subject.depth
     count = getattr(part, "blocks", 0)
     return f"{count} blocks swapped, {depth - count} of {depth} stay"
@@ -115,7 +121,7 @@ def ranked(resolved: Resolved, rank: int) -> Resolved:
 
 
 def rank_name(resolved: Resolved) -> str:
-    """The size of a row of ``largest_rank``."""
+    """The size of a row of ``ranks``."""
     return f"rank {adapter(resolved).rank}"
 
 
@@ -144,13 +150,13 @@ def refuse(what: str, rows: Sequence[Resolved]) -> None:
 
 
 SOUGHT: dict[str, Sought] = {
-    "batch": Sought(words="micro batch", named=batch_name, seek=largest_batch),
-    "model": Sought(words="DiT (M: million parameters)", named=model_name, seek=largest_model),
-    "resolution": Sought(words="resolution", named=sample_name, seek=climb("resolution")),
-    "frames": Sought(words="number of frames", named=sample_name, seek=climb("frames")),
-    "rank": Sought(words="rank", named=rank_name, seek=largest_rank),
+    "batch": Sought(words="micro batch", named=batch_name, ladder=batches),
+    "model": Sought(words="DiT (M: million parameters)", named=model_name, ladder=models),
+    "resolution": Sought(words="resolution", named=sample_name, ladder=samples("resolution")),
+    "frames": Sought(words="number of frames", named=sample_name, ladder=samples("frames")),
+    "rank": Sought(words="rank", named=rank_name, ladder=ranks),
     "resident": Sought(
-        words="number of blocks that stay on the GPU", named=resident_name, seek=most_resident
+        words="number of blocks that stay on the GPU", named=resident_name, ladder=residents
     ),
 }
 """What ``--largest`` takes -> how it is sought."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import BadInput
 
-__all__ = ["Ladder", "Largest", "batch_name", "largest_batch", "largest_model", "model_name",
-           "search"]  # fmt: skip
+__all__ = ["Ladder", "Largest", "batch_name", "batches", "model_name", "models", "search"]
 
 TRIES = 10
 """Predictions of a search."""
@@ -52,57 +51,57 @@ class Largest:
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
     """Sizes to choose among, growing. ``weights``: about proportional to the memory they add;
-    ``at``: the row of the size of that index; ``start``: the index to try first."""
+    ``at``: the row of the size of that index; ``start``: the index to try first; ``place``: the
+    index that a row's size has, if it is one of the sizes."""
 
     weights: Sequence[float]
     at: Callable[[Resolved, int], Resolved]
     named: Callable[[Resolved], str]
     start: int = 0
+    place: Callable[[Resolved], int] = lambda _row: -1
 
 
-def largest_batch(
-    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
-) -> list[Largest]:
-    """The largest micro batch of each recipe, at the same processes and accumulation."""
+def batches(_asked: Sequence[Resolved]) -> Ladder:
+    """Micro batches of each recipe, at the same processes and accumulation."""
 
     def at(resolved: Resolved, index: int) -> Resolved:
         spec = resolved.spec
         whole = (index + 1) * resolved.launch.layout.data * resolved.recipe.accumulation
         return resolve(dataclasses.replace(spec, global_batch=whole))
 
-    batches = Ladder(weights=range(1, MOST + 1), at=at, named=batch_name)
-    return search(asked, batches, gpu, folder, jobs, progress, tries)
+    return Ladder(
+        weights=range(1, MOST + 1),
+        at=at,
+        named=batch_name,
+        place=lambda row: row.micro_batch - 1,
+    )
 
 
 def batch_name(resolved: Resolved) -> str:
-    """The size of a row of ``largest_batch``."""
+    """The size of a row of ``batches``."""
     return f"micro batch {resolved.micro_batch}"
 
 
-def largest_model(
-    asked: Sequence[Resolved], gpu: Card, folder: Path, jobs: int, progress: Any, tries: int = 0
-) -> list[Largest]:
-    """The largest of the models that differ from the one asked for in size alone, at the same
-    batch.
+def models(asked: Sequence[Resolved]) -> Ladder:
+    """The models that differ from the one asked for in size alone, at the same batch.
 
     Raises:
         BadInput: no such models are known.
     """
-    models = asked[0].subject.sizes_up()
-    if not models:
+    sizes = asked[0].subject.sizes_up()
+    if not sizes:
         model = asked[0].spec.model
         raise BadInput(f"model {model} comes in one size; take --largest batch, or a DiT")
 
     def at(resolved: Resolved, index: int) -> Resolved:
-        return resolve(dataclasses.replace(resolved.spec, model=models[index][0]))
+        return resolve(dataclasses.replace(resolved.spec, model=sizes[index][0]))
 
-    weights = [float(parameters) for _, parameters in models]
-    sizes = Ladder(weights=weights, at=at, named=model_name)
-    return search(asked, sizes, gpu, folder, jobs, progress, tries)
+    weights = [float(parameters) for _, parameters in sizes]
+    return Ladder(weights=weights, at=at, named=model_name)
 
 
 def model_name(resolved: Resolved) -> str:
-    """The size of a row of ``largest_model``, with its millions of parameters."""
+    """The size of a row of ``models``, with its millions of parameters."""
     subject = resolved.subject
     size, count = subject.dimensions, subject.sizes.total / 1e6
     return f"depth {size.depth}, width {size.width} ({count:.0f} M)"
@@ -118,6 +117,12 @@ class _State:
     known: dict[int, Fit] = field(default_factory=dict)
     stopped: str = ""
 
+    def begin(self, known: dict[int, Fit]) -> None:
+        """Start between sizes that were predicted before; they are no tries of this search."""
+        self.known, self.tries = known, self.tries + len(known)
+        self.low = max((i for i, fit in known.items() if fit.verdict == "fits"), default=self.low)
+        self.high = min((i for i in known if i > self.low), default=self.high)
+
     @property
     def open(self) -> bool:
         return self.high - self.low > 1 and not self.stopped and len(self.known) < self.tries
@@ -131,12 +136,16 @@ def search(
     jobs: int,
     progress: Any,
     tries: int = 0,
+    told: Sequence[Fit] = (),
 ) -> list[Largest]:
     """The largest of ``sizes`` for each recipe: rounds of one prediction for each whose bracket is
-    open, so many ``tries`` at the most (0: ``TRIES``)."""
+    open, so many ``tries`` at the most (0: ``TRIES``). The search begins with those of the fits
+    ``told`` that are of its sizes, so that its answer agrees with them."""
     top = len(sizes.weights)
     most = tries or TRIES
     states = [_State(-1, top, most, stopped=verdict.lack_of(row, gpu)) for row in asked]
+    for row, state in zip(asked, states, strict=True):
+        state.begin(dict(_on(sizes, row, told)))
     kind = attention.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
@@ -148,6 +157,14 @@ def search(
         for i, index, row, prediction in zip(active, tries, rows, predictions, strict=True):
             _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
     return [_answer(*pair) for pair in zip(asked, states, strict=True)]
+
+
+def _on(sizes: Ladder, row: Resolved, told: Sequence[Fit]) -> Iterator[tuple[int, Fit]]:
+    """Those fits that are of a size of ``row``'s ladder, each with its index."""
+    for fit in told:
+        index = sizes.place(fit.resolved) if fit.need_bytes is not None else -1
+        if 0 <= index < len(sizes.weights) and sizes.at(row, index).spec == fit.resolved.spec:
+            yield index, fit
 
 
 def _answer(resolved: Resolved, state: _State) -> Largest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.predict.attention import WORDS, preferred
 from harness.predict.prediction import Prediction
-from harness.predict.speed.cards import Card
+from harness.predict.speed.cards import Card, alike
 from harness.predict.speed.roofline import AS_TYPICAL, Seconds, Slower, seconds
 from harness.predict.workspace import standing
 from harness.resolve import Resolved
@@ -110,7 +110,20 @@ def assumed(gpu: Card) -> str:
         return f"Attention as torch 2.13 takes it on this card: {how}."
     return (
         "The compute capability of the card is not known: whether it can run bf16, tf32, fp8 or "
-        f"flash attention was not judged. Attention as from 8.0 on: {how}."
+        f"flash attention was not judged. Attention as from 8.0 on: {how}.{_speed_of(gpu)}"
+    )
+
+
+def _speed_of(gpu: Card) -> str:
+    """Whose speed a card has that is known by its memory alone, and how far others' differ."""
+    if not gpu.like:
+        return ""
+    near = alike(gpu.memory_bytes)
+    times = near[-1].flops("bfloat16") / near[0].flops("bfloat16")
+    names = ", ".join(card.name for card in near)
+    return (
+        f" No card was named, so times are {gpu.like}'s; cards of this size are up to {times:.1f} "
+        f"times as fast. Name yours with --gpu: {names}."
     )
 
 

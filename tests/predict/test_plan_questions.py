@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -164,6 +165,28 @@ def test_advice_of_what_fits_names_what_is_faster_alone(world, capsys):
     text = capsys.readouterr().out
     assert "It fits. Faster, and fits too" in text and "begins to fit" not in text
     assert "Largest micro batch that fits: micro batch 13 (46.5 GiB); micro batch 14 does" in text
+
+
+def first(text: object) -> int:
+    """The first number of a size in words."""
+    return int(re.search(r"\d+", str(text))[0])
+
+
+@pytest.mark.parametrize("memory", ["24GiB", "28GiB", "48GiB", "90GiB"])
+def test_the_largest_size_agrees_with_every_move_of_its_scale(memory, world, monkeypatch, tmp_path):
+    """The search may end after one try of its own, and yet no move contradicts its answer."""
+    monkeypatch.setattr(advice, "TRIES", 1)
+    file = tmp_path / "advice.json"
+    assert plan(memory, FLUX.recipe, "--advise", "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    for what, field, own in (("resolution", "resolution", 1024), ("batch", "micro_batch", 1)):
+        fits, over = (found["largest"][what][side] or {} for side in ("fits", "over"))
+        low, high = (first(side[field]) if side else 0 for side in (fits, over))
+        moved = [move for move in found["moves"] if move["knob"] == what]
+        moved = [(first(m["to"]), m["verdict"]) for m in moved if m["recipe"] == FLUX.recipe]
+        assert moved
+        for size, verdict in [*moved, (own, found["given"]["verdict"])]:
+            assert size <= low if verdict == "fits" else high and size >= high
 
 
 def test_advice_where_no_move_fits_goes_on_with_several(world, capsys):

@@ -255,7 +255,8 @@ def test_cards_are_found_however_they_are_spelled():
 
 @pytest.mark.parametrize("name", cards.table())
 def test_every_card_is_found_by_the_name_it_calls_itself(name):
-    assert cards.named(cards.table()[name].device).name == name
+    card = cards.table()[name]
+    assert cards.named(card.device, card.memory_bytes).name == name
 
 
 @pytest.mark.parametrize(
@@ -271,6 +272,11 @@ def test_every_card_is_found_by_the_name_it_calls_itself(name):
         ("Tesla V100-SXM2-32GB", "V100-32GB"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA GeForce RTX 4070 Ti", "RTX-4070-Ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX-4070-Ti-Super"),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3060 Ti", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA L40", None),

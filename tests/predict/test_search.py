@@ -38,7 +38,7 @@ class Quiet:
 def world(monkeypatch, tmp_path):
     """``world(need, seek) -> (answer, sizes tried)``; ``need`` is of a row: GiB or a prediction."""
 
-    def go(need: Callable[[Resolved], float | Prediction], seek=search.largest_batch):
+    def go(need: Callable[[Resolved], float | Prediction], sizes=search.batches, told=()):
         tried: list[int] = []
 
         def predict_all(rows, folder, **more):
@@ -47,7 +47,9 @@ def world(monkeypatch, tmp_path):
             return [f if isinstance(f, Prediction) else prediction(f) for f in found]
 
         monkeypatch.setattr(pool, "predict_all", predict_all)
-        return seek([asked("zero2")], CARD, tmp_path, 1, Quiet())[0], tried
+        rows = [asked("zero2")]
+        how = (rows, sizes(rows), CARD, tmp_path, 1, Quiet())
+        return search.search(*how, told=told)[0], tried
 
     return go
 
@@ -126,7 +128,7 @@ def test_the_largest_model_is_found_by_its_parameters(world):
     def need(row: Resolved) -> float:
         return 1 + 16e-9 * row.subject.parameters
 
-    one, _ = world(need, search.largest_model)
+    one, _ = world(need, search.models)
     assert one.exact and one.tried <= 6
     assert need(one.fits.resolved) + BESIDE <= 24 < need(one.over.resolved) + BESIDE
     assert one.fits.resolved.spec.global_batch == asked("zero2").spec.global_batch

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+import yaml
 
+from harness import ROOT
 from harness.commands.planning.plan.answer import answer
 from harness.commands.planning.plan.explained import explained, second_step
 from harness.memory.record import Held
 from harness.predict import verdict, ways_out
-from harness.predict.speed import cards
+from harness.predict.speed import calibrated, cards
 from harness.predict.speed.roofline import Seconds, Work, seconds
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved, resolve
@@ -200,6 +202,26 @@ def test_a_peak_s_small_parts_are_left_out_and_each_part_has_its_unit():
 def test_a_card_of_a_size_says_whose_speed_is_assumed():
     assert CARD.words.startswith("24.0 GiB (speed assumed: ") and CARD.like in cards.table()
     assert cards.find("V100-32GB").words.startswith("V100-32GB (3")
+
+
+@pytest.mark.parametrize("gib", [6, 8, 12, 16, 24, 32, 48, 80, 192])
+def test_a_card_of_a_size_is_as_fast_as_the_slowest_of_them_that_has_bf16(gib):
+    """A V100 or a T4 has no such unit: all products would be told at float32's speed."""
+    card, near = cards.of_size(gib * GIB), cards.alike(gib * GIB)
+    assert card.like == near[0].name and not card.timed
+    assert all(card.flops("bfloat16") <= one.flops("bfloat16") for one in near)
+    assert card.flops("bfloat16") > card.flops("float32")
+    said = verdict.assumed(card)
+    assert all(one.name in said for one in near) and f"times are {card.like}'s" in said
+
+
+def test_cards_whose_times_nobody_measured_are_marked():
+    rows = yaml.safe_load((ROOT / "docs/public-peaks.yaml").read_text())
+    measured = {name for row in rows for name in row.get("seconds", {})}
+    assert {c.name for c in cards.table().values() if c.timed} == measured & set(cards.table())
+    new, known = cards.find("RTX-4070"), cards.find("H100-80GB")
+    assert "times untried" in new.words and "untried" in calibrated.words(new)
+    assert "untried" not in known.words + calibrated.words(known)
 
 
 def test_a_peak_is_explained_by_what_lived():

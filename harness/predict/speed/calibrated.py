@@ -34,6 +34,7 @@ FILE = "calibration.json"
 
 NONE = "none"
 """In place of a calibration's file: typical figures, whatever is kept."""
+UNTRIED = "No step time measured on {} was ever compared with a prediction: its times are untried."
 UNCALIBRATED = (
     "Times, context and communication are typical figures; ./run.sh calibrate on such a machine "
     "makes them its own."
@@ -117,7 +118,7 @@ def of_environment(environment: Mapping[str, Any], found: Calibration | None) ->
     that lies beside it; None for one that nothing is known of."""
     device = str(environment.get("device") or "")
     if found is None or not measured_on(environment, found.device):
-        return cards.named(device)
+        return cards.named(device, int(environment.get("device_bytes") or 0))
     versions = environment.get("versions") or {}
     known = store.applied(
         found,
@@ -137,5 +138,9 @@ def measured_on(environment: Mapping[str, Any], device: Device) -> bool:
 
 
 def words(card: Card) -> str:
-    """What its predictions rest on beside the trace, in a sentence."""
-    return card.calibrated.words if card.calibrated else UNCALIBRATED
+    """What its predictions rest on beside the trace, in sentences."""
+    if card.calibrated:
+        return card.calibrated.words
+    if card.like or not card.untried:
+        return UNCALIBRATED
+    return f"{UNCALIBRATED} {UNTRIED.format(card.name)}"

@@ -18,6 +18,7 @@ from strategies.recipe import nearest
 
 __all__ = [
     "Card",
+    "alike",
     "find",
     "named",
     "of_cpu",
@@ -55,6 +56,7 @@ class Card:
     ``pattern`` finds the card in a device's name, of which ``device`` is one.
     ``hopper``: cuBLAS takes larger workspaces from this generation on.
     ``like``: the card whose speed is assumed, where only a memory size was asked for.
+    ``timed``: measured step times on this card were compared with predictions.
     ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
     ``calibrated``: what it was measured to do, which then counts and not the figures above.
     ``node``: GPUs of one machine; more meet over the network. ``network_told``: where that one's
@@ -75,6 +77,7 @@ class Card:
     hopper: bool
     host_bandwidth: float
     like: str = ""
+    timed: bool = False
     shared: bool = False
     calibrated: Applied | None = None
     node: int = NODE
@@ -86,7 +89,14 @@ class Card:
     def words(self) -> str:
         """Name and memory, as a sentence has them."""
         size = f"{self.memory_bytes / 2**30:.1f} GiB"
-        return f"{size} (speed assumed: {self.like})" if self.like else f"{self.name} ({size})"
+        if self.like:
+            return f"{size} (speed assumed: {self.like})"
+        return f"{self.name} ({size}{', times untried' if self.untried else ''})"
+
+    @property
+    def untried(self) -> bool:
+        """True if no measured step time of this card was compared with a prediction."""
+        return not (self.timed or self.shared or self.calibrated)
 
     def flops(self, dtype: str, tf32: bool = False) -> float:
         """Peak FLOP/s of matrix products in ``dtype``; float32's where there is no such unit."""
@@ -111,6 +121,7 @@ def table() -> dict[str, Card]:
             network_bandwidth=row["network_gb_s"] * 1e9,
             hopper=(_capability(row) or (0, 0))[0] in (9, 10),
             host_bandwidth=row["host_gb_s"] * 1e9,
+            timed=row.get("timed", False),
         )
         for row in rows
     }
@@ -135,23 +146,41 @@ def find(name: str) -> Card:
     raise BadInput(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
 
 
-def named(device: str) -> Card | None:
+def named(device: str, memory_bytes: int = 0) -> Card | None:
     """The card that calls itself ``device``, as nvidia-smi and torch say it; None if unknown.
+    Cards of one name and several sizes are told apart by ``memory_bytes`` (0: the first).
 
     A MIG slice is none of them: it has a share of its card's units and memory.
     """
     if re.search(r"\bMIG\b", device):
         return None
-    matches = (gpu for gpu in table().values() if re.search(gpu.pattern, device, re.IGNORECASE))
-    return next(matches, None)
+    known = table().values()
+    match = next((gpu for gpu in known if re.search(gpu.pattern, device, re.IGNORECASE)), None)
+    if match is None or not memory_bytes:
+        return match
+    same = (gpu for gpu in known if gpu.pattern == match.pattern)
+    return min(same, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
 
 
 def of_size(size: int) -> Card:
-    """A card known by its memory alone: the speed of the table's nearest in size, and nothing of
-    what that one can or cannot do."""
-    like = min(table().values(), key=lambda gpu: abs(gpu.memory_bytes - size))
+    """A card known by its memory alone. Its speed is that of ``alike``'s first, and nothing is
+    assumed of what it can run."""
+    like = alike(size)[0]
     name = f"{size / 2**30:.4g} GiB"
-    return dataclasses.replace(like, name=name, memory_bytes=size, like=like.name, capability=None)
+    given = {"memory_bytes": size, "like": like.name, "capability": None, "timed": False}
+    return dataclasses.replace(like, name=name, **given)
+
+
+def alike(size: int) -> list[Card]:
+    """The table's cards that are nearest to ``size`` bytes to a GiB, the slowest first. Each has
+    bfloat16: without that unit, products in 16 bits would be told at float32's speed."""
+    able = [gpu for gpu in table().values() if gpu.peaks["bfloat16"]]
+
+    def off(gpu: Card) -> int:
+        return round(abs(gpu.memory_bytes - size) / 2**30)
+
+    near = [gpu for gpu in able if off(gpu) == min(map(off, able))]
+    return sorted(near, key=lambda gpu: gpu.peaks["bfloat16"])
 
 
 def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
@@ -177,7 +206,7 @@ def of_device(device: Device) -> Card:
     """The card that was calibrated: the table's; one that is not there, by what was measured."""
     if device.kind == "cpu":
         return of_cpu(device.name, device.cores, device.memory_bytes)
-    known = named(device.name)
+    known = named(device.name, device.memory_bytes)
     if known is not None:
         return known
     capability = (device.capability[0], device.capability[1]) if device.capability else None

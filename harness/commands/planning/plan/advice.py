@@ -27,7 +27,9 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     # Without its own prediction there is nothing that a move could be held to.
     scales = advice.SCALES if given.need_bytes is not None else ()
     able = [what for what in scales if not inverses.unable(what, row)]
-    largest = {what: asking.largest(what, [row], advice.TRIES)[0] for what in able}
+    largest = {
+        what: asking.largest(what, [row], advice.TRIES, told=[given, *fits])[0] for what in able
+    }
     found = Advice(given=given, moved=list(zip(moves, fits, strict=True)), largest=largest)
     ways = asking.ways([given, *fits])
     print_advice(found, ways, console)

@@ -37,10 +37,13 @@ class Asking:
         """What else would fit, where none of ``fits`` does."""
         return ways_out.seek(fits, self.asked.processes, self.fits)
 
-    def largest(self, what: str, rows: Sequence[Resolved], tries: int = 0) -> list[Largest]:
-        """The largest ``what`` (a key of ``SOUGHT``) of each row."""
+    def largest(
+        self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()
+    ) -> list[Largest]:
+        """The largest ``what`` (a key of ``SOUGHT``) of each row, beginning with the fits that are
+        ``told``."""
         folder, gpu = pool.default_folder(), self.asked.gpu
-        return SOUGHT[what].seek(rows, gpu, folder, self.jobs, self.progress, tries)
+        return SOUGHT[what].seek(rows, gpu, folder, self.jobs, self.progress, tries, told=told)
 
     def _name(self, row: Resolved, gpu: Card) -> str:
         """A recipe, with the GPUs where they are not those of the plan."""

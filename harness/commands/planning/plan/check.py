@@ -68,4 +68,5 @@ def _way(ways: Ways | None) -> str:
 
 def _offer(fit: Fit) -> str:
     speed = f", {rate_in_words(fit)}" if fit.seconds else ""
+    speed += f" (speed assumed: {fit.gpu.like})" if speed and fit.gpu.like else ""
     return f"{fit.label}, {gib(fit.need_bytes)} GiB{speed}"
