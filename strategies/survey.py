@@ -77,8 +77,8 @@ def _floats(out: Any) -> Iterator[Tensor]:
 def take(
     module: nn.Module, blocks: Sequence[nn.Module], sizes: Sizes, run: Callable[[], Any]
 ) -> Survey:
-    """``run`` takes one sample through ``module`` on the meta device: every product is counted, as
-    torch's FlopCounterMode counts them (``evidence.flops``); elementwise work is not."""
+    """``run`` takes one sample through ``module`` on the meta device: every product is counted by
+    the formulas of ``evidence.flops``; elementwise work is not."""
     import torch
     from torch import nn
 

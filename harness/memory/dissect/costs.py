@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.memory.portrait import OpCost
-from strategies.evidence.flops import left_out
+from strategies.evidence.flops import formulas
 
 __all__ = ["Costs", "bandwidth", "peak_flops"]
 
@@ -25,7 +24,7 @@ TRIES = 5
 class Costs(TorchDispatchMode):
     """Counts and times every operation that moves data while active.
 
-    FLOPs of products are torch's FlopCounterMode's own formulas; other operations count one an
+    FLOPs of products follow ``strategies.evidence.flops``; other operations count one an
     element of their largest operand or result (a list of tensors is one). Bytes are those of
     operands and results, each once: what must cross the memory bus if nothing stays in cache. On
     a GPU each operation is waited for, so that seconds are its own (and the sum is longer than
@@ -36,7 +35,7 @@ class Costs(TorchDispatchMode):
         super().__init__()
         self.phase, self.synchronize = "forward", synchronize
         self.costs: dict[tuple[str, str], OpCost] = {}
-        self.formulas = {**flop_registry, **left_out()}
+        self.formulas = formulas()
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from harness.memory.free_ops import is_free
 from harness.predict.speed.roofline import Work
 from harness.predict.tracing.remembered import device_of
 from strategies.evidence.collectives import group_of
-from strategies.evidence.flops import left_out
+from strategies.evidence.flops import formulas
 
 __all__ = ["Counter"]
 
@@ -48,7 +47,7 @@ class Counter:
         self.device, self.host, self.beside = device, host, beside
         self.neighbours, self.rounds = neighbours, rounds
         self.under_way: list[tuple[str, int, int]] = []
-        self.formulas = {**flop_registry, **left_out()}
+        self.formulas = formulas()
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
