@@ -10,8 +10,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import subject_of
-from harness.system import imports, process
+from harness.system import imports, probe, process
 from strategies import parse
 from strategies.strategy import Strategy
 from tests.made import one_start
@@ -84,6 +85,42 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+@functools.cache
+def nvme_fault() -> str:
+    """Return why swapping to files cannot run here; empty if it can. Compiles the op if need be."""
+    op = probe.facts(build=["async_io"])["ops"].get("async_io", {"reason": "DeepSpeed is missing"})
+    return op["reason"]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("libaio") and (fault := nvme_fault()):
+        pytest.skip(f"async_io cannot be loaded: {fault}")
+
+
+def launchable(names: Iterable[str]) -> list[Any]:
+    """Return the recipes as parameters; a recipe that swaps to files has the mark ``libaio``."""
+    return [pytest.param(n, marks=pytest.mark.libaio) if "nvme" in n else n for n in names]
+
+
+class OnDemand(dict[str, Any]):
+    """Values made when first read. An exception is kept, and raised by each later read."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._make = make
+        self._failed: dict[str, Exception] = {}
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._failed:
+            raise self._failed[name]
+        try:
+            self[name] = self._make(name)
+        except Exception as error:
+            self._failed[name] = error
+            raise
+        return self[name]
 
 
 def launched(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from harness import cli
 from harness.launch import command
@@ -28,7 +29,7 @@ from strategies import CATALOG
 from strategies.base import Slot
 from strategies.engines.zero.settled import NVME_BLANK
 from strategies.engines.zero.sizes import buffer_sizes
-from tests.conftest import begin
+from tests.conftest import OnDemand, begin, launchable, pytest_runtest_setup
 from tests.made import one_start
 from tests.made.publics import MINIATURES
 
@@ -73,21 +74,11 @@ def asked(text: str) -> list[str]:
     return ["export", *words, "--global-batch", str(BATCH)]
 
 
-class Said(dict[str, list[dict[str, Any]]]):
-    """What each rank of each export says; one is started when it is asked for."""
-
-    def __init__(self, base: Path) -> None:
-        super().__init__()
-        self.base = base
-
-    def __missing__(self, name: str) -> list[dict[str, Any]]:
-        self[name] = started(self.base / str(len(self)), ASKED[name])
-        return self[name]
-
-
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return Said(tmp_path_factory.mktemp("exports"))
+def said(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict[str, Any]]]:
+    """The facts of each rank of each export; an export is started when it is read."""
+    base = tmp_path_factory.mktemp("exports")
+    return OnDemand(lambda name: started(base / name.replace(", ", "_"), ASKED[name]))
 
 
 def started(folder: Path, text: str, edits: Mapping[str, str] = {}) -> list[dict[str, Any]]:
@@ -182,13 +173,39 @@ IN_FORCE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def test_a_start_that_fails_happens_once_and_fails_no_other():
+    begun = []
+
+    def start(name: str) -> str:
+        begun.append(name)
+        if name == "lost":
+            raise OSError("no libaio")
+        return name
+
+    found = OnDemand(start)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no libaio"):
+            found["lost"]
+        assert found["whole"] == "whole"
+    assert begun == ["lost", "whole"]
+
+
+def test_without_libaio_a_launch_that_swaps_to_files_is_skipped(request, monkeypatch):
+    marked = [param for param in launchable(ASKED) if isinstance(param, ParameterSet)]
+    assert [param.values for param in marked] == [("zero3_nvme",)]
+    request.node.add_marker(*marked[0].marks)
+    monkeypatch.setattr("tests.conftest.nvme_fault", lambda: "no libaio")
+    with pytest.raises(pytest.skip.Exception, match="no libaio"):
+        pytest_runtest_setup(request.node)
+
+
 def test_every_sharding_that_can_be_exported_is_started():
     shardings = {name for name, kind in CATALOG.items() if kind.slot is Slot.SHARD}
     started_here = {text.partition("+")[0].partition(":")[0] for text in ASKED.values()}
     assert started_here == shardings - REFUSED - ELSEWHERE
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", launchable(ASKED))
 def test_what_every_export_sets_is_in_force(said, name):
     words = asked(ASKED[name])
     processes = max(int(n) for at, n in itertools.pairwise(words) if at == "--gpus")
@@ -201,13 +218,13 @@ def test_what_every_export_sets_is_in_force(said, name):
         assert (rank["average"] > 0 and rank["moved"]) == kept, "an average lags behind"
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", launchable(ASKED))
 def test_what_an_export_is_for_is_in_force(said, name):
     for rank in said[name]:
         assert {key: rank[key] for key in IN_FORCE[name]} == IN_FORCE[name]
 
 
-@pytest.mark.parametrize("name", [name for name in ASKED if name.startswith("zero")])
+@pytest.mark.parametrize("name", launchable(name for name in ASKED if name.startswith("zero")))
 def test_deepspeed_runs_with_the_exported_numbers(said, name):
     ranks = len(said[name])
     for rank in said[name]:

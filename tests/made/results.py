@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.json_files import write_json
@@ -59,6 +60,7 @@ H100 = {
     "driver": "570.124.06",
     "allocator": "default",
 }
+SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 # Parts of the peak in MiB: parameters, gradients, optimizer state, EMA, activations, workspace.
 FULL = (126, 126, 252, 126, 96, 40)
 
@@ -319,6 +321,17 @@ def cpu_set() -> dict[str, Result]:
     }
 
 
+def large_set(count: int) -> Iterator[tuple[str, Result]]:
+    """Yield ``count`` measured rows of one group by run name, ddp first; their memory and time
+    differ."""
+    dice = random.Random(7)
+    yield "ddp", done("ddp", 0.4, FULL, shift=0.0)
+    for index in range(1, count):
+        recipe = f"{dice.choice(SHARDINGS)}+checkpoint:every={index}"
+        parts = tuple(part * dice.uniform(0.3, 1.5) for part in FULL)
+        yield f"row-{index}", done(recipe, dice.uniform(0.3, 2.0), parts)
+
+
 def design(shift: float) -> dict:
     """The keywords of a row that computes something else by design."""
     return {"parity": "by design", "shift": shift}
@@ -407,11 +420,15 @@ def row(recipe: str, beyond: float, *, state: float = STATE, evidence: dict | No
     return result
 
 
-def write_set(folder: Path, results: dict[str, Result], suite: dict[str, str]) -> None:
+def write_set(
+    folder: Path,
+    results: Mapping[str, Result] | Iterable[tuple[str, Result]],
+    suite: dict[str, str],
+) -> None:
     """Write a set as a run leaves it."""
     shutil.rmtree(folder, ignore_errors=True)
     write_json(folder / "suite.json", suite)
-    for name, result in results.items():
+    for name, result in dict(results).items():
         result.write(folder / "runs" / name / "result.json")
 
 

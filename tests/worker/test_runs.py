@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Case, launched_together, predictions
+from conftest import Case, OnDemand, launchable, launched_together, predictions
 
 from harness import ROOT
 from harness.data.feed import Feed, check_data, open_data
@@ -29,7 +30,6 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion
 from harness.subjects.dit import model, presets
-from harness.system import probe
 from strategies import CATALOG, parse
 from strategies.engines.zero.sizes import buffer_sizes, piece_size
 from strategies.evidence.settings import settings
@@ -79,39 +79,25 @@ TAKEN_FOR = {
 """Name of a run -> its recipe, and another launch file than the recipe's."""
 
 
-@functools.cache
-def nvme_fault() -> str:
-    """Why swapping to files cannot run here; empty if it can. Compiles the op if need be."""
-    op = probe.facts(build=["async_io"])["ops"].get("async_io", {"reason": "DeepSpeed is missing"})
-    return op["reason"]
-
-
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> tuple[dict[str, Result], Path]:
-    """Name -> the result of each run, and where their folders are."""
+def done(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
+    """The result of each run by its name, and the runs' folder; a run starts when it is read."""
     base, module = tmp_path_factory.mktemp("runs"), "tests.children.observed"
 
     def spec(recipe: str) -> Spec:
         return dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
 
-    names = [name for name in ALL if "nvme" not in name or not nvme_fault()]
-    cases = {folder_of(name): Case(spec(name), module=module, resident=True) for name in names}
+    cases = {folder_of(name): Case(spec(name), module=module, resident=True) for name in ALL}
     for name, (recipe, file) in TAKEN_FOR.items():
         short = dataclasses.replace(spec(recipe), steps=1)
         cases[name] = Case(short, file=file(base))
-    return launched_together(cases, base), base
+    return OnDemand(lambda name: launched_together({name: cases[name]}, base)[name]), base
 
 
 @pytest.fixture(scope="module")
 def runs(done):
     """``runs(recipe) -> (Result, its folder)``."""
-
-    def get(recipe: str) -> tuple[Result, Path]:
-        if "nvme" in recipe and (fault := nvme_fault()):
-            pytest.skip(f"async_io cannot be loaded: {fault}")
-        return done[0][folder_of(recipe)], done[1] / folder_of(recipe)
-
-    return get
+    return lambda recipe: (done[0][folder_of(recipe)], done[1] / folder_of(recipe))
 
 
 def folder_of(recipe: str) -> str:
@@ -123,8 +109,8 @@ def run(request, runs) -> tuple[Result, Path]:
     return runs(request.param)
 
 
-every = pytest.mark.parametrize("run", ALL, indirect=True)
-zero = pytest.mark.parametrize("run", ZERO, indirect=True)
+every = pytest.mark.parametrize("run", launchable(ALL), indirect=True)
+zero = pytest.mark.parametrize("run", launchable(ZERO), indirect=True)
 
 
 # -- one run ----------------------------------------------------------------------------------
@@ -187,7 +173,7 @@ def distances(a: list[float], b: list[float]) -> list[float]:
     return [abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)]
 
 
-@pytest.mark.parametrize("run", EXACT, indirect=True)
+@pytest.mark.parametrize("run", launchable(EXACT), indirect=True)
 def test_losses_gradients_and_what_the_optimizer_did_are_ddps(run, runs):
     row, reference = run[0], runs("ddp")[0]
     assert len(reference.losses) > STEPS and len(reference.grad_norms) == len(reference.losses)
@@ -245,7 +231,7 @@ def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
     return average
 
 
-@pytest.mark.parametrize("run", LAUNCHES, indirect=True)
+@pytest.mark.parametrize("run", launchable(LAUNCHES), indirect=True)
 def test_the_average_put_together_is_the_plain_loops(run):
     row, folder = run
     steps = len(row.losses)
@@ -346,6 +332,7 @@ def test_half_of_the_optimizer_is_on_the_host_and_both_halves_are_stepped(runs):
     assert found.optimizer_state == pytest.approx(12 * facts["stepped_on_device"], rel=0.01)
 
 
+@pytest.mark.libaio
 def test_nvme_holds_the_optimizers_state(runs):
     row, _ = runs("zero3_nvme")
     shard = row.evidence["ema"]["bytes"]
@@ -375,7 +362,7 @@ def test_accumulation_feeds_half_a_micro_batch_twice(runs):
 # -- evidence lost ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", LAUNCHES, indirect=True)
+@pytest.mark.parametrize("run", launchable(LAUNCHES), indirect=True)
 def test_a_run_shows_its_own_launch_and_no_other(run):
     row, folder = run
     for rank in row.ranks:
@@ -426,7 +413,7 @@ PRETENDED = {
 """Launch -> what else the flags were made to say of its run -> what gives it away."""
 
 
-@pytest.mark.parametrize("run", PRETENDED, indirect=True)
+@pytest.mark.parametrize("run", launchable(PRETENDED), indirect=True)
 def test_flags_that_say_otherwise_are_given_away_by_what_was_done(run):
     row, folder = run
     for rank in row.ranks:
@@ -477,22 +464,22 @@ PREDICTED = [name for name in LAUNCHES if name != "single"]
 
 
 @pytest.fixture(scope="module")
-def predicted(tmp_path_factory) -> dict[str, Prediction]:
-    """Recipe -> its prediction."""
-    processes = [PROCESSES.get(recipe, 2) for recipe in PREDICTED]
-    specs = [
-        dataclasses.asdict(dataclasses.replace(SPEC, recipe=recipe, processes=number))
-        for recipe, number in zip(PREDICTED, processes, strict=True)
-    ]
-    folder, made = tmp_path_factory.mktemp("predicted"), {}
-    for recipe, fields in zip(PREDICTED, predictions(specs, folder), strict=True):
-        file = folder / f"{recipe}.json"
-        file.write_text(json.dumps(fields))
-        made[recipe] = load_prediction(file)
-    return made
+def predicted(tmp_path_factory) -> Mapping[str, Prediction]:
+    """The prediction of each recipe; it is made when it is read."""
+    base = tmp_path_factory.mktemp("predicted")
+
+    def make(recipe: str) -> Prediction:
+        folder = base / recipe
+        folder.mkdir()
+        spec = dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
+        (fields,) = predictions([dataclasses.asdict(spec)], folder)
+        (folder / "prediction.json").write_text(json.dumps(fields))
+        return load_prediction(folder / "prediction.json")
+
+    return OnDemand(make)
 
 
-@pytest.mark.parametrize("recipe", PREDICTED)
+@pytest.mark.parametrize("recipe", launchable(PREDICTED))
 def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, predicted):
     """The same recipe on tensors without storage, in a process group that moves nothing: the
     peak of a step is what rank 0 of the real run traced, within half a percent, and its
