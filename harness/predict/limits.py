@@ -21,7 +21,6 @@ LIMITS = {
     "compress": HOOK,
     "onebit_adam": HOOK,
     "topk": HOOK,
-    "offload_adamw": "torchao takes {name} from a CUDA device alone, and a prediction has none",
     "paged_adam8bit": "{name} takes pages from the CUDA driver, and a prediction has none",
 }
 """A part, by its name or its text -> why a training with ``{name}`` is not traced."""

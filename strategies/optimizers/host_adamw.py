@@ -10,7 +10,13 @@ __all__ = ["HostAdamW"]
 
 
 class HostAdamW(CPUOffloadOptimizer):
-    """One AdamW a large parameter in host memory, one for the small ones on the device."""
+    """One AdamW a large parameter in host memory, one for the small ones on the device.
+
+    torchao looks for a GPU where it is made, and a prediction has none: ``OffloadAdamW`` needs
+    CUDA, so that is the device.
+    """
+
+    device = property(lambda self: "cuda", lambda self, found: None)
 
     @property
     def state(self) -> dict[Any, Any]:

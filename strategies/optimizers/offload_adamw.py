@@ -19,7 +19,7 @@ SMALLEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadAdamW(Strategy):
-    """Moments and a copy of the weights in pinned host memory, stepped there by torch's AdamW."""
+    """Moments, and pinned copies of weights and gradients, in host memory; AdamW steps there."""
 
     name: ClassVar[str] = "offload_adamw"
     slot: ClassVar[Slot] = Slot.OPTIMIZE

@@ -60,6 +60,11 @@ def test_each_kind_of_work_takes_what_was_measured():
     assert one("streamed", **streamed).offload == pytest.approx(9e9 / 45e9), "nothing hides it"
     busy = [work("product", flops=600 * 10**12), work("streamed", **streamed)]
     assert roofline.seconds(busy, card(made(rows=[])), 1).offload == 0
+    # As an optimizer in host memory does: weights go back while the host steps the next ones.
+    aside = [work(kind, phase="optimizer", **streamed) for kind in ("host", "streamed")]
+    both, host = (roofline.seconds(some, card(made(rows=[])), 1) for some in (aside, aside[:1]))
+    link, memory = 9e9 / 45e9, host.offload
+    assert both.offload == pytest.approx(max(link, memory)) and memory > 0
     sent = one("collective", 8, bytes=8 * 10**9).communication
     assert sent == pytest.approx(2e-5 + 7e9 / 300e9)
 

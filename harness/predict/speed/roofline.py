@@ -48,10 +48,10 @@ class Work:
     (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
     its phase), passed (the same, hidden behind one attention, which has this type and these FLOPs),
     transfer (device to host or back), streamed (the same,
-    hidden behind the computation of its phase), host, nvme, chain (a rank waits for others
-    (``group`` - 1) / ``count`` of what it computes, as where ``count`` micro batches pass through
-    ``group`` ranks). A collective is among ``group`` ranks that are ``stride`` apart; 0: among
-    all."""
+    hidden behind the computation of its phase and the host's own work there), host, nvme, chain
+    (a rank waits for others (``group`` - 1) / ``count`` of what it computes, as where ``count``
+    micro batches pass through ``group`` ranks). A collective is among ``group`` ranks that are
+    ``stride`` apart; 0: among all."""
 
     phase: str
     kind: str
@@ -144,7 +144,7 @@ def parts_of(
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
     left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
     shown += sum(taken - hid for taken, hid in _passed(work, found, processes, tf32))
-    late = sum(_late(work, found, tf32, phase) for phase in BUSY)
+    late = sum(_late(work, found, tf32, phase) for phase in (*BUSY, "optimizer"))
     return {
         "compute": compute,
         "communication": shown + left,
@@ -188,11 +188,13 @@ def behind_attention(
 
 
 def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
-    """What of a phase's streamed copies its computation cannot hide; in and out are counted as if
-    one waited for the other."""
+    """Seconds of a phase's streamed copies that neither its computation nor its work on the host
+    hides; in and out are counted as if one waited for the other."""
     here = [w for w in work if w.phase == phase]
     copied = sum(w.count * w.bytes for w in here if w.kind == "streamed") / found.to_host
-    return max(0.0, copied - found.overlap * sum(_compute(w, found, tf32) for w in here))
+    hidden = found.overlap * sum(_compute(w, found, tf32) for w in here)
+    hidden += sum(_offload(w, found) for w in here if w.kind == "host")
+    return max(0.0, copied - hidden)
 
 
 def _compute(w: Work, found: Rates, tf32: bool) -> float:

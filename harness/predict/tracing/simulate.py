@@ -75,6 +75,7 @@ def trace_bordered(
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
             stack.enter_context(_emptying(tracer.record))
+            stack.enter_context(_streams(tracer))
         if resolved.spec.processes > 1:
             stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(first_pieces())
@@ -120,6 +121,22 @@ def _emptying(record: Record) -> Any:
         record.emptied.append(len(record.events))
 
     return mock.patch.object(torch.cuda, "empty_cache", note)
+
+
+@contextlib.contextmanager
+def _streams(tracer: StoragelessTracer) -> Iterator[None]:
+    """Streams of torch.cuda, which has none without a GPU: what runs on one runs beside the
+    computation, and is waited for at once."""
+
+    def on(stream: Any) -> Any:
+        return contextlib.nullcontext() if stream is None else tracer.beside()
+
+    with (
+        mock.patch.object(torch.cuda, "Stream", mock.MagicMock),
+        mock.patch.object(torch.cuda, "current_stream", mock.MagicMock),
+        mock.patch.object(torch.cuda, "stream", on),
+    ):
+        yield
 
 
 def _counter(resolved: Resolved, imitation: Imitation) -> Counter:

@@ -7,8 +7,9 @@ finds source lines.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from harness.memory.tracer import Tracer
 from harness.predict.tracing.remembered import Remembered, device_of, makes_view
 from strategies import initial
 from strategies.evidence.stored import stored
+from strategies.holdings import Maker
 from strategies.sizes import pinned_block
 
 __all__ = ["StoragelessTracer"]
@@ -35,6 +37,9 @@ DEPTH = 40
 # What a value that is not there is answered with: no overflow, a norm of one. torch's own scaler
 # keeps its overflow in float32, where one would skip the step: it is not asked (storageless).
 ANSWERS = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0}
+
+ASIDE = Maker(None, "", "", beside=True)
+"""What works on a stream of its own."""
 
 Temporary = Callable[[Any, Any, Any], int]
 """(op, arguments, output) -> bytes that the op's kernel holds only while it runs."""
@@ -99,6 +104,8 @@ class StoragelessTracer(Tracer):
             self.leave_out([out])
             return
         super().ran(func, args, kwargs, out)
+        if kwargs.get("pin_memory"):
+            self.pin(out)
         scratch = self.temporary(func, args, out)
         if scratch:
             self.hold("device", scratch, str(func), "temporaries")()
@@ -138,6 +145,15 @@ class StoragelessTracer(Tracer):
         size = storage.nbytes()
         known = self.record.storages[self._live[storage._cdata][0]]
         known.size = pinned_block(size) if pinned else size
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """While it lasts, what is copied is copied beside the computation."""
+        self._makers.append(ASIDE)
+        try:
+            yield
+        finally:
+            self._makers.pop()
 
     # ---- where an engine's imitation writes (strategies.books.Books) ----
 
