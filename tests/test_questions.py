@@ -50,6 +50,7 @@ def test_every_question_has_its_command_and_its_output():
     assert unasked == [], "python -m tests.made.questions, and their numbers"
     folded = [o for command, o in blocks if not {"--check", "--explain"} & set(command.split())]
     wide = [line for output in folded for line in output.splitlines() if len(line) > 80]
+    wide = [line for line in wide if "./run.sh export" not in line]  # a command is one line
     assert not wide, wide[0]
 
 

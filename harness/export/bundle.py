@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.export import pages
 from harness.export.lines import Lines, lines_of
@@ -14,11 +15,13 @@ from harness.export.script import script
 from harness.export.settling import YAML, as_json, as_yaml, settle
 from harness.export.trainers import Translation, translated
 from harness.resolve import Resolved
+from strategies.settled import Settled
 
 __all__ = ["PAGE", "SCRIPT", "Bundle", "bundle", "write"]
 
 SCRIPT, PAGE = "train.py", "trainers.md"
 STEPS = 2
+HEAD_BLANK, PORT = "FILL.IN.THE.FIRST.MACHINE", 29500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +37,15 @@ class Bundle:
     command: str
 
 
-def bundle(resolved: Resolved, folder: Path, trainers: Sequence[str]) -> Bundle:
+def bundle(
+    resolved: Resolved, folder: Path, trainers: Sequence[str], plan: str = "", machines: int = 1
+) -> Bundle:
     """Everything, as text; nothing is written.
 
     Args:
         folder: where the files will lie, absolute: the launch file names others by it.
+        plan: the command that plans it, which train.py names.
+        machines: among which the GPUs are shared alike.
         trainers: those whose options are told (``harness.export.trainers.known``).
 
     Raises:
@@ -47,9 +54,10 @@ def bundle(resolved: Resolved, folder: Path, trainers: Sequence[str]) -> Bundle:
     made = [translated(name, resolved, str(folder / YAML)) for name in trainers]
     settled, lines = settle(resolved, folder), lines_of(resolved)
     title, line, file = _title(resolved), _command(resolved, folder), resolved.launch.engine.file
-    files = {YAML: as_yaml(settled.content, file.title, file.source)}
+    content, blanks = _among(machines, settled)
+    files = {YAML: as_yaml(content, file.title, file.source)}
     files |= {name: as_json(content) for name, content in settled.files.items()}
-    files[SCRIPT] = script(title, line, lines, _numbers(resolved), settled.handlers)
+    files[SCRIPT] = script(title, (line, plan), lines, _numbers(resolved), settled.handlers)
     carried = dict.fromkeys(path for part in lines for path in part.carry)
     files |= {path.name: path.read_text(encoding="utf-8") for path in carried}
     if made:
@@ -58,11 +66,23 @@ def bundle(resolved: Resolved, folder: Path, trainers: Sequence[str]) -> Bundle:
         folder=folder,
         title=title,
         files=files,
-        blanks=settled.blanks,
+        blanks=blanks,
         lines=lines,
         translations=made,
         command=line,
     )
+
+
+def _among(machines: int, settled: Settled) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """accelerate's file and its blanks for several machines: each gets the file with its rank."""
+    if machines == 1:
+        return settled.content, settled.blanks
+    own = {"num_machines": machines, "machine_rank": 0, "main_process_ip": HEAD_BLANK}
+    blanks = {
+        f"{YAML}: machine_rank": "0 on the first machine, 1 on the next, and so on",
+        f"{YAML}: main_process_ip": "the address of the first machine, on every machine",
+    }
+    return {**settled.content, **own, "main_process_port": PORT}, {**settled.blanks, **blanks}
 
 
 def write(made: Bundle) -> None:

@@ -20,16 +20,26 @@ The lines between >>> and <<< are the recipe: carry them to your own trainer, in
 else stands in for it, so that this file runs by itself:
 
     {command}
-"""
+{plan}"""
 '''
+PLAN = """
+The plan that says what it needs:
+
+    {}
+"""
 
 
 def script(
-    title: str, command: str, lines: Sequence[Lines], numbers: str, handlers: Sequence[str]
+    title: str,
+    commands: tuple[str, str],
+    lines: Sequence[Lines],
+    numbers: str,
+    handlers: Sequence[str],
 ) -> str:
     """The text of train.py.
 
     Args:
+        commands: the one that starts it, and the one that plans it (empty: none is named).
         numbers: the line that sets micro batch, accumulation and steps.
         handlers: code of ``kwargs_handlers`` that the engine needs, beside those of the parts.
     """
@@ -42,7 +52,9 @@ def script(
             continue
         indent, usual, place = found.groups()
         made += _indented(_at(place, usual, lines, numbers, handlers), indent)
-    text = HEAD.format(title=title, command=command) + "\n" + "\n".join(made) + "\n"
+    start, plan = commands
+    head = HEAD.format(title=title, command=start, plan=PLAN.format(plan) if plan else "")
+    text = head + "\n" + "\n".join(made) + "\n"
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 

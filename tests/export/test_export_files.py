@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +19,19 @@ import pytest
 import yaml
 
 from harness import ROOT, cli
+from harness.commands.planning.plan.asked import asked_for
+from harness.commands.planning.plan.question import export_command
 from harness.export import lines, rules, sizes, trainers
 from harness.export.asked import defaults, parameters, techniques
 from harness.export.bundle import Bundle, bundle
+from harness.predict import verdict
+from harness.predict.speed import cards
+from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from harness.subjects.library import presets
 from strategies import CATALOG
-from strategies.base import Slot
+from strategies.base import BadInput, Slot
 from strategies.engines.zero.settled import NVME_BLANK
 from strategies.engines.zero.sizes import buffer_sizes, piece_size
 from tests.made.recipes import SETTINGS
@@ -323,6 +332,86 @@ def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_pa
     assert cli.main([*words, "--out", str(out)]) == 2
     said = capsys.readouterr().err
     assert "cannot be exported" in said and told in said and not out.exists()
+
+
+ASKED = [
+    ("single+bf16_pure+lora:rank=16", []),
+    ("ddp+bf16+checkpoint", ["--gpus", "2", "--global-batch", "6"]),
+    ("zero3+bf16+lora+accumulate:steps=2", ["--gpus", "8", "--global-batch", "32"]),
+    ("single+bf16", ["--gpus", "8", "--before", "T5-XXL", "2.5GiB", "--also", "CLIP-L"]),
+    ("fsdp2+bf16", ["--gpus", "16", "--nodes", "4", "--resolution", "512"]),
+    ("zero2_offload", ["--gpus", "16", "--text", "100", "--set", "num_layers=4"]),
+]
+SIZES = ["8GiB", "10GB", "12GiB", "17.5GiB", "23.7GiB"]
+
+
+@functools.cache
+def parser() -> argparse.ArgumentParser:
+    return cli._parser()
+
+
+def planned(words: list[str]) -> tuple[Resolved, Card] | None:
+    """What a command line asks for, if it can be."""
+    options = parser().parse_args(words)
+    try:
+        asked = asked_for(options)
+    except BadInput:
+        return None
+    return asked.resolved[0], asked.gpu
+
+
+def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
+    """And a plan of what was exported is of the same again."""
+    cards_ = [["--gpu", name] for name in cards.table()] + [["--gpu-memory", s] for s in SIZES]
+    models = [
+        *presets.table(),
+        "DiT-XL/2",
+        "DiT-S/4:depth=2",
+        "depth=12,width=768,heads=12,patch=2",
+    ]
+    tried = 0
+    pairs = list(itertools.product(models, cards_))[::5]  # each model, and each card
+    for place, (model, card) in enumerate(pairs):
+        recipe, more = ASKED[place % len(ASKED)]
+        found = planned(["plan", "--recipes", recipe, "--model", model, *card, *more])
+        if found is None:
+            continue
+        row, gpu = found
+        fit = verdict.cannot(row, gpu, "")
+        again, on = planned(shlex.split(export_command(fit))[1:])
+        assert (again.spec, on.memory_bytes, on.name) == (row.spec, gpu.memory_bytes, gpu.name)
+        assert (on.node, on.beside) == (gpu.node, gpu.beside) or row.spec.processes <= gpu.node
+        tried += 1
+    assert tried > len(pairs) / 2
+    assert {tuple(card) for _, card in pairs} == set(map(tuple, cards_))
+
+
+def test_the_files_hold_what_was_planned(tmp_path):
+    words = ["--model", "DiT-S/4:depth=2", "--gpus", "4", "--gpu", "A100-80GB"]
+    words += ["--global-batch", "24", "--resolution", "512", "--before", "T5-XXL"]
+    recipe = "zero2+bf16+checkpoint+accumulate:steps=3"
+    row, gpu = planned(["plan", "--recipes", recipe, *words])
+    command = export_command(verdict.cannot(row, gpu, ""))
+    assert cli.main([*shlex.split(command)[1:], "--out", str(tmp_path)]) == 0
+    script = (tmp_path / "train.py").read_text()
+    (line,) = [line for line in script.splitlines() if "run.sh plan" in line]
+    assert planned(shlex.split(line)[1:])[0].spec == row.spec
+    assert "MICRO_BATCH, ACCUMULATION, STEPS = 2, 3, " in script
+    config = json.loads((tmp_path / "deepspeed.json").read_text())
+    assert config["train_batch_size"] == 24 == row.spec.global_batch
+    # A plan cannot be asked for other numbers of the training: it keeps no average here.
+    assert cli.main(["export", recipe, *words, "--ema", "0.99", "--out", str(tmp_path)]) == 0
+    assert "run.sh plan" not in (tmp_path / "train.py").read_text()
+
+
+def test_several_machines_are_in_the_launch_file_and_their_ranks_are_blanks(tmp_path, capsys):
+    words = ["--gpus", "16", "--nodes", "4", *CARD, "--out", str(tmp_path)]
+    assert cli.main(["export", "fsdp2+bf16", *words]) == 0
+    content = yaml.safe_load((tmp_path / "accelerate.yaml").read_text())
+    assert (content["num_machines"], content["num_processes"]) == (4, 16)
+    text = capsys.readouterr().out
+    assert "machine_rank" in text and content["main_process_ip"] == "FILL.IN.THE.FIRST.MACHINE"
+    assert "main_process_ip" in text
 
 
 def test_an_unknown_trainer_is_named_before_anything_is_written(tmp_path, capsys):

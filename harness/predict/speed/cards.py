@@ -25,6 +25,7 @@ __all__ = [
     "of_device",
     "of_size",
     "parse_bytes",
+    "size_words",
     "table",
     "with_calibration",
 ]
@@ -233,6 +234,14 @@ def parse_bytes(text: str) -> int:
     if size <= 0:
         raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
     return size
+
+
+def size_words(size: int) -> str:
+    """Bytes as ``parse_bytes`` reads them back, to the byte."""
+    for unit, scale in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20)):
+        if size % scale == 0:
+            return f"{size // scale}{unit}"
+    return f"{size / 2**30!r}GiB"
 
 
 def _capability(row: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.commands.planning.plan.question import export_command
 from harness.memory.record import Instant
 from harness.predict import verdict
 from harness.predict.verdict import Fit
@@ -49,6 +50,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
         + _on_host(best)
     ]
     lines.append(f"  its peak: {_explained(best)}")
+    lines += _export(best)
     lines += _roomier(best, fits)
     rivals = [f for f in fits if f.verdict == "fits" and f is not best and f.seconds]
     close = [f.label for f in rivals if _may_be_faster(f, best)]
@@ -58,6 +60,12 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     if least is not None and least is not best:
         lines.append(f"Least memory: {least.label}, {_need(least)}{_on_host(least)}")
     return lines
+
+
+def _export(fit: Fit) -> list[str]:
+    """The command that writes a recipe's files for a trainer of one's own."""
+    command = export_command(fit)
+    return [f"  export it: {command}"] if command else []
 
 
 def is_close(fit: Fit) -> bool:
@@ -132,7 +140,11 @@ def _tried_instead(ways: Ways | None) -> list[str]:
         return []
     if ways.able:
         lines = [f"  {_offer(fit)}" for fit in ways.able]
-        return [f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:", *lines]
+        return [
+            f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:",
+            *lines,
+            *_export(ways.able[0]),
+        ]
     least = verdict.nearest(ways.tried)
     none_fits = (
         f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.commands import suites
 from harness.commands.planning.plan import across
+from harness.commands.planning.plan.question import LATENT
 from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
 from harness.predict import beside
@@ -24,10 +25,8 @@ from strategies.base import BadInput
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
-__all__ = ["CUSTOM", "Asked", "PlanError", "asked_for", "card_of"]
+__all__ = ["Asked", "PlanError", "asked_for", "card_of"]
 
-LATENT = 8
-"""Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 DEFAULT_GPU_BATCH = 32
 """Samples a GPU of a DiT; of a public model one, as its trainers begin."""
 DEFAULT_PIXELS = 256
@@ -55,7 +54,6 @@ PUBLIC = [
 trainers do, from adapters over 16-bit weights to all weights with float32 masters."""
 GPUS, CPU_PROCESSES = 8, 2
 """Processes where none are asked for; of a public model one."""
-CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 
 
 class PlanError(BadInput):

@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
-from harness.commands.options import add_shaping, check_file
+from harness.commands.options import check_file
 from harness.commands.planning.plan import buckets
 from harness.commands.planning.plan.advice import plan_advice
-from harness.commands.planning.plan.asked import CUSTOM, Asked, asked_for
+from harness.commands.planning.plan.asked import Asked, asked_for
 from harness.commands.planning.plan.asking import Asking
 from harness.commands.planning.plan.check import check_line
 from harness.commands.planning.plan.claims import plan_claims
 from harness.commands.planning.plan.explained import print_explained
 from harness.commands.planning.plan.largest import plan_largest
 from harness.commands.planning.plan.progress import PlanProgress
+from harness.commands.planning.plan.question import add_question
 from harness.commands.planning.plan.row_json import fit_as_json
 from harness.commands.planning.plan.scale import BOTH, plan_scale
 from harness.commands.planning.plan.table import print_plan
@@ -31,7 +32,6 @@ from harness.json_files import write_json
 from harness.predict import pool, verdict
 from harness.predict.inverses import SOUGHT
 from harness.predict.speed import calibrated
-from harness.predict.speed.calibrated import NONE
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.figures.scaling import REGIMES
@@ -52,38 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
     told = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
     what.add_argument("--claims", type=Path, metavar="DIR", help=told)
-    told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
-    add("--model", default="DiT-XL/2", help=told + "FILE.py:CLASS (default: DiT-XL/2)")
-    add("--gpus", "--processes", dest="processes", type=int, metavar="N",
-        help="GPUs, a process each (default: 8 of a DiT, 1 of a public model), or processes of "
-        "the CPU (2)")  # fmt: skip
-    told = "machines that they are in, alike (default: one for each 8 GPUs)"
-    add("--nodes", type=int, metavar="N", help=told)
-    told = "results of run --nodes on such machines: their network counts (default: typical)"
-    add("--network", type=Path, metavar="DIR", help=told)
-    card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
-    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
-    card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
-    told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
-    add("--calibration", metavar="FILE", default="", help=told)
-    told = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
-    add("--global-batch", type=int, metavar="B", help=told)
-    told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
-    add("--resolution", default="", metavar="PIXELS", help=told)
-    add_shaping(parser)
-    told = "a cache, musubi:FOLDER or finetrainers:FOLDER: its largest samples, and each size of "
-    add("--data", default="", metavar="CACHE", help=told + "them (default: made-up samples)")
+    add_question(parser)
     told = "train, or sample: samples drawn in batches (default: train)"
     add("--workload", choices=WORKLOADS, default=TRAIN, help=told)
     told = "with sample: steps of the sampler (default: 8)"
     add("--sampler-steps", type=int, metavar="N", default=0, help=told)
     told = "with sample: guidance scale, 1: none (default: 2)"
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
-    told = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
-    add("--also", nargs="+", metavar="NAME", default=[], help=told)
-    told = "models that each GPU held before, whose memory torch's pool kept when they were freed "
-    add("--before", nargs="+", metavar="NAME", default=[], help=told + "(default: none)")
     told = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
     told += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
     add("--largest", choices=tuple(SOUGHT), help=told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from harness.commands.planning.plan.question import export_command
 from harness.predict.speed.roofline import behind_attention, sent
 from harness.predict.verdict import Fit
 
@@ -19,6 +20,7 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "global_batch": fit.resolved.spec.global_batch,
         "verdict": fit.verdict,
         "lack": fit.lack,
+        "export": export_command(fit),
         "need_bytes": fit.need_bytes,
         "least_bytes": fit.least_bytes,
         "margin_bytes": fit.margin_bytes,

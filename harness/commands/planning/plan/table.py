@@ -66,7 +66,8 @@ def print_plan(
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
     for line in [*answers(fits, ways), *why(fits)]:
-        console.print(escape(line), highlight=False)
+        whole = "./run.sh" in line  # a command that is folded cannot be copied
+        console.print(escape(line), highlight=False, soft_wrap=whole)
 
 
 def order(fit: Fit) -> tuple[int, float]:
