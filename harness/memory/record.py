@@ -33,7 +33,8 @@ NVME = "nvme"
 @dataclass(slots=True)
 class Storage:
     """One storage of tensors. ``category`` is None until something says what it is; ``op`` made
-    it, at the source line ``site`` where sites are looked up."""
+    it, at the source line ``site`` where sites are looked up. ``stream`` is the CUDA stream on
+    which it is allocated, 0 the one that computes."""
 
     size: int
     pool: str
@@ -42,6 +43,7 @@ class Storage:
     site: str
     category: str | None = None
     freed_in: str | None = None
+    stream: int = 0
 
     def within(self, pool: str | None) -> bool:
         """Whether it is kept in ``pool``; None: in the memory of this machine, not in files."""
@@ -66,15 +68,16 @@ class Record:
     marks: list[tuple[int, str]]
     emptied: list[int] = field(default_factory=list)
 
-    def pool_events(self, pool: str | None) -> Iterator[tuple[int, int, int]]:
-        """(sign, storage, bytes) of one pool, in order, (0, 0, 0) where it was emptied; None: of
-        all."""
+    def pool_events(self, pool: str | None) -> Iterator[tuple[int, int, int, int]]:
+        """(sign, storage, bytes, stream) of one pool, in order, zeros where it was emptied; None:
+        of all."""
         emptied = set(self.emptied)
         for at, (sign, index) in enumerate(self.events):
             if at in emptied:
-                yield 0, 0, 0
-            if self.storages[index].within(pool):
-                yield sign, index, self.storages[index].size
+                yield 0, 0, 0, 0
+            storage = self.storages[index]
+            if storage.within(pool):
+                yield sign, index, storage.size, storage.stream
 
     def phases(self) -> list[tuple[str, int, int]]:
         """(phase, first event, event behind the last), in order."""

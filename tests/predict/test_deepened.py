@@ -88,7 +88,7 @@ class Toy:
 
     @property
     def pool(self) -> list[tuple[int, int]]:
-        return [(sign, size) for sign, _, size in self.record.pool_events("device")]
+        return [(sign, size) for sign, _, size, _ in self.record.pool_events("device")]
 
 
 def deep(counts: tuple[int, int], odd: int = -1) -> list[tuple[int, int]]:
@@ -96,7 +96,7 @@ def deep(counts: tuple[int, int], odd: int = -1) -> list[tuple[int, int]]:
         Deeper(Toy((4, 2), odd).stream, counts[0]),
         Deeper(Toy((2, 4), odd).stream, counts[1]),
     ]
-    return [(sign, size) for sign, _, size in deepened(Toy((2, 2), odd).stream, deeper)]
+    return [(sign, size) for sign, _, size, _ in deepened(Toy((2, 2), odd).stream, deeper)]
 
 
 @pytest.mark.parametrize("counts", [(3, 3), (4, 9), (7, 30)])

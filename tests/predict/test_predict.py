@@ -20,6 +20,7 @@ from harness.predict.speed import cards, rates, roofline
 from harness.predict.speed.roofline import Work
 from harness.predict.tracing.allocator import Allocator, replay
 from harness.resolve import resolve
+from harness.spec import Spec
 from strategies import CATALOG, parse
 from strategies.holdings import Maker
 from strategies.sizes import pinned_block
@@ -121,6 +122,34 @@ def test_expandable_segments_grow_by_what_is_missing():
     assert a.reserved == 60 * MIB
     a.allocate(512)  # small ones have a range of their own
     assert a.reserved == 62 * MIB
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_streams_have_memory_of_their_own(expandable):
+    """What one stream frees, another cannot take; its own takes it again."""
+    freed = [(1, 0, 30 * MIB, 0), (-1, 0, 30 * MIB, 0)]
+    same = replay([*freed, (1, 1, 30 * MIB, 0)], expandable=expandable)
+    other = replay([*freed, (1, 1, 30 * MIB, 1)], expandable=expandable)
+    assert other.reserved == 2 * same.reserved and other.allocated == same.allocated
+
+
+def test_a_full_card_returns_the_cache_of_every_stream():
+    events = [(1, 0, 40 * MIB, 1), (-1, 0, 40 * MIB, 1), (1, 1, 60 * MIB, 0)]
+    assert replay(events, limit=64 * MIB).fits
+
+
+ALLOCATOR_MIB = {"fsdp2": 72, "zero1": 76, "zero2+bf16": 70, "zero2_offload": 36}
+"""What torch's allocator reserved for DiT-T/4 on two devices (``tests/rehearsal``); each of these
+engines gathers or reduces on a stream of its own."""
+
+
+def test_reserved_memory_counts_the_streams_of_sharding_engines(tmp_path):
+    two = Spec(recipe="single", model="DiT-T/4", data="synthetic", global_batch=8, processes=2,
+               device="cuda")  # fmt: skip
+    rows = [resolve(dataclasses.replace(two, recipe=recipe)) for recipe in ALLOCATOR_MIB]
+    found = pool.predict_all(rows, tmp_path, jobs=1)
+    reserved = {one.recipe: one.reserved / MIB for one in found}
+    assert reserved == pytest.approx(ALLOCATOR_MIB, abs=2)
 
 
 def test_under_a_limit_cache_is_returned_before_it_fails():

@@ -1,7 +1,8 @@
 """CUDA's caching allocator, simulated: what it reserves for a given order of allocations.
 
 Source of the rules: torch 2.13, c10/cuda/CUDACachingAllocator.cpp and CUDAAllocatorConfig.h.
-One stream: blocks of side streams live in pools of their own, which are not modelled.
+Each stream has pools of its own; a block that another stream uses too is free for its own as soon
+as it is freed.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """The free chunks of one size class, by (size, address); ``tail``: where it grows."""
+    """The free chunks of one size class of a stream, by (size, address); ``begin``: its first
+    address where it grows in one range, ``tail``: the chunk at its end there."""
 
     small: bool
+    begin: int
     free: list[tuple[int, int]] = field(default_factory=list)
     chunks: dict[int, Chunk] = field(default_factory=dict)
     tail: Chunk | None = None
@@ -67,16 +70,16 @@ class Allocator:
 
     def __init__(self, *, expandable: bool = False, limit: int | None = None) -> None:
         self.expandable, self.limit = expandable, limit
-        self.pools = (Pool(small=True), Pool(small=False))
+        self.pools: dict[tuple[int, bool], Pool] = {}
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
         self.fits = True
         self._next = 0
 
-    def allocate(self, size: int) -> Chunk:
-        """A chunk for ``size`` bytes."""
+    def allocate(self, size: int, stream: int = 0) -> Chunk:
+        """A chunk for ``size`` bytes on ``stream``."""
         wanted = max(ROUND, -(-size // ROUND) * ROUND)
-        pool = self.pools[0 if wanted <= SMALL_SIZE else 1]
+        pool = self._pool(stream, wanted <= SMALL_SIZE)
         chunk = pool.best(wanted)
         if chunk is not None:
             pool.drop(chunk)
@@ -99,6 +102,14 @@ class Allocator:
         chunk.pool.add(chunk)
 
     # ---- rules ----
+
+    def _pool(self, stream: int, small: bool) -> Pool:
+        """The pool of a stream's small or large chunks. Ranges of virtual addresses are large:
+        pools never meet."""
+        key = stream, small
+        if key not in self.pools:
+            self.pools[key] = Pool(small=small, begin=len(self.pools) << 50)
+        return self.pools[key]
 
     def _split(self, chunk: Chunk, wanted: int) -> None:
         """Leave the rest free if it is worth it: large default segments keep rests up to 1 MiB."""
@@ -153,8 +164,7 @@ class Allocator:
             pool.drop(tail)
             tail.size += more
             return tail
-        # Ranges of virtual addresses are large: pools never meet.
-        base = tail.address + tail.size if tail is not None else (1 << 50) * (not pool.small)
+        base = tail.address + tail.size if tail is not None else pool.begin
         chunk = Chunk(more, pool, base, True, tail)
         if tail is not None:
             tail.right = chunk
@@ -171,7 +181,7 @@ class Allocator:
     def empty(self) -> None:
         """Whole free segments go back to the device: where the cache is emptied, and before an
         allocation fails."""
-        for pool in self.pools:
+        for pool in self.pools.values():
             for chunk in list(pool.chunks.values()):
                 if self.expandable:
                     if chunk is not pool.tail:
@@ -186,13 +196,14 @@ class Allocator:
 
 
 def replay(
-    events: Iterable[tuple[int, int, int]], *, expandable: bool = False, limit: int | None = None
+    events: Iterable[tuple[int, ...]], *, expandable: bool = False, limit: int | None = None
 ) -> Usage:
-    """Peaks for (+1 made, -1 freed or 0 cache emptied, id, bytes) events in order."""
+    """Peaks for (+1 made, -1 freed or 0 cache emptied, id, bytes, stream) events in order; without
+    a stream they are of the one that computes."""
     allocator, chunks = Allocator(expandable=expandable, limit=limit), {}
-    for sign, index, size in events:
+    for sign, index, size, *stream in events:
         if sign > 0:
-            chunks[index] = allocator.allocate(size)
+            chunks[index] = allocator.allocate(size, *stream)
         elif sign == 0:
             allocator.empty()
         else:

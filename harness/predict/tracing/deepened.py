@@ -67,8 +67,9 @@ Emitted = tuple[int, Ref, int]
 """An event of the deep model: its sign, the storage, and the block it is of; -1: see the Ref."""
 
 
-def deepened(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int]]:
-    """(+1 made, -1 freed or 0 cache emptied, id, bytes) of the device's pool with all blocks.
+def deepened(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int, int]]:
+    """(+1 made, -1 freed or 0 cache emptied, id, bytes, CUDA stream) of the device's pool with all
+    blocks.
 
     Raises:
         NotAlike: the streams do not show what a block adds.
@@ -81,7 +82,7 @@ def deepened(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int
         _emit(made, read, number, -1)
         for at, event in enumerate(segment.events):
             if not event:
-                made.events.append((0, 0, 0))
+                made.events.append((0, 0, 0, 0))
             elif event not in dropped:
                 made.event(event, Ref(abs(event)), None, 0)
             _emit(made, read, number, at)
@@ -101,10 +102,11 @@ class _Made:
     """The deep model's events, as they are made."""
 
     def __init__(self, base: Stream, read: Sequence[_Reading]) -> None:
-        self.events: list[tuple[int, int, int]] = []
-        self.live: dict[Any, tuple[int, int]] = {}
+        self.events: list[tuple[int, int, int, int]] = []
+        self.live: dict[Any, tuple[int, int, int]] = {}
         self.lost = self.count = 0
         self.sizes = [0, *(kind.size for kind in base.kinds)]
+        self.streams = [0, *(kind.stream for kind in base.kinds)]
         for number in range(1, len(self.sizes)):
             own = base.kinds[number - 1].size
             grown = sum((one.sizes.get(number, own) - own) * (one.count / 2 - 1) for one in read)
@@ -117,15 +119,17 @@ class _Made:
             name = reading.name(ref, shift)
         if event > 0 and name not in self.live:
             self.count += 1
-            size = self.sizes[name] if isinstance(name, int) else ref.key[-1].size
-            self.live[name] = (self.count, size)
+            known = isinstance(name, int)
+            size = self.sizes[name] if known else ref.key[-1].size
+            stream = self.streams[name] if known else ref.key[-1].stream
+            self.live[name] = (self.count, size, stream)
             self.events.append((1, *self.live[name]))
         elif event < 0 and name in self.live:
             self.events.append((-1, *self.live.pop(name)))
         else:
             self.lost += 1
 
-    def ended(self) -> list[tuple[int, int, int]]:
+    def ended(self) -> list[tuple[int, int, int, int]]:
         if self.lost > LOST * len(self.events):
             raise NotAlike(f"{self.lost} of {len(self.events)} events refer to nothing")
         return self.events

@@ -55,8 +55,8 @@ UNLIKE = frozenset({"streams_weights", "dealt_optimizer", "stages"})
 
 
 POOL = ("reserved", "reserved_expandable", "least")
-Events = list[tuple[int, int, int]]
-"""(+1 made or -1 freed, id, bytes) of allocations in order."""
+Events = list[tuple[int, int, int, int]]
+"""(+1 made or -1 freed, id, bytes, CUDA stream) of allocations in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,7 +266,7 @@ def _chain(resolved: Resolved) -> list[Work]:
     return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
 
 
-def pooled(events: list[tuple[int, int, int]]) -> dict[str, int]:
+def pooled(events: list[tuple[int, int, int, int]]) -> dict[str, int]:
     """What CUDA's allocator makes of allocations in order."""
     plain, growing = replay(events), replay(events, expandable=True)
     return {
@@ -277,7 +277,7 @@ def pooled(events: list[tuple[int, int, int]]) -> dict[str, int]:
     }
 
 
-def _least(events: list[tuple[int, int, int]], low: int, high: int) -> int:
+def _least(events: list[tuple[int, int, int, int]], low: int, high: int) -> int:
     """The smallest limit, within 1 %, under which every allocation still succeeds."""
     while high - low > high // 100:
         middle = (low + high) // 2

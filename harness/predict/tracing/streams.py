@@ -23,10 +23,12 @@ LONGEST = 40_000_000
 
 
 class Kind(NamedTuple):
-    """What an allocation is known by: the operation and the line that make it, and its bytes."""
+    """What an allocation is known by: the operation and the line that make it, its bytes, and the
+    CUDA stream on which it is made."""
 
     maker: str
     size: int
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
     cuts += [(before[one.event], "", one.group, one.index) for one in borders]
     return {
         "events": events,
-        "kinds": [(number[f"{s.op} {s.site}"], s.size) for s in storages],
+        "kinds": [(number[f"{s.op} {s.site}"], s.size, s.stream) for s in storages],
         "names": list(names),
         "cuts": sorted(cuts, key=lambda cut: (cut[0], cut[2] >= 0)),
     }
@@ -66,7 +68,7 @@ def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
 
 def heard(told: Mapping[str, Any]) -> Stream:
     """The stream that was ``told``."""
-    kinds = [Kind(told["names"][number], size) for number, size in told["kinds"]]
+    kinds = [Kind(told["names"][number], *known) for number, *known in told["kinds"]]
     return Stream(told["events"], kinds, [tuple(cut) for cut in told["cuts"]])
 
 

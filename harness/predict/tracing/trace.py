@@ -16,10 +16,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from harness import ROOT
-from harness.memory.places import HOST, storage_of
+from harness.memory.places import DEVICE, HOST, storage_of
+from harness.memory.record import Storage
 from harness.memory.tracer import Tracer
 from harness.predict.tracing.remembered import Remembered, device_of, makes_view
-from strategies import initial
+from strategies import initial, side_streams
 from strategies.evidence.stored import stored
 from strategies.holdings import Maker
 from strategies.sizes import pinned_block
@@ -154,6 +155,10 @@ class StoragelessTracer(Tracer):
             yield
         finally:
             self._makers.pop()
+
+    def _add(self, storage: Storage) -> int:
+        storage.stream = side_streams.current().number if storage.pool == DEVICE else 0
+        return super()._add(storage)
 
     # ---- where an engine's imitation writes (strategies.books.Books) ----
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from strategies import side_streams
 from strategies.books import Books
 from strategies.engine import Engine, Imitation
 from strategies.engines.fsdp import shard
@@ -68,35 +69,14 @@ class Unstored(Imitation):
         return [mock.patch.object(*patch, create=True) for patch in _patches(self.gpu)]
 
 
-class Event:
-    """Of a stream that is not there: it has come."""
-
-    def record(self, stream: Any = None) -> Event:
-        return self
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing runs beside anything else."""
-
-    def synchronize(self) -> None:
-        """Nothing runs beside anything else."""
-
-
-class Stream(torch.cpu.Stream):
-    """As a CPU's, but with events, which FSDP2 demands of other devices."""
-
-    def record_event(self) -> Event:
-        return Event()
-
-
 STREAMS = SimpleNamespace(
-    Stream=Stream,
-    Event=Event,
-    current_stream=lambda device=None: Stream(),
-    stream=lambda stream: contextlib.nullcontext(),
+    Stream=side_streams.Stream,
+    Event=side_streams.Event,
+    current_stream=side_streams.current,
+    stream=side_streams.inside,
     current_device=lambda: 0,
 )
-"""A module like torch.cuda, for the device type that stands for the GPU's. All memory is one
-stream's: what CUDA keeps until a side stream has passed an event is freed at once here."""
+"""A module like torch.cuda, for the device type that stands for the GPU's."""
 
 
 def _patches(gpu: bool) -> list[tuple[Any, str, Any]]:

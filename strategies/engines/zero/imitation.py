@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
+from strategies import side_streams
 from strategies.books import Books
 from strategies.engine import Engine, Imitation
 from strategies.engines.launcher import arguments
@@ -101,16 +102,30 @@ class Storageless(Imitation):
 
 class StoragelessAccelerator(CPU_Accelerator):
     """DeepSpeed's view of a GPU that is not there: the CPU's with another ``device`` type, so that
-    what is on the host is not on the GPU.
+    what is on the host is not on the GPU, and with streams, which have memory of their own.
 
-    It has no streams, so that memory which CUDA keeps until a side stream is done
-    (``record_stream`` under ``overlap_comm``) is freed at once.
+    What CUDA keeps until a side stream is done (``record_stream`` under ``overlap_comm``) is freed
+    at once.
     """
+
+    Stream, Event = side_streams.Stream, side_streams.Event
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._name = device
         self._communication_backend_name = "fake"
+
+    def is_synchronized_device(self) -> bool:
+        return False
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return side_streams.inside(stream)
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        return side_streams.current()
+
+    def default_stream(self, device_index: int | None = None) -> Any:
+        return side_streams.main
 
     def device_name(self, device_index: int | None = None) -> str:
         return self._name
@@ -211,6 +226,8 @@ def _patches(books: Books) -> list[tuple[Any, str, Any]]:
     # On a CPU it starts a program for each bucket, to count the devices of this machine.
     unused += [(numa, "get_numa_cores", list)]
     unused += [(nvtx, "enable_nvtx", False)]  # marks for a profiler, around each call
+    # Lengthens what CUDA keeps of a tensor that is freed, by the device's clock.
+    unused += [(torch.Tensor, "record_stream", lambda tensor, stream: None)]
     # For each module that it may release it asks all behind it: 150,000 in a trace of six blocks.
     quick = [(coordinator, "iter_params", _parameters), (coordinator, "z3_leaf_module", _whole)]
     return kernels + quantiser + comparisons + autocast + unused + quick
