@@ -215,6 +215,7 @@ def _facts(
         machine_kills=kills.machine,
         group_kills=kills.group,
         group_limit_bytes=kills.limit_bytes,
+        shell_limit=kernel.shell_limit(),
         recipe=spec.recipe,
         processes=spec.processes,
     )

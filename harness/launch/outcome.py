@@ -73,6 +73,7 @@ class Facts:
     ``result`` is the status in the worker's result file, None without one. ``failures`` and
     ``statuses`` are the ranks' files, ``log`` the end of the output. The kernel's counters are
     the kills during the run: on the whole machine, and by the container's memory limit.
+    ``shell_limit`` is the command and the bytes of the shell's own limit (``ulimit -v``).
     """
 
     exit_code: int | None = None
@@ -88,6 +89,7 @@ class Facts:
     machine_kills: int = 0
     group_kills: int = 0
     group_limit_bytes: int | None = None
+    shell_limit: tuple[str, int] | None = None
     recipe: str = ""
     processes: int = 1
 
@@ -265,6 +267,10 @@ def _host(facts: Facts, reason: str) -> Outcome:
     way_out = ways_out(facts.recipe, facts.processes, host=True)
     if facts.processes > 1:
         way_out += f", or fewer --processes than {facts.processes}"
+    if facts.shell_limit and not (facts.machine_kills or facts.group_kills):
+        name, size = facts.shell_limit
+        reason += f" (below the limit {name} of {size / 2**30:.1f} GiB)"
+        way_out = f"{name} unlimited, then the same command in that shell; or {way_out}"
     return Outcome(Status.HOST_OOM, reason, way_out)
 
 

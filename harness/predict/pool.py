@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from harness.resolve import Resolved
 from harness.subjects import from_file
 from harness.system import kernel
 from harness.system.probe import version
+from harness.system.process import scratch_folder
 from strategies.distillation import files
 
 __all__ = ["TIMEOUT", "cached", "code", "default_folder", "path_of", "predict_all"]
@@ -121,8 +121,8 @@ def _each(
     able = [i for i, row in enumerate(rows) if not row.refusal]
     if not able:
         return
-    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
-        asked = [rows[i] for i in able], Path(scratch), [kinds[i] for i in able]
+    with scratch_folder() as scratch:
+        asked = [rows[i] for i in able], scratch, [kinds[i] for i in able]
         run = Run(*asked, jobs or default_jobs(), timeout)
         told = set()
         for index in run.ended():

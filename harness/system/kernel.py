@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryKills", "cores", "cpu_name", "memory_kills"]
+__all__ = ["MemoryKills", "cores", "cpu_name", "memory_kills", "shell_limit"]
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # version 1 says "no limit" as a number near 2^63
@@ -40,6 +41,14 @@ def memory_kills(proc: Path = Path("/proc"), groups: Path = GROUPS) -> MemoryKil
     """Read the counters; what this machine does not tell counts as 0."""
     group, limit = _group(proc, groups)
     return MemoryKills(_counter(proc / "vmstat", "oom_kill"), group, limit)
+
+
+def shell_limit() -> tuple[str, int] | None:
+    """The shell's command and bytes of a limit on this process's memory; None: there is none."""
+    kinds = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    found = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    known = ((name, size) for name, size in found.items() if size != resource.RLIM_INFINITY)
+    return next(known, None)
 
 
 def cores(groups: Path = GROUPS) -> int:

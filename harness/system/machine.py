@@ -106,7 +106,8 @@ def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Ma
     if known is None:
         known = _ask(wanted | _built(path))
         unseen = machine.gpus and not known["gpus"]  # a driver may be mended any time
-        if "probe" not in known["errors"] and not unseen:
+        limited = known["errors"] and kernel.shell_limit()  # another shell may have none
+        if "probe" not in known["errors"] and not unseen and not limited:
             _keep(path, known)
     return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
 

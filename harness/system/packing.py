@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
+from harness.system.process import scratch_folder
 from strategies.base import BadInput
 
 __all__ = ["Target", "closure", "download", "loaded", "pack", "roots", "trim", "unused"]
@@ -234,8 +234,8 @@ def pack(target: Target, folder: Path, limit: int, has: Sequence[str] = ()) -> d
     target.check()
     if folder.exists():
         raise BadInput(f"{folder} is there already; remove it, or give another --out")
-    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
-        download(wanted(target, has), target, Path(scratch))
+    with scratch_folder() as scratch:
+        download(wanted(target, has), target, scratch)
         keep = loaded()
         sizes = {w.name: trim(w, lambda f: unused(f, target, keep)) for w in _wheels(scratch)}
         largest = sorted(sizes.items(), key=lambda one: -one[1])

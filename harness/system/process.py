@@ -7,10 +7,13 @@ process), no process of the tree and no shared memory segment of it remains.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -22,7 +25,15 @@ from pathlib import Path
 from harness import ROOT
 from harness.system.tree import MARK, Tree, remove
 
-__all__ = ["CannotStart", "Ended", "Interrupted", "die_with_parent", "own_tools_first", "run_child"]
+__all__ = [
+    "CannotStart",
+    "Ended",
+    "Interrupted",
+    "die_with_parent",
+    "own_tools_first",
+    "run_child",
+    "scratch_folder",
+]
 
 TICK_SECONDS = 0.3
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -228,6 +239,44 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it dies. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+SCRATCH = "headroom-scratch-"
+YOUNG_SECONDS = 60.0
+"""Age up to which a scratch folder may be one that its process has not locked yet."""
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder, locked while it is used. Folders of this user whose process was killed
+    are removed first: their locks went with it."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with suppress(OSError):
+            _remove_abandoned(path)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name:
+        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(handle)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove an unlocked folder of this user.
+
+    Raises:
+        OSError: it is in use, a link, no folder, or another user's.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(handle)
+        if found.st_uid != os.getuid() or time.time() - found.st_mtime < YOUNG_SECONDS:
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(handle)
 
 
 def own_tools_first() -> None:

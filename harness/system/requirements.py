@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.resolve import Resolved
 from harness.spec import Spec
+from harness.system import kernel
 from harness.system.capability import no_kernels, shortfall
 from harness.system.gpus import BUSY_BYTES
 from harness.system.machine import Machine
@@ -112,7 +113,7 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
     for part in ("probe", "torch", "deepspeed"):
         if part in probe["errors"] and (part != "deepspeed" or _of_deepspeed(need)):
-            return Lack(f"{part} does not work: {probe['errors'][part]}", WAYS[part])
+            return _broken(part, probe["errors"][part])
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
         return Lack(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
@@ -125,6 +126,16 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     if need in NUMBERS and spec.device == "cpu":
         return _lacks_ability(need, NUMBERS[need])
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
+
+
+def _broken(part: str, why: str) -> Lack:
+    """A part of the installation that does not load; a limit of this shell is named first."""
+    limit = kernel.shell_limit()
+    if limit is None:
+        return Lack(f"{part} does not work: {why}", WAYS[part])
+    name, size = limit
+    reason = f"{part} does not work below the limit {name} of {gib(size)}: {why}"
+    return Lack(reason, f"{name} unlimited, then the same command in that shell")
 
 
 def _lacks_fused_loss() -> Lack | None:

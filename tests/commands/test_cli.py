@@ -406,6 +406,8 @@ def test_exit_codes(status: Status) -> None:
     good, other = ok("ddp"), ok("zero2")
     other.status = status
     assert console.exit_code([good, other]) == ENDS[status]
+    nothing_measured = status is not Status.OK
+    assert console.exit_code([other]) == int(nothing_measured)
 
 
 def test_an_ok_row_whose_audit_failed_is_void() -> None:

@@ -167,6 +167,12 @@ CASES = {
         "rank 0 ran out of host memory",
         "fewer --processes than 2",
     ),
+    "MemoryError below a limit": (
+        {"failures": (fail("MemoryError"),), "shell_limit": ("ulimit -v", 600 << 20)},
+        HOST,
+        "below the limit ulimit -v of 0.6 GiB",
+        "ulimit -v unlimited",
+    ),
     "cpu allocator": ({"failures": (fail("RuntimeError", CPU),)}, HOST, "", ""),
     "windows' words": (
         {"log": "RuntimeError: DefaultCPUAllocator: not enough memory"},

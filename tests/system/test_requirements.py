@@ -17,7 +17,7 @@ from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.suite.file import load_suite
-from harness.system import gpu_state, gpus, probe
+from harness.system import gpu_state, gpus, kernel, probe
 from harness.system import machine as machines
 from harness.system.requirements import lacks, needed_ops, notes, obstacle
 from strategies import CATALOG
@@ -26,6 +26,30 @@ from tests.made.machines import machine
 GIB = 2**30
 CARD = gpus.Gpu(index=0, name="NVIDIA H200", total_bytes=139 * GIB)
 NVME = resolve(Spec(recipe="zero3_nvme", data="synthetic"))
+
+
+LIMITED = """
+import resource
+from harness.system import kernel
+print(kernel.shell_limit())
+resource.setrlimit(resource.RLIMIT_AS, (600 << 20, resource.RLIM_INFINITY))
+print(kernel.shell_limit())
+"""
+
+
+def test_a_limit_of_the_shell_is_read_from_the_kernel() -> None:
+    said = subprocess.run([sys.executable, "-c", LIMITED], cwd=ROOT, capture_output=True, text=True)
+    assert said.stdout.splitlines()[-1] == str(("ulimit -v", 600 << 20)), said.stderr
+
+
+def test_a_limit_of_the_shell_is_named_before_the_installation(tmp_path, monkeypatch) -> None:
+    here = machine(tmp_path)
+    here.probe["errors"] = {"probe": "ABORT"}
+    monkeypatch.setattr(kernel, "shell_limit", lambda: None)
+    assert "install" in obstacle(NVME, here).way_out
+    monkeypatch.setattr(kernel, "shell_limit", lambda: ("ulimit -v", 600 << 20))
+    lack = obstacle(NVME, here)
+    assert "ulimit -v of 0.6 GiB" in lack.reason and lack.way_out.startswith("ulimit -v unlimited")
 
 
 def with_op(folder: Path, name: str, reason: str) -> machines.Machine:
