@@ -20,6 +20,9 @@ class HostAdamW(CPUOffloadOptimizer):
 
     @property
     def state(self) -> dict[Any, Any]:
-        """All their states as one, keyed by the tensors that are stepped."""
-        parts = [*self.optim_dict.values(), *([self.d_opt] if self.d_opt else [])]
-        return {p: state for part in parts for p, state in part.state.items()}
+        """All their states as one, keyed by the model's parameters as any optimizer's state is;
+        torchao keys the states in host memory by its copies of the parameters (0.17,
+        optim/cpu_offload.py)."""
+        parts = [(p, part.state[self.param_d2h_map[p]]) for p, part in self.optim_dict.items()]
+        on_device = self.d_opt.state.items() if self.d_opt else ()
+        return {p: state for p, state in [*parts, *on_device] if state}

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,10 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.activations.host import Host, Offloaded
 from strategies.base import Settings
+from strategies.engine import Engine
+from strategies.evidence import states
 from strategies.leaving import MOST, Leaving
 from strategies.optimizers.quantised import torchao_adam
 from strategies.step.ema import PIECE
 from strategies.step.staging import Staging
+from tests.made.offloaded import gradient_of, squares
 
 # -- optimizers that compile their step ------------------------------------------------------------
 
@@ -74,6 +78,43 @@ def test_without_the_mend_a_traced_step_raises(low_bit):
         type(optimizer).__mro__[1].step(optimizer)
 
 
+# -- optimizers in host memory ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu_s_host(monkeypatch):
+    """What torchao's optimizer in host memory takes from a GPU: streams, and pinned memory."""
+    offload, empty_like = pytest.importorskip("torchao.optim.cpu_offload"), torch.empty_like
+    monkeypatch.setattr(offload, "get_available_devices", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(
+        torch, "empty_like", lambda t, *, pin_memory=False, **kw: empty_like(t, **kw)
+    )
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+
+def test_state_in_host_memory_is_found_by_the_model_s_parameters(gpu_s_host):
+    """The audit looks up each parameter's count of steps, the report each one's first moment."""
+    from strategies.optimizers.host_adamw import HostAdamW
+
+    module = torch.nn.Linear(64, 64)  # a weight in host memory, a bias on the device
+    optimizer = HostAdamW(module.parameters(), lr=1e-3)
+    assert not optimizer.state
+    for _ in range(2):
+        module(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = SimpleNamespace(inner_optimizer=optimizer, module=module)
+    trained.engine = SimpleNamespace(
+        shards=functools.partial(Engine.shards, None),
+        state_of=functools.partial(Engine.state_of, None),
+    )
+    assert states.each_count(trained) == [2, 2]
+    for parameter in module.parameters():
+        assert states.first_moment(trained, parameter).abs().sum() > 0
+
+
 # -- what leaves the device ------------------------------------------------------------------------
 
 
@@ -85,6 +126,13 @@ def test_a_tensor_of_the_host_that_autograd_keeps_stays_where_it_is():
     assert host.pack(kept) is kept and host.moved["out"] == 0
     host.device = "cpu"
     assert isinstance(host.pack(kept), tuple), "where the device is the host, it is offloaded"
+
+
+def test_offloaded_activations_come_back_as_they_were():
+    """The forward and backward whose peak ``tests/worker/test_gpu.py`` measures on a GPU."""
+    host = Host(squares)
+    assert gradient_of(host, "cpu", 1024).equal(gradient_of(squares, "cpu", 1024))
+    assert host.moved["out"] == host.moved["back"] > 16
 
 
 # -- the average in host memory --------------------------------------------------------------------

@@ -19,7 +19,9 @@ from harness.system.requirements import obstacle
 from harness.worker.environment import attention
 from harness.worker.measuring.meter import CudaMeter
 from strategies import parse
+from strategies.activations.host import Host
 from strategies.sizes import pinned_block
+from tests.made.offloaded import gradient_of, squares
 
 pytestmark = [
     pytest.mark.gpu,
@@ -185,23 +187,15 @@ def test_torch_takes_the_kernels_of_attention_that_predictions_take():
 
 
 def test_offloaded_activations_leave_the_device():
-    from strategies.activations.host import Host
-
-    def run(blocks, x, c):
-        for _ in range(16):
-            x = (x * x).tanh()
-        return x
-
     peaks = {}
-    for name, runner in (("plain", run), ("host", Host(run))):
-        x = torch.ones(16 * 2**18, device="cuda", requires_grad=True)
+    for name, runner in (("plain", squares), ("host", Host(squares))):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        runner(None, x, x.detach()).sum().backward()
+        gradient = gradient_of(runner, "cuda", 16 * 2**18)
         # Active, not allocated: with what waits for another stream. Nothing has waited for the GPU.
         peaks[name] = torch.cuda.memory_stats()["active_bytes.all.peak"]
-        assert x.grad.isfinite().all()
-        del x
+        assert gradient.isfinite().all()
+        del gradient
     assert peaks["host"] < peaks["plain"] - 64 * 2**20
 
 
