@@ -124,12 +124,14 @@ def free_port() -> int:
 
 
 def inherited() -> dict[str, str]:
-    """The shell's variables, without those that decide how processes start."""
-    return {
+    """The environment that every child process starts with: the shell's variables without those
+    that decide how processes start. CUDA counts cards as nvidia-smi does, in every child alike."""
+    kept = {
         key: value
         for key, value in os.environ.items()
         if key not in INHERITED_NAMES and not key.startswith(INHERITED)
     }
+    return kept | {gpus.ORDER: gpus.order()}
 
 
 def _accelerate() -> list[str]:

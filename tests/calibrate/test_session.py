@@ -24,6 +24,7 @@ from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
 from harness.suite.run import SuiteInterrupted, plan
+from harness.system import gpus
 from strategies import CATALOG, parse
 from tests.made.calibrations import CPU, made
 from tests.made.machines import machine
@@ -119,8 +120,9 @@ def session(tmp_path, monkeypatch):
     )
     made.said, made.clock, made.started = said, clock, []
 
-    def child(argv, *, log, timeout, **more):
+    def child(argv, *, env, log, timeout, **more):
         words = argv[1:]
+        assert env["CUDA_DEVICE_ORDER"] == gpus.order(), "a row's number names the same card"
         if "harness.calibrate.stations" in words:
             name, out = words[2], Path(words[3])
             made.started.append(name)

@@ -77,6 +77,13 @@ def test_variables_of_other_launchers_do_not_reach_accelerate(monkeypatch):
     assert "PET_NNODES" not in command.inherited()
 
 
+def test_every_child_counts_cards_as_nvidia_smi_does(monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert command.inherited()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert command.inherited()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 # ---- specs ----
 
 
