@@ -23,16 +23,25 @@ PHASES = tuple(RUN_PHASES)
 TRAINING = PHASES[PHASES.index("warmup") :]
 
 # The device's allocator and the libraries on top of it; torch.OutOfMemoryError is the device's.
+# Inductor names a kernel's lack of shared memory so, too: "OutOfMemoryError: out of resource".
+# The tests' table (tests/launch/test_outcome.py) has each message with its source.
 GPU_OOM = re.compile(
-    r"(?:CUDA|HIP|XPU) out of memory|\bOutOfMemoryError\b"
+    r"(?:CUDA|HIP|XPU) out of memory|\bOutOfMemoryError\b(?!: out of resource)"
     r"|(?:CUDA|HIP)(?: driver| runtime)? error: out of memory"
     r"|Error \[CUDA\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
     r"|cudaErrorMemoryAllocation|CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
-    r"|Cuda failure.*out of memory"
+    r"|Cuda failure.*out of memory|NCCL WARN Failed to CUDA (?!host)"
+    r"|CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublas(?:Lt)?Create"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+    r"|NVML_SUCCESS == .* INTERNAL ASSERT FAILED at .*CUDACachingAllocator"
+    r"|Error out of memory at line \d+ in file (?!.*pythonInterface)"
 )
+# After a failed assertion of a kernel every call fails, cublasCreate too.
+ASSERTED = re.compile(r"device-side assert|Assertion .* failed|illegal memory access")
 # Pinned memory is host memory, though the message comes from CUDA.
 PINNED = re.compile(
-    r"(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc).*out of memory"
+    r"\bCudaError: out of memory \(2\)|NCCL WARN Failed to CUDA host"
+    r"|(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc).*out of memory"
     r"|out of memory.*(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc)",
     re.DOTALL,
 )
@@ -41,6 +50,9 @@ HOST_OOM = re.compile(
     r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (?:can't|not enough)"
     r"|Cannot allocate memory|\[Errno 12\]|Unable to allocate .* for an array"
     r"|System unable to allocate necessary resources"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
+    # bitsandbytes' paged optimizer takes managed memory there, which the host has to back.
+    r"|Error out of memory at line \d+ in file .*pythonInterface"
 )
 SHM_FULL = re.compile(
     r"insufficient shared memory|(?:/torch_|/dev/shm|shared memory).*No space left on device"
@@ -50,6 +62,9 @@ DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceede
 ADDRESS = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
 SIGKILLED = re.compile(r"Signal 9 \(SIGKILL\)|exitcode\s*: -9\b|Signals\.SIGKILL")
 CRASHED = re.compile(r"(?:Signal \d+ \(|Signals\.)(SIG(?:SEGV|ABRT|ILL|FPE))")
+# NCCL's watchdog and C++ say why before they abort the process.
+WATCHDOG = re.compile(r"Watchdog caught collective operation timeout")
+THROWN = re.compile(r"^\s*what\(\):\s*\S")
 # What the other ranks say when one has died: true, but never the cause.
 SECONDARY = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|closed by peer|remote process exited"
@@ -172,13 +187,19 @@ def _of_failure(facts: Facts, failure: Mapping[str, Any]) -> Outcome | None:
     device_type = str(failure.get("type", "")).endswith("OutOfMemoryError")
     if PINNED.search(text) or (GPU_OOM.search(text) and pinning and not device_type):
         return _host(facts, f"{rank} could not pin host memory in {_at(facts)}: {_line(text)}")
-    if GPU_OOM.search(text):
+    if _full(facts, text):
         return _gpu(facts, f"{rank} ran out of GPU memory in {_at(facts)}: {_line(text)}", text)
     if SHM_FULL.search(text):
         return _shared_memory(_line(text))
     if HOST_OOM.search(text):
         return _host(facts, f"{rank} ran out of host memory in {_at(facts)}: {_line(text)}")
     return None
+
+
+def _full(facts: Facts, text: str) -> bool:
+    """Return whether ``text`` says that the GPU's memory is full."""
+    handle = "CUBLAS_STATUS_NOT_INITIALIZED" in text
+    return bool(GPU_OOM.search(text)) and not (handle and ASSERTED.search(facts.log))
 
 
 def _killed_for_memory(facts: Facts) -> Outcome | None:
@@ -223,14 +244,18 @@ def _of_log(facts: Facts) -> Outcome | None:
     ):
         line = first_match(pattern, facts.log)
         if line and kind is _gpu:
-            return _gpu(facts, f"{say} in {_at(facts)}: {_line(line)}", line)
-        if line:
+            if _full(facts, line):
+                return _gpu(facts, f"{say} in {_at(facts)}: {_line(line)}", line)
+        elif line:
             return kind(facts, f"{say} in {_at(facts)}: {_line(line)}")
     if line := first_match(SHM_FULL, facts.log):
         return _shared_memory(_line(line))
     if line := first_match(ADDRESS, facts.log):
         reason = f"the port for the processes to meet was taken: {_line(line)}"
         return Outcome(Status.FAILED, reason, "run it again: a free port is chosen each time")
+    if line := first_match(WATCHDOG, facts.log):
+        reason = f"a collective of NCCL did not end in {_at(facts)}: {_line(line)}"
+        return Outcome(Status.FAILED, reason, _way_out(line))
     return None
 
 
@@ -240,7 +265,9 @@ def _of_signal(facts: Facts) -> Outcome | None:
         way_out = "look for who sent it: a job scheduler, earlyoom or systemd-oomd"
         return Outcome(Status.FAILED, f"{reason}, in {_at(facts)}", way_out)
     if crash := CRASHED.search(facts.log):
+        said = first_match(THROWN, facts.log).removeprefix("what():").strip()
         reason = f"a process crashed with {crash[1]} in {_at(facts)}"
+        reason += f": {_line(said)}" if said else ""
         return Outcome(Status.FAILED, reason, READ_LOG)
     return None
 

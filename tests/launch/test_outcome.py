@@ -8,6 +8,7 @@ import pytest
 
 from harness.launch.log import decisive, tail
 from harness.launch.outcome import Facts, classify, retryable, where
+from harness.report.figures.predicted_fit import OUT_OF_MEMORY
 from harness.result import Status
 from harness.system import kernel
 
@@ -294,6 +295,83 @@ CASES = {
     ),
     "silence": ({"exit_code": 0}, FAILED, "exit code 0, with no message", "log.txt"),
 }
+
+
+MESSAGES = {
+    # torch 2.13, torch/cuda/__init__.py (check_error): of cudaHostRegister, through cudart()
+    "CudaError: out of memory (2)": HOST,
+    # QMCPACK/qmcpack#5557
+    "cudaErrorMemoryAllocation out of memory when calling cudaHostRegister": HOST,
+    # pytorch/serve#1993, EleutherAI/lm-evaluation-harness#1689: no room for the library's handle
+    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling "
+    "`cublasCreate(handle)`": GPU,
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": GPU,
+    # pytorch/pytorch#185240 (Jetson), #112377 (containers): the message itself fails without NVML
+    "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
+    '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":995, please report a bug to PyTorch.': GPU,
+    # jllllll/bitsandbytes-windows-webui#14; bitsandbytes prints it and exits
+    "Error out of memory at line 88 in file /src/csrc/ops.cu": GPU,
+    # bitsandbytes-foundation/bitsandbytes#464: cudaMallocManaged of a paged optimizer
+    "Error out of memory at line 351 in file /src/csrc/pythonInterface.c": HOST,
+    # cuDNN 8 and older: torch/torch7#780; cuDNN 9: cudnn_graph.h
+    "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED": GPU,
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": GPU,
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED": HOST,
+    # NVIDIA/nccl#1235, NVIDIA/TensorRT-LLM#1670; nccl src/include/alloc.h
+    "n3:28:66152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'": GPU,
+    "n3:28:66152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes": GPU,
+    "n3:28:66152 [3] include/alloc.h:76 NCCL WARN Failed to CUDA host alloc 4096 bytes": HOST,
+    # NVIDIA/nccl#1410, the same call with another error
+    "Cuda failure 1 'invalid argument'": FAILED,
+    # xcena-dev/maru#64
+    "torch.AcceleratorError: CUDA error: out of memory": GPU,
+    # triton-lang/triton#8182: a kernel wants more shared memory than a block may have
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, "
+    "Hardware limit: 101376.": FAILED,
+    # pytorch/torchtitan#1437: Inductor's name for the same
+    "RuntimeError: No valid triton configs. OutOfMemoryError: out of resource: triton_mm "
+    "Required: 262144 Hardware limit:232448": FAILED,
+}
+"""A line that a library writes -> the end that it means; each under its source."""
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["raised", "logged"])
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_library_s_own_words_for_full_memory_are_recognised(message, reported):
+    kind, _, said = message.rpartition("Error: ")
+    failure = fail(f"{kind.rpartition(' ')[2]}Error", said) if kind else fail("Exception", message)
+    known = {"failures": (failure,)} if reported else {"log": message}
+    ended = classify(Facts(exit_code=1, **known))
+    assert ended.status is MESSAGES[message], ended.reason
+    if ended.status is not FAILED:
+        assert ended.status in OUT_OF_MEMORY, "a search for the largest batch goes on"
+
+
+def test_a_library_s_handle_after_a_failed_assertion_is_no_full_card():
+    handle = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    log = "Indexing.cu:1231: indexSelectSmallIndex: Assertion `srcIndex < n` failed.\n"
+    for known in ({"failures": (fail("RuntimeError", handle),)}, {}):
+        assert classify(Facts(log=log + handle, **known)).status is FAILED
+
+
+TIMED_OUT = (  # pytorch/pytorch#118369, hiyouga/LlamaFactory#7396
+    "[rank0]:[E321 02:07:08.40 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, "
+    "Timeout(ms)=600000) ran for 600060 milliseconds before timing out.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    "  what():  [PG ID 0 Rank 0] Process group watchdog thread terminated with exception\n"
+)
+ABORTED = "traceback : Signal 6 (SIGABRT) received by PID 9\n"
+
+
+def test_an_abort_is_explained_by_what_was_said_before_it():
+    ended = classify(Facts(exit_code=1, log=TIMED_OUT + ABORTED))
+    assert ended.status is FAILED and "OpType=ALLREDUCE" in ended.reason
+    assert "waited" in ended.way_out
+    thrown = TIMED_OUT.partition("\n")[2] + ABORTED
+    ended = classify(Facts(exit_code=1, log=thrown))
+    assert "SIGABRT" in ended.reason and "watchdog thread terminated" in ended.reason
+    assert classify(Facts(exit_code=1, log=ABORTED)).reason.endswith("SIGABRT in phase start")
 
 
 @pytest.mark.parametrize("name", CASES)
