@@ -147,11 +147,13 @@ def _same(place: int, gpu: dict[str, Any], seen: tuple[Gpu, ...], count: int) ->
 
 
 def _as_known(place: int, gpu: dict[str, Any], card: Gpu | None) -> Gpu:
-    """``card``, unless torch sees no more than a part of it: nvidia-smi then tells the use of the
-    whole card, and of the part nothing."""
-    if card is not None and gpu["total_bytes"] > SLICE * card.total_bytes:
-        return card
-    return Gpu(index=place, name=gpu["name"], total_bytes=gpu["total_bytes"])
+    """``card`` with the size that torch reads. nvidia-smi counts 353 to 564 MiB more, which no
+    process can allocate, and has no size of a GPU that shares the host's memory (GB10, Jetson).
+    If torch sees only a part of the card (MIG), the use of the whole card does not count."""
+    size = gpu["total_bytes"]
+    if card is not None and size > SLICE * card.total_bytes:
+        return replace(card, total_bytes=size)
+    return Gpu(index=place, name=gpu["name"], total_bytes=size)
 
 
 def _existing(folder: Path) -> Path:

@@ -192,6 +192,25 @@ def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [g.index for g in gpus.visible()] == seen
 
 
+@pytest.mark.parametrize(
+    ("smi", "torch_bytes"),
+    [
+        ("[N/A], [N/A]", 119 * 2**30),  # GB10, Jetson: the GPU shares the host's memory
+        ("81559, 700", 79 * 2**30),  # nvidia-smi counts what no process can allocate
+        ("81559, 60000", 20 * 2**30),  # a slice of a card (MIG)
+    ],
+)
+def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp_path) -> None:
+    known = {"name": "NVIDIA X", "uuid": "aa", "total_bytes": torch_bytes}
+    cards = tuple(gpus.parse(f"0, GPU-aa, NVIDIA X, {smi}", "GPU-aa, 7, python, 300"))
+    monkeypatch.setattr(gpus, "visible", lambda: cards)
+    monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
+    monkeypatch.setattr(machines, "_ask", lambda ops: {"errors": {}, "ops": {}, "gpus": [known]})
+    (card,) = machines.examine(tmp_path).gpus
+    assert card.total_bytes == card.free_bytes == torch_bytes and not card.busy
+    assert bool(card.others) == (torch_bytes != 20 * 2**30), "nvidia-smi still names the processes"
+
+
 def test_what_a_reader_should_know(tmp_path: Path) -> None:
     crowd = resolve(Spec(recipe="zero2", data="synthetic", processes=4))
     alone = resolve(Spec(recipe="zero2", data="synthetic", processes=1))
@@ -433,7 +452,7 @@ def test_a_slice_of_a_card_is_not_taken_for_the_card() -> None:
     assert (found.total_bytes, found.name) == (16 * GIB, "NVIDIA H200 MIG 1g.18gb")
     assert found.used_bytes == 0 and not found.busy
     (whole,) = machines._merged((LARGE,), [known(LARGE, total_bytes=138 * GIB)])
-    assert whole is LARGE
+    assert whole == dataclasses.replace(LARGE, total_bytes=138 * GIB)
 
 
 def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places() -> None:
