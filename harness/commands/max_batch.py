@@ -120,7 +120,7 @@ class Search:
             result.identity = mark
             result.write(folder / "result.json")
         else:
-            self.progress.skip(result)
+            self.progress.skip(result, self._name(micro_batch))
         self.results[micro_batch] = result
         self.record(None)
         if result.status not in (Status.OK, *OUT_OF_MEMORY):
@@ -129,8 +129,9 @@ class Search:
 
     def _probe(self, resolved: Resolved, folder: Path, micro_batch: int) -> Result:
         more = ["--memory-limit", str(self.limit_bytes or 0)]
-        self.progress.recipes.append(f"{resolved.spec.recipe} x {micro_batch}")
-        self.progress.begin_run(self.progress.recipes[-1], self.timeout)
+        name = self._name(micro_batch)
+        self.progress.recipes.append(name)
+        self.progress.begin_run(name, self.timeout)
         result = self.start(
             resolved,
             folder,
@@ -138,8 +139,11 @@ class Search:
             on_status=self.progress.status,
             more=more,
         )
-        self.progress.end_run(result)
+        self.progress.end_run(result, name)
         return result
+
+    def _name(self, micro_batch: int) -> str:
+        return f"{self.spec.recipe} x {micro_batch}"
 
     def record(self, answer: int | None) -> None:
         """Write what is known, in order of size; ``answer`` is None while the search goes on."""

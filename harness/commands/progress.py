@@ -79,22 +79,23 @@ class Progress:
             self.said = self.now()
             self._say(Text(f"{self._place()} {self.recipe}: {self._where()}{self._elapsed()}"))
 
-    def end_run(self, result: Result) -> None:
-        """The row that ran has ended."""
+    def end_run(self, result: Result, name: str = "") -> None:
+        """The row that ran has ended; ``name`` replaces its label."""
         seconds = self.now() - self.run_begun
         if result.status in ENDED:
             self.spent.append(seconds)
         self._stop()
-        self._finished(result, f"  {clock(seconds)}")
+        self._finished(result, f"  {clock(seconds)}", name)
         if result.launch and result.launch.others:
             pids = ", ".join(map(str, result.launch.others))
             text = f"another Headroom was at work meanwhile (process {pids}): measure again"
             self._say(Text(f"{' ' * len(self._head())} {text}", style="yellow"))
 
-    def skip(self, result: Result) -> None:
-        """A row that is not run: finished earlier, refused, or unsupported."""
+    def skip(self, result: Result, name: str = "") -> None:
+        """A row that is not run: finished earlier, refused, or unsupported; ``name`` replaces its
+        label."""
         not_run = result.status in (Status.REFUSED, Status.UNSUPPORTED)
-        self._finished(result, "" if not_run else "  (from an earlier run)")
+        self._finished(result, "" if not_run else "  (from an earlier run)", name)
 
     def leave_out(self, recipe: str, status: Status) -> None:
         """A repetition that is not run, since the row itself ended as ``status``."""
@@ -118,7 +119,7 @@ class Progress:
             overflow="ellipsis",
         )
 
-    def _finished(self, result: Result, after: str) -> None:
+    def _finished(self, result: Result, after: str, name: str) -> None:
         self.done += 1
         status, reason = derive.effective_status(result)
         words = status.value.replace("_", " ")
@@ -127,7 +128,7 @@ class Progress:
         width = max(10, *(min(len(r), 30) for r in self.recipes)) if self.recipes else 10
         text = Text.assemble(
             (head, "dim"),
-            f" {label(result.spec):<{width}} ",
+            f" {name or label(result.spec):<{width}} ",
             (f"{words:<11}", STYLES.get(status, "yellow")),
             f"  {numbers}",
             (after, "dim"),

@@ -77,6 +77,15 @@ def test_probes_are_recorded_and_taken_up_again(tmp_path):
     assert other.started[0] == 1, "another limit is another question"
 
 
+def test_the_line_of_a_probe_s_end_names_its_micro_batch(tmp_path):
+    for _ in range(2):  # the second search takes up the probes of the first
+        progress = quiet()
+        search(searching(tmp_path, Fake(room=2), progress=progress).fits, 1, 4)
+        said = progress.console.file.getvalue()
+        ends = [line for line in said.splitlines() if " x " in line and "begins" not in line]
+        assert [line.split(" x ")[1].split()[0] for line in ends] == ["1", "2", "4", "3"]
+
+
 def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path):
     start = Fake(room=50, broken=4)
     with pytest.raises(Unclear, match="as made"):

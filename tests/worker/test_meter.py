@@ -164,11 +164,13 @@ def test_a_peak_survives_a_library_that_resets_the_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", gpu.mem_get_info)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(counts))
     reset = [counts.update, {"allocated_bytes.all.peak": 10}]
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *given: reset[0](reset[1]))
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device=None: reset[0](reset[1])
+    )
     found = meter.CudaMeter(torch.device("cuda", 0))
     found.enter("prepare")
     counts["allocated_bytes.all.peak"] = 800
-    torch.cuda.reset_peak_memory_stats(None)
+    torch.cuda.reset_peak_memory_stats(device=None)
     assert counts["allocated_bytes.all.peak"] == 10, "the library's own wish is done"
     assert found.peak_bytes() == 800
     counts["allocated_bytes.all.peak"] = 300

@@ -126,11 +126,11 @@ class CudaMeter(_Phases):
         free, total = torch.cuda.mem_get_info(self.device)
         return total - free
 
-    def _reset_by_others(self, *given: Any) -> None:
+    def _reset_by_others(self, *given: Any, **named: Any) -> None:
         """In the place of torch's own. DeepSpeed's ZeRO-1 and 2 reset the counts as they are made
         (0.19.8, ``runtime/utils.py``, ``empty_cache``), amid a phase whose peak lies before."""
         self.note()
-        self._reset_counts(*given)
+        self._reset_counts(*given, **named)
 
     def _reset(self, phase: str) -> None:
         self._reset_counts(self.device)
