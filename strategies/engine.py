@@ -22,7 +22,7 @@ same set-up and step with ``imitation`` in place of what needs real ranks or dev
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -190,6 +190,10 @@ class Engine:
     def place(self, what: str) -> str:
         """Where the "optimizer" or the "parameters" are kept: device, cpu or nvme."""
         return "device"
+
+    def by_block(self, depth: int) -> Sequence[Hashable]:
+        """How it treats each of the model's ``depth`` blocks, as ``Strategy.by_block``."""
+        return [None] * depth
 
     def refuses(self, launch: Launch) -> str | None:
         """Why it cannot run under ``launch``, then "; " and the way out; None if it can. Asked

@@ -6,6 +6,7 @@ parsed, refused and listed in milliseconds and on a machine without torch.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,6 +86,15 @@ class Strategy:
     def refuses(self, launch: Launch) -> str | None:
         """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
         return None
+
+    def by_block(self, depth: int) -> Sequence[Hashable]:
+        """How it treats each of the model's ``depth`` blocks, in the order in which they run: those
+        of equal values are treated alike. By default all are.
+
+        A deep model is predicted from shallow ones only where all blocks of all of them are treated
+        alike (``harness.predict.tracing.extend``), so override this where some blocks are not.
+        """
+        return [None] * depth
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
         """Keyword arguments for ``Accelerator``; a key that two strategies set is a Conflict."""

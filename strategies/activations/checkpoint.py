@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -92,6 +93,14 @@ class Checkpoint(Strategy):
                 "compile:budget=0.5 without checkpoint"
             )
         return None
+
+    def by_block(self, depth: int) -> Sequence[tuple[int, int]]:
+        """The size of the part in which each block is recomputed, and its place there; (0, 0) where
+        it keeps its activations."""
+        count = self._count(depth) or depth
+        sizes, _ = self._split(depth)(count, 0)
+        parts = [(size, place) for size in sizes for place in range(size)]
+        return [*parts, *[(0, 0)] * (depth - count)]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         policy = keep_products if self.keep == "products" else None

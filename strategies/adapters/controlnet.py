@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +48,11 @@ class ControlNet(Strategy):
 
     def _number(self, depth: int) -> int:
         return max(1, round(self.share * depth))
+
+    def by_block(self, depth: int) -> Sequence[bool]:
+        """Whether each block has a trained copy."""
+        number = self._number(depth)
+        return [index < number for index in range(depth)]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch

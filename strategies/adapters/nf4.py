@@ -31,7 +31,7 @@ class Packed(bitsandbytes.nn.Linear4bit):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x) or x.dtype)
-        bias = self.bias.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         # Gathered codes (FSDP2) are bytes alone: the layer has the rest.
         state = getattr(self.weight, "quant_state", self.quant_state)
         return bitsandbytes.matmul_4bit(x, self.weight, state, bias=bias)
@@ -78,7 +78,8 @@ def pack(linear: nn.Linear) -> Packed:
     else:
         layer.weight = parameter(linear.weight.data)
         initial.hand_on(linear.weight, layer.weight, keep=packed)
-    layer.bias = linear.bias.requires_grad_(False)
+    layer.bias = linear.bias
+    layer.requires_grad_(False)
     return layer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -85,6 +86,12 @@ class BlockSwap(Strategy):
             if met:
                 return f"another part {met}, and these weights train in host memory; take adamw"
         return None
+
+    def by_block(self, depth: int) -> Sequence[int]:
+        """Each block's turn among those that are streamed, 0 where its weights stay: it comes with
+        the one before it, and goes when the next but one comes."""
+        turns = {index: turn for turn, index in enumerate(spread(self.blocks, depth), 1)}
+        return [turns.get(index, 0) for index in range(depth)]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.streaming.taking import stay_on_host

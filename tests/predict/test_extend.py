@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
 import pytest
+import torch
 from conftest import in_fork
 
 from harness.predict.tracing import extend
-from harness.resolve import resolve
+from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from harness.subjects.library import presets
+from strategies import CATALOG, initial
+from strategies.activations.checkpoint import Checkpoint
+from strategies.strategy import Strategy
+from strategies.streaming.block_swap import BlockSwap
+from strategies.workloads import TRAIN
 
 LAYERS = {
     "flux-dev": "num_layers=5,num_single_layers=7",
     "ltx-video-2b": "num_layers=11",
     "sd3.5-medium": "",
     "pixart-sigma": "",
+    "lumina2": "num_layers=10",
 }
 BEFORE = {"sd3.5-medium": "CLIP-L,CLIP-G"}
 """What a model's pool held before."""
@@ -24,6 +33,7 @@ CASES = [
     ("pixart-sigma", "zero2+bf16", 8, "epsilon"),
     ("ltx-video-2b", "single+bf16_pure:autocast=on+checkpoint+adamw:impl=foreach", 1, "flow"),
     ("sd3.5-medium", "single+bf16_pure+lora:rank=16", 1, "flow"),
+    ("lumina2", "zero3_hpz+bf16+lora:rank=16+checkpoint", 8, "flow"),
 ]
 BYTES, POOL, UNTOLD, WORK = 0.005, 0.01, 0.10, 0.03
 LAUNCHES = 0.05
@@ -88,3 +98,120 @@ def test_a_shallow_model_is_traced_whole():
     deep = extend.shallow(resolve(spec_of("sd3.5-medium", "ddp+bf16", 8, "flow")))
     assert deep[0][0] == {"dual_attention_layers": 2, "num_layers": 2}
     assert [more for _, more in deep] == [0, 5.5, 4.5]
+
+
+# ---- blocks that are treated otherwise than others ----
+
+UNLIKE = (
+    "single+bf16_pure+checkpoint:share=0.5", "single+bf16_pure+checkpoint:share=0.9",
+    "single+bf16_pure+lora+block_swap:blocks=3", "zero3_offload_partial+bf16", "pp+bf16",
+)  # fmt: skip
+ALIKE = (
+    "single+bf16", "single+bf16_pure+lora+checkpoint", "single+bf16_pure+checkpoint:keep=products",
+    "zero3+bf16+checkpoint", "fsdp2+bf16_pure+dora", "zero2_offload+bf16",
+)  # fmt: skip
+
+
+def row_of(model: str, recipe: str, changes: str = "") -> Resolved:
+    objective = presets.find(model).family.objectives[0]
+    return resolve(Spec(recipe=recipe, model=model, set=changes, objective=objective, device="cuda",
+                        data="synthetic", global_batch=8, processes=1 if "single" in recipe else 2,
+                        ema=0.0))  # fmt: skip
+
+
+@pytest.mark.parametrize("model", presets.table())
+def test_a_model_is_extended_only_where_all_its_blocks_are_treated_alike(model):
+    for recipe in UNLIKE:
+        assert extend.shallow(row_of(model, recipe)) == [], recipe
+    for recipe in ALIKE:
+        assert extend.shallow(row_of(model, recipe)), recipe
+
+
+def test_blocks_that_attend_twice_in_another_order_are_not_extended():
+    odd = row_of("sd3.5-medium", "single+bf16", "dual_attention_layers=[0,2,5]")
+    assert odd.subject.depths == {} and odd.subject.depth == 24
+    assert extend.shallow(odd) == []
+
+
+def looks(row: Resolved, blocks: int) -> list[tuple[int, object, object, object]]:
+    """(Group, how the parts say that they treat it, what it is, how often it ran forward) of each
+    block of a model with so many ``blocks`` in each group, as the strategies have edited it."""
+    depths = {key: min(blocks, count) for key, count in row.subject.depths.items()}
+    subject = row.subject.deep(depths)
+    module = initial.skeleton(subject.shell, subject.draws(0, "drawn"))
+    if any(part.reads_weights for part in row.recipe.strategies):
+        with torch.device("meta"):
+            module = subject.make()
+    for part in row.recipe.strategies:
+        part.edit_model(module, subject)
+    groups = [number for number, group in enumerate(subject.groups(module)) for _ in group]
+    treated = zip(*(p.by_block(len(groups)) for p in row.recipe.strategies), strict=True)
+    made = [made_of(block) for block in subject.blocks(module)]
+    return [*zip(groups, treated, made, ran(subject.blocks(module)), strict=True)]
+
+
+def made_of(block: torch.nn.Module) -> list[object]:
+    """The modules of a block: their classes, attributes and weights."""
+    return [
+        (name, type(m).__name__, sorted(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks),
+         [told_of(n, p) for n, p in m.named_parameters(recurse=False)])
+        for name, m in block.named_modules()
+    ]  # fmt: skip
+
+
+def told_of(name: str, p: torch.nn.Parameter) -> tuple[object, ...]:
+    """A weight, and what is to be made of its first values."""
+    keep = getattr(initial.pending(p), "keep", None)
+    return name, p.shape, p.dtype, p.requires_grad, getattr(keep, "__qualname__", "")
+
+
+def ran(blocks: list[torch.nn.Module]) -> list[int]:
+    """How often each block runs forward in a forward and backward pass, through the strategies' own
+    wrappers of a cheap function in its place."""
+    runs = [0] * len(blocks)
+
+    def forward(place: int, x: torch.Tensor) -> torch.Tensor:
+        runs[place] += 1
+        return x.exp()
+
+    x = torch.zeros(1, requires_grad=True)
+    for place, block in enumerate(blocks):
+        block.forward = lambda x, place=place: forward(place, x)
+        x = block(x)
+    x.sum().backward()
+    return runs
+
+
+def told_apart(row: Resolved) -> list[str]:
+    """Blocks that the strategies say they treat alike, in shallow models and a deeper one, and
+    that are not."""
+    each = [one for blocks in (2, 4, 7) for one in looks(row, blocks)]
+    return [
+        f"group {a[0]}: {a[3]} and {b[3]} runs"
+        for a, b in combinations(each, 2)
+        if a[:2] == b[:2] and a[2:] != b[2:]
+    ]
+
+
+EDITS = {
+    name: {"checkpoint": ":share=0.4", "block_swap": ":blocks=3"}.get(name, "")
+    for name, kind in CATALOG.items()
+    if kind.edit_model is not Strategy.edit_model and TRAIN in kind.workloads
+}
+"""Strategies that edit a model -> parameters by which they tell blocks apart, where some do."""
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_strategies_treat_blocks_alike_where_they_say_so(name):
+    row = row_of("lumina2", f"single+{name}{EDITS[name]}")
+    if not row.recipe.refusal(row.launch):
+        assert told_apart(row) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [(Checkpoint, "checkpoint:share=0.4"), (BlockSwap, "block_swap:blocks=3")]
+)
+def test_a_strategy_that_hides_how_it_treats_blocks_is_seen(kind, part, monkeypatch):
+    row = row_of("pixart-sigma", f"single+{part}")
+    monkeypatch.setattr(kind, "by_block", Strategy.by_block)
+    assert told_apart(row)

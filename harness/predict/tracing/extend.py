@@ -1,10 +1,11 @@
 """A deep model predicted from shallow ones of its kind: two blocks of each group, and two more.
 
 Blocks of a group are alike, so that memory in each part of a step, and the work, grow in a straight
-line with their number. What is traced are the same set-up and steps of models with two blocks of
-each group, and for each group one with four; everything else follows from these, and what the
-allocator makes of it from their allocations in order (``deepened``). A trace of all blocks is what
-the tests hold it to (``tests/predict/test_extend.py``).
+line with their number. Where the engine or a strategy treats some blocks otherwise than others
+(``by_block``), the model is traced whole. Else the same set-up and steps are traced of models with
+two blocks of each group, and for each group one with four; everything else follows from these, and
+what the allocator makes of it from their allocations in order (``deepened``). A trace of all blocks
+is what the tests hold it to (``tests/predict/test_extend.py``).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.memory.categories import CATEGORIES
-from harness.memory.record import Held, Instant, beyond_kinds
+from harness.memory.record import Held, Instant, Record, beyond_kinds
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
 from harness.predict.tracing import history
 from harness.predict.tracing.deepened import Deeper, NotAlike, deepened
 from harness.predict.tracing.forks import in_forks
-from harness.predict.tracing.landmarks import parts
+from harness.predict.tracing.landmarks import Part, parts
 from harness.predict.tracing.simulate import pooled, summary, trace_bordered
 from harness.predict.tracing.streams import heard, told
 from harness.resolve import Resolved
@@ -50,13 +51,11 @@ KIND = FIELDS.index("flops")
 SAME = 0.01
 """How far the peak of the allocations in order may be from the straight line's."""
 SHORT = "its reserve is estimated from shallow models, and often too low"
-UNLIKE = frozenset({"streams_weights", "dealt_optimizer", "stages"})
-"""Traits by which not all blocks are held alike, or on one rank."""
-
-
 POOL = ("reserved", "reserved_expandable", "least")
 Events = list[tuple[int, int, int, int]]
 """(+1 made or -1 freed, id, bytes, CUDA stream) of allocations in order."""
+Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
+"""Name of a part -> bytes, by category, which op at which line, and the most beyond the state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +75,19 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
     """The models to trace, by their depths, and for each but the first how many times ``FEW``
     blocks more its group has; empty where the model is to be traced whole."""
     depths = resolved.subject.depths
-    # Blocks of which some are kept elsewhere are not alike.
-    if sum(depths.values()) < WORTH or UNLIKE & resolved.launch.traits:
+    if sum(depths.values()) < WORTH:
         return []
     base = {key: min(count, FEW) for key, count in depths.items()}
     longer = [key for key, count in depths.items() if count > FEW]
-    return [(base, 0), *(({**base, key: 2 * FEW}, depths[key] / FEW - 1) for key in longer)]
+    found = [(base, 0), *(({**base, key: 2 * FEW}, depths[key] / FEW - 1) for key in longer)]
+    return found if _alike(resolved, [depths, *(few for few, _ in found)]) else []
+
+
+def _alike(resolved: Resolved, models: Sequence[Mapping[str, int]]) -> bool:
+    """Whether the engine and each strategy treat all blocks of all models alike."""
+    counts = [resolved.subject.deep(depths).depth for depths in models]
+    parts = (resolved.launch.engine, *resolved.recipe.strategies)
+    return all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
 
 
 def extended(resolved: Resolved, kind: str) -> Prediction:
@@ -152,17 +158,25 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     tracer, counter, steady_from, borders = trace_bordered(row, kind)
     prediction = summary(row, tracer.record, counter, steady_from)
     beyond = beyond_kinds(prediction.buckets)
-    device = parts(tracer, borders, "device", steady_from, beyond)
-    ops = {name: _maker(tracer.record, part.event) for name, part in device.items()}
+    found = {pool: parts(tracer, borders, pool, steady_from, beyond) for pool in ("device", "host")}
     stream = told(tracer.record, borders) if resolved.spec.device == "cuda" else None
     return {
         "prediction": dataclasses.asdict(prediction),
-        "parts": {n: (part.bytes, part.kinds, ops[n], part.beyond) for n, part in device.items()},
+        "parts": _plain(tracer.record, found["device"]),
+        "host": _plain(tracer.record, found["host"]),
         "stream": stream,
     }
 
 
-def _maker(record: Any, event: int) -> tuple[str, str]:
+def _plain(record: Record, found: Mapping[str, Part]) -> Places:
+    """The parts of one pool as JSON has them."""
+    return {
+        name: (part.bytes, part.kinds, _maker(record, part.event), part.beyond)
+        for name, part in found.items()
+    }
+
+
+def _maker(record: Record, event: int) -> tuple[str, str]:
     storage = record.storages[record.events[event][1]]
     return storage.op, storage.site
 
@@ -200,21 +214,21 @@ def _extended(
     if base["first_step"] is not None:
         first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
         base["first_step"] = first.bytes
-    base |= {"peak": _told(plain, whole, line), "steady": _told(plain, steady, line)}
-    for name in ("host", "host_steady"):
+    peaks = [p["peak"] for p in plain]
+    base |= {"peak": _told(peaks, whole, line), "steady": _told(peaks, steady, line)}
+    for name, begin in (("host", ""), ("host_steady", "2/")):
         told = [p[name] for p in plain]
-        base[name] = _instant(told, line) if all(told) else None
-    base["phases"] = _phases(plain, line)
+        fullest = functools.partial(_fullest, [traced["host"] for traced in found], line, begin)
+        base[name] = _told(told, fullest(), line) if all(told) else None
+    base["phases"] = {
+        name: _fullest(places, line, f"1/{name}/", f"2/{name}/").bytes for name in base["phases"]
+    }
     base["beyond"] = _beyond(places, line)
     base["beyond_state"] = max(base["beyond"].values(), default=0)
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
     base["work"] = _work([p["work"] for p in plain], more)
     base |= _pool(plain, base["peak"].bytes, ordered)
     return Prediction(**base)
-
-
-Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
-"""Name of a part -> bytes, by category, which op at which line, and the most beyond the state."""
 
 
 def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
@@ -240,10 +254,10 @@ def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int
 
 
 def _told(
-    plain: Sequence[Mapping[str, Any]], instant: Instant, line: Callable[..., int]
+    peaks: Sequence[Mapping[str, Any]], instant: Instant, line: Callable[..., int]
 ) -> Instant:
     """``instant`` with what lived then, by who made it, of makers that all models' peaks have."""
-    return dataclasses.replace(instant, held=_held([p["peak"] for p in plain], line))
+    return dataclasses.replace(instant, held=_held(peaks, line))
 
 
 def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[Held]:
@@ -261,18 +275,6 @@ def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[
         for key in shared
     ]  # fmt: skip
     return sorted(found, key=lambda alike: -alike.bytes)
-
-
-def _instant(told: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> Instant:
-    kinds = {kind: line(t["categories"].get(kind, 0) for t in told) for kind in CATEGORIES}
-    first = {name: told[0][name] for name in ("phase", "op", "site")}
-    size = line(t["bytes"] for t in told)
-    return Instant(**first, bytes=size, categories=kinds, held=_held(told, line))
-
-
-def _phases(plain: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> dict[str, int]:
-    names = [name for name in plain[0]["phases"] if all(name in p["phases"] for p in plain)]
-    return {name: line(p["phases"][name] for p in plain) for name in names}
 
 
 def _pool(

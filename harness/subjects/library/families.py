@@ -35,8 +35,8 @@ class Family:
 
     ``name`` is of the class, ``call`` of the function in ``calls``. ``depths``: attribute that has
     blocks -> key of the configuration with their number, in the order in which they run; one with
-    an empty key is of a fixed length. ``defaults``: those of the class, of the keys that are read
-    here. ``text`` is the key of the text's width.
+    an empty key has a fixed number of them, of which ``refiners`` is the key. ``defaults``: those
+    of the class, of the keys that are read here. ``text`` is the key of the text's width.
 
     ``down``: pixels a side for one element of a latent, ``every``: frames of a video for one of a
     latent (0: images alone), ``tile``: what sides of a latent are multiples of. ``resolution``,
@@ -52,6 +52,7 @@ class Family:
     depths: Mapping[str, str]
     defaults: Config
     text: str = ""
+    refiners: str = ""
     objectives: tuple[str, ...] = ("flow",)
     time: str = "falling_1000"
     head: str = "proj_out"
@@ -182,8 +183,8 @@ _ALL = [
     Family(
         name="ZImageTransformer2DModel", call="zimage", time="rising", text="cap_feat_dim",
         depths={"noise_refiner": "", "context_refiner": "", "layers": "n_layers"},
-        defaults={"in_channels": 16, "cap_feat_dim": 2560, "n_layers": 30}, head="",
-        text_tokens=512,
+        defaults={"in_channels": 16, "cap_feat_dim": 2560, "n_layers": 30, "n_refiner_layers": 2},
+        refiners="n_refiner_layers", head="", text_tokens=512,
     ),
     Family(
         name="LTXVideoTransformer3DModel", call="ltx", depths=ONE, layout="tokens", down=32,
@@ -217,8 +218,9 @@ _ALL = [
     Family(
         name="Lumina2Transformer2DModel", call="lumina2", time="rising", text="cap_feat_dim",
         depths={"context_refiner": "", "noise_refiner": "", "layers": "num_layers"},
-        defaults={"in_channels": 16, "cap_feat_dim": 1024, "num_layers": 26}, masked=True, head="",
-        text_tokens=256, whole_masks=True,
+        defaults={"in_channels": 16, "cap_feat_dim": 1024, "num_layers": 26,
+                  "num_refiner_layers": 2},
+        refiners="num_refiner_layers", masked=True, head="", text_tokens=256, whole_masks=True,
     ),
     Family(
         name="AuraFlowTransformer2DModel", call="aura", time="falling", text="joint_attention_dim",

@@ -144,13 +144,21 @@ class Library(Subject):
     @property
     def depths(self) -> dict[str, int]:
         """Key of the configuration -> how many blocks it asks for, in the order of the groups. The
-        blocks of SD3.5 that attend twice are the first ones, and blocks of their own."""
+        blocks of SD3.5 that attend twice are the first ones, and blocks of their own; where they
+        are others, no shallow model has its blocks in their order."""
         keys = filter(None, self.family.depths.values())
         counts = {key: self.family.value(self.config, key) for key in keys}
         twice = self.config.get(TWICE, ())
-        if twice and list(twice) == list(range(len(twice))):
-            return {TWICE: len(twice), "num_layers": counts["num_layers"] - len(twice)}
-        return counts
+        if not twice:
+            return counts
+        if list(twice) != list(range(len(twice))):
+            return {}
+        return {TWICE: len(twice), "num_layers": counts["num_layers"] - len(twice)}
+
+    @property
+    def depth(self) -> int:
+        keys = [key or self.family.refiners for key in self.family.depths.values()]
+        return sum(self.family.value(self.config, key) for key in keys)
 
     def deep(self, depths: Mapping[str, int]) -> Library:
         config = {**self.config, **depths}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -126,6 +126,11 @@ class Pipeline(Engine):
 
     def refuses(self, launch: Launch) -> str | None:
         return self._parts(launch) or self._ranks(launch) or self._beside(launch)
+
+    def by_block(self, depth: int) -> Sequence[Hashable]:
+        """The stage of each block."""
+        runs = zip(self.homes, dealt(depth, len(self.homes)), strict=True)
+        return [stage for stage, (first, behind) in runs for _ in range(first, behind)]
 
     def _parts(self, launch: Launch) -> str | None:
         subject, stages, runs = launch.subject, self.stages, self.runs

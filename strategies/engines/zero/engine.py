@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -129,6 +129,11 @@ class Zero(Engine):
     def place(self, what: str) -> str:
         device = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
         return "device" if device == "none" else device
+
+    def by_block(self, depth: int) -> Sequence[Hashable]:
+        """Each block by itself where some pieces of the optimizer are dealt to host memory: pieces
+        end within blocks."""
+        return range(depth) if self.partly else super().by_block(depth)
 
     def refuses(self, launch: Launch) -> str | None:
         groups = chosen.refusal(self.zero, launch.processes)
