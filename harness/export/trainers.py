@@ -24,6 +24,9 @@ SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "wei
             "all_weights")  # fmt: skip
 """What a trainer must be told beside the techniques, in the order of its options."""
 NO_OPTION = "it has no such option"
+DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
+            Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
+"""Slots that decide what a training holds in memory."""
 
 
 class Missing(NamedTuple):
@@ -36,7 +39,8 @@ class Missing(NamedTuple):
 @dataclass
 class Translation:
     """A recipe in a trainer's words. ``options``: name -> value, True where a flag stands alone.
-    ``beside``: what is said elsewhere than among them. ``notes``: (what, where it differs)."""
+    ``beside``: what is said elsewhere than among them. ``notes``: (what, where it differs).
+    ``unplanned``: parts without a counterpart that decide the memory of the training."""
 
     trainer: Mapping[str, Any]
     start: str = ""
@@ -44,6 +48,7 @@ class Translation:
     beside: list[str] = field(default_factory=list)
     notes: list[Missing] = field(default_factory=list)
     lacks: list[Missing] = field(default_factory=list)
+    unplanned: list[str] = field(default_factory=list)
 
     def add(self, what: str, rule: rules.Rule | None, values: Mapping[str, Any]) -> None:
         """Take up what a rule says of ``what``; None: the table knows nothing of it."""
@@ -83,12 +88,17 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     made.start = rules.filled(trainer["start"], values)
     for what, rule in _found(trainer, resolved):
         made.add(what, rule, values)
+        if what == launch.sharding and (rule is None or "lacks" in rule):
+            made.unplanned.append(what)
     for part in techniques(resolved):
         own = {**values, **parameters(part)}
         written = trainer["strategies"].get(part.name, ())
         rule = rules.fitting(written, parameters(part), launch, defaults(part))
         unknown = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
-        made.add(str(part), unknown if rule is None else rule, own)
+        rule = unknown if rule is None else rule
+        made.add(str(part), rule, own)
+        if part.slot in DECIDING and (rule is None or "lacks" in rule):
+            made.unplanned.append(str(part))
     for option, why in trainer["models"].get(resolved.spec.model, {}).get("lacks", {}).items():
         if made.options.pop(option, None) is not None:
             made.lacks.append(Missing(option, why))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import re
@@ -242,12 +243,22 @@ def test_an_option_that_nobody_looked_for_is_named():
 
 
 TELLING = {
-    "diffusers": ("--max_grad_norm 1e9", "--adam_beta2 0.95", "--gradient_checkpointing"),
+    "sd-scripts": ("--network_alpha 16", "betas=0.9,0.95", "clips the gradient norm at 1.0"),
+    "diffusion-pipe": ("rank = 16", "betas = [0.9, 0.95]", "gradient_clipping 0 clips nothing"),
+    "diffusers": ("--max_grad_norm 0", "--adam_beta2 0.95", "--gradient_checkpointing"),
     "finetrainers": (["--dp_degree", "8", "--dp_shards", "1"][0], "--transformer_dtype bf16"),
-    "simpletuner": ('"grad_clip_method": "norm"', '"max_grad_norm": 0.0', '"lora_rank": 16'),
+    "simpletuner": ("clips each value, at 2.0", '"lora_rank": 16'),
     "musubi-tuner": ("betas=0.9,0.95", "--network_dim 16", "--sdpa", "batch_size = 8"),
-    "ai-toolkit": ("linear_alpha: 16", "max_grad_norm: 1000000000.0", "eps is 1e-6"),
+    "ai-toolkit": ("linear_alpha: 16", "max_grad_norm 0", "eps is 1e-6"),
 }
+
+
+def toml_reader() -> Any:
+    """The standard library's; Python 3.10 has none, and takes the text as it is."""
+    try:
+        return importlib.import_module("tomllib").loads
+    except ModuleNotFoundError:
+        return str
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -257,9 +268,10 @@ def test_traps_of_other_trainers_are_stepped_around(name):
     text = bundle(resolved, FOLDER, [name]).files["trainers.md"]
     for words in TELLING[name]:
         assert words in text.replace(" \\\n    ", "\n"), words
-    blocks = dict(re.findall(r"```(json|yaml)\n(.*?)```", text, re.S))
+    blocks = dict(re.findall(r"```(json|yaml|toml)\n(.*?)```", text, re.S))
+    readers = {"json": json.loads, "yaml": yaml.safe_load, "toml": toml_reader()}
     for kind, block in blocks.items():
-        assert (json.loads if kind == "json" else yaml.safe_load)(block)
+        assert readers[kind](block)
 
 
 def test_a_trainer_that_cannot_shard_is_not_started_with_the_sharding_s_file():

@@ -7,6 +7,7 @@ commit): one that is misspelt, of another type, or whose value is not allowed, f
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import re
@@ -27,7 +28,8 @@ from tests.made.recipes import SETTINGS
 REAL = yaml.safe_load((Path(__file__).parents[1] / "made/trainer_options.yaml").read_text())
 TAKEN = {"int": int, "float": float, "str": str}
 """Types of argparse; a "bool" there is any text, as those trainers have it."""
-HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "map": (dict,)}
+HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "map": (dict,),
+        "list": (list,)}  # fmt: skip
 """What JSON or YAML holds for them."""
 EVERY = [text for texts in SETTINGS.values() for text in texts]
 USUAL = "flux-dev"
@@ -37,6 +39,10 @@ FEW = [
     "single+cast:to=int8+lora+block_swap:blocks=3",
     "single+cast:to=fp8+bf16+lora+adam8bit:lib=torchao",
 ]
+
+
+KEYS = {"simpletuner": "model_family", "ai-toolkit": "model.arch", "diffusion-pipe": "model.type"}
+"""Trainer -> the key that names its model."""
 
 
 class Misfit(Exception):
@@ -138,7 +144,7 @@ def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
             elif word.startswith("--"):
                 parser_of(name, "").parse_args(shlex.split(word))
             else:
-                key = {"simpletuner": "model_family", "ai-toolkit": "model.arch"}[name]
+                key = KEYS[name]
                 hold(name, {key: word})
 
 
@@ -164,7 +170,54 @@ def test_what_an_export_says_is_taken_by_the_trainer(name):
     assert parsed > 40
 
 
+SIXTEEN = {"diffusers": "--mixed_precision", "finetrainers": "--transformer_dtype",
+           "musubi-tuner": "--mixed_precision", "simpletuner": "mixed_precision",
+           "ai-toolkit": "train.dtype", "sd-scripts": "--mixed_precision",
+           "diffusion-pipe": "model.dtype"}  # fmt: skip
+"""Trainer -> the option without which it loads weights in float32."""
+
+
+@pytest.mark.parametrize("name", trainers.known())
+@pytest.mark.parametrize("recipe", ["single+bf16_pure+lora", "single+bf16_pure", "ddp+bf16_pure"])
+def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_not_hold(
+    name, recipe
+):
+    made = trainers.translated(name, asked(recipe, "flux-dev"), "accelerate.yaml")
+    word = made.options.get(SIXTEEN[name])
+    assert word in ("bf16", "bfloat16") or "bf16_pure" in made.unplanned
+    if "lora" in recipe:
+        assert "bf16_pure" not in made.unplanned, "frozen weights can be 16 bits everywhere"
+    elif name == "diffusers":
+        assert "bf16_pure" in made.unplanned
+        assert "The plan's memory does not hold here" in pages.page("", [made])
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_clipping_that_nobody_asked_for_is_not_set(name):
+    resolved = asked("single+bf16+lora", "flux-dev")
+    for clip in (0.0, 0.5):
+        spec = dataclasses.replace(resolved.spec, grad_clip=clip)
+        made = trainers.translated(name, resolve(spec), "accelerate.yaml")
+        values = [
+            v for option, v in made.options.items() if "clip" in option or "grad_norm" in option
+        ]
+        assert (0.5 in values) if clip else not values
+        assert clip or any("clip" in why for _, why in made.notes), "its own default is named"
+
+
+@pytest.mark.parametrize("name", [n for n in trainers.known() if "evidence" in trainers.table(n)])
+def test_every_option_of_a_table_with_evidence_has_its_meaning(name):
+    table = trainers.table(name)
+    places = [*table["settings"].values(), *table["strategies"].values(), table["sharding"],
+              *table.get("absent", {}).values()]  # fmt: skip
+    said = {option for some in places for rule in some for option in rule.get("options", ())}
+    assert said | set(table.get("model", {})) <= set(table["evidence"]) | {"model.type"}
+    assert set(table["evidence"]) <= said | set(table.get("model", {}))
+
+
 WRONG = {
+    "sd-scripts": [{"--network_rank": 4}, {"--mixed_precision": "bfloat16"}],
+    "diffusion-pipe": [{"model.dtype": "bf16"}, {"optimizer.type": "adamw_8bit"}],
     "diffusers": [{"--gradient_checkpoint": True}, {"--mixed_precision": "bfloat16"}],
     "finetrainers": [{"--dp-degree": 8}, {"--optimizer": "adamw8bit"}, {"--rank": 1.5}],
     "musubi-tuner": [{"--fp8": True}, {"--compile_dynamic": "no"}],
