@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from harness.commands.options import folder_name, overrides
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
+from strategies.files import printable
 
 __all__ = ["main"]
 
@@ -30,6 +31,8 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(BAD)
 
 
+MOST = 1000
+"""Characters of an error's line."""
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
 """Commands whose work outlasts who reads of it: that their output ended is said."""
 
@@ -66,7 +69,8 @@ def _act(words: Sequence[str], ending: Ending) -> int:
 
 
 def _bad(error: Exception) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    text = printable(" ".join(str(error).split()))
+    print(f"error: {text[:MOST]}{' ...' * (len(text) > MOST)}", file=sys.stderr)
     return BAD
 
 

@@ -252,7 +252,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "plan with a calibration that is none": (
         lambda p: [*plan(), "--calibration", write(p / "c.json", "{}")],
-        "is no calibration of schema 1",
+        "not a calibration file",
     ),
     "report of a file": (lambda p: ["report", write(p / "file", "")], "no such folder"),
     "doctor under a file": (

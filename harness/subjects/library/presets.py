@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +15,10 @@ from typing import Any
 
 import yaml
 
+from harness.json_files import BadFile, read_json
 from harness.subjects.library.families import FAMILIES, REFUSED, Family
 from strategies.base import BadInput
+from strategies.files import parse_yaml
 
 __all__ = ["PREFIX", "Known", "find", "is_named", "table", "values"]
 
@@ -100,9 +101,9 @@ def _family(model: str, written: str) -> Family:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"config is {path}, which cannot be read as JSON: {error}") from error
+        found = read_json(path)
+    except BadFile as error:
+        raise BadInput(f"config is {error}; give a model's config.json") from None
     if not isinstance(found, dict):
         raise BadInput(f"config is {path}, which holds no object; give a model's config.json")
     return found
@@ -122,6 +123,10 @@ def values(text: str) -> dict[str, Any]:
     for part in filter(None, re.split(r",(?![^\[]*\])", text)):
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
-            raise BadInput(f"set is {text!r}; write KEY=VALUE,KEY=VALUE, as in num_layers=2")
-        found[key.strip()] = yaml.safe_load(value)
+            raise BadInput(f"set is {text!r:.80}; write KEY=VALUE,KEY=VALUE, as in num_layers=2")
+        try:
+            found[key.strip()] = parse_yaml(value)
+        except ValueError as error:
+            name = f"set is {text!r:.80}: {key.strip()} is {value!r:.40}"
+            raise BadInput(f"{name}: {error}") from None
     return found
