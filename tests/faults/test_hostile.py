@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import json
 import os
@@ -21,9 +22,12 @@ from hypothesis import strategies as st
 from harness import ROOT, cli
 from harness.calibration import store
 from harness.commands.atlas.cells import HEADS
-from harness.json_files import BadFile, read_json, write_json
+from harness.data.caches import tensors
+from harness.json_files import BadFile, build, read_json, write_json
 from harness.json_files import whole as whole_file
 from harness.nodes.local import own_folder
+from harness.resolve import resolve
+from harness.spec import Spec
 from harness.subjects.library import presets
 from harness.suite.file import SuiteError, load_suite
 from strategies import files, parse
@@ -221,6 +225,42 @@ def test_devices_pipes_and_giants_are_no_files(tmp_path):
         with pytest.raises(BadFile, match=str(path)):
             read_json(path)
     assert held(["plan", "--model", "diffusers:X", "--config", "/dev/zero"], (2,))[0] == 2
+
+
+HEAD = json.dumps(
+    {
+        "__metadata__": {"architecture": "wan2.1"},
+        "latents": {"dtype": "F32", "shape": [1, 2, 2], "data_offsets": [0, 16]},
+        "text": {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]},
+    }
+)
+"""The header of a file of tensors, as safetensors writes it."""
+
+
+@SOME
+@given(broken(HEAD), st.integers(0, 40))
+@example(HEAD, 22)
+@example(HEAD.replace("[1, 2, 2]", "[99999999999999999999, 1, 1]"), 22)
+@example(HEAD.replace("[0, 16]", "[-16, 0]"), 22)
+@example("[" * 100_000, 22)
+def test_a_file_of_tensors_is_read_or_refused_with_its_name(text, size):
+    path = Path(os.environ["PYTEST_TMP"]) / "cache.safetensors"
+    head = text.encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    try:
+        found = tensors.contents(path)
+    except BadInput as error:
+        assert "cache.safetensors" in str(error) and (text, size) != (HEAD, 22)
+    else:
+        assert all(tensors.tensor(part).numel() < 2**20 for part in found.parts.values())
+
+
+@SOME
+@given(st.sampled_from([f.name for f in dataclasses.fields(Spec)]), st.sampled_from(HOSTILE))
+def test_a_spec_is_checked_or_refused_by_name(name, value):
+    data = dataclasses.asdict(Spec(recipe="ddp")) | {name: value}
+    with contextlib.suppress(BadInput, ValueError):
+        resolve(build(Spec, json.loads(json.dumps(data)), "spec"))
 
 
 # ---- what is written, and where ----
