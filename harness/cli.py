@@ -33,6 +33,8 @@ class _Parser(argparse.ArgumentParser):
 
 MOST = 1000
 """Characters of an error's line."""
+KINDS = ("strategies", "models", "cards")
+"""What ``list`` lists."""
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
 """Commands whose work outlasts who reads of it: that their output ended is said."""
 
@@ -185,9 +187,11 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    text = "list strategies with their parameters, and suites"
+    text = "list strategies with their parameters, and suites; or models, or cards"
     pages = "docs/strategies.md, docs/suites.md"
     parser = _add(commands, "list", _list, text, "./run.sh list", pages)
+    told = "what is listed (default: strategies)"
+    parser.add_argument("what", nargs="?", choices=KINDS, default=KINDS[0], help=told)
     parser.add_argument("--markdown", action="store_true", help="the table of docs/strategies.md")
 
 
@@ -314,7 +318,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.markdown:
         print(listing.markdown())
     else:
-        listing.print_list()
+        {"models": listing.print_models, "cards": listing.print_cards}.get(
+            options.what, listing.print_list
+        )()
     return OK
 
 

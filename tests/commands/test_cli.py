@@ -199,7 +199,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "plan for an unknown card": (
         lambda p: ["plan", "--gpu", "A1000"],
-        "unknown gpu 'A1000'; did you mean 'A10'?",
+        "unknown gpu 'A1000'; ./run.sh list cards",
     ),
     "plan on a world that does not divide": (
         lambda p: [*plan(), "--gpus", "3", "--global-batch", "16"],

@@ -430,7 +430,7 @@ def test_a_limit_is_of_a_part_that_recipes_can_have(text):
 
 BAD = {
     "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
-    "gpu unknown": (["--gpu", "A1000"], "did you mean 'A10'? Or give --gpu-memory"),
+    "gpu unknown": (["--gpu", "A1000"], "./run.sh list cards"),
     "memory": (["--gpu-memory", "lots"], "gpu-memory is 'lots'; write a size as in 24GiB"),
     "no card": ([], "one of the arguments --gpu --gpu-memory --cpu is required"),
     "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from harness.subjects.library.families import FAMILIES, REFUSED, Family
 from strategies.base import BadInput
 from strategies.files import parse_yaml
 
-__all__ = ["PREFIX", "Known", "find", "is_named", "table", "values"]
+__all__ = ["PREFIX", "Known", "canonical", "find", "is_named", "table", "values"]
 
 PREFIX = "diffusers:"
 FILE = Path(__file__).with_name("presets.yaml")
@@ -32,13 +32,15 @@ class Known:
     """One model: its class, what differs from the class's defaults, and its usual sizes.
 
     ``config``: key -> value. ``parameters``: elements "built" and "published", and who "told";
-    empty where it is no preset. ``usual``: facts of the family that are otherwise here.
+    empty where it is no preset. ``usual``: facts of the family that are otherwise here. ``hub``:
+    its names on the Hugging Face Hub.
     """
 
     family: Family
     config: Mapping[str, Any]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
+    hub: Sequence[str] = ()
 
 
 @functools.cache
@@ -50,10 +52,33 @@ def table() -> dict[str, Known]:
             family=FAMILIES[row["class"]],
             config=row["config"],
             parameters=row["parameters"],
+            hub=row["hub"],
             usual={k: row[k] for k in ("down", "resolution", "frames", "text") if k in row},
         )
         for name, row in rows.items()
     }
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Letters and digits of a preset's name, or of one of its names on the Hub -> preset."""
+    hub = {_letters(name): key for key, known in table().items() for name in known.hub}
+    tails = {_letters(name.partition("/")[2]): key
+             for key, known in table().items() for name in known.hub}  # fmt: skip
+    return hub | tails | {_letters(key): key for key in table()}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def canonical(model: str) -> str:
+    """The preset that ``model`` spells, by its own name or by one on the Hub; else as it is."""
+    dit = re.fullmatch(r"(?i:dit)-([a-zA-Z]+)(/\d)?", model)
+    if dit:
+        return f"DiT-{dit[1].upper()}{dit[2] or ''}"
+    named = model in table() or model.startswith("DiT") or set(model) & set(":=")
+    return model if named else _spellings().get(_letters(model), model)
 
 
 def is_named(model: str) -> bool:
