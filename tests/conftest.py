@@ -20,6 +20,7 @@ from harness import ROOT
 from harness.data import feed
 from harness.data.feed import check_data
 from harness.launch import command, launch
+from harness.predict import residuals
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status, load
@@ -291,6 +292,13 @@ def settle() -> None:
 def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured of the machine that tests run on changes no prediction of theirs."""
     monkeypatch.setattr("harness.calibration.store.OWN", Path("no calibrations"))
+
+
+@pytest.fixture
+def sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict memory without uncertainty, for tests of what follows from a need alone."""
+    known = {kind: residuals.Share(kind, 0.0, 0, 0, pooled=False) for kind in residuals.CLASSES}
+    monkeypatch.setattr(residuals, "shares", lambda: known)
 
 
 @pytest.fixture

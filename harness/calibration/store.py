@@ -5,9 +5,8 @@ A reader's own are in ``results/calibrations``, those that the project measured 
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,20 +83,13 @@ def choose(
 
 
 def every(*folders: Path) -> list[Calibration]:
-    """Return all that can be read, a reader's own first; a file that is none is named once."""
+    """All that can be read, a reader's own first; a file that is none is passed over."""
     found = []
     for folder in folders or (OWN, PROJECT):
         for path in sorted(folder.glob("*.json")):
-            try:
+            with contextlib.suppress(BadInput):
                 found.append(load(path))
-            except BadInput as error:
-                _leave_out(str(error))
     return found
-
-
-@functools.cache
-def _leave_out(why: str) -> None:
-    print(f"left out: {why}", file=sys.stderr)
 
 
 def file_of(calibration: Calibration, folder: Path) -> Path:

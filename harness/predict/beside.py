@@ -82,10 +82,7 @@ def named(word: str, option: str = "also") -> Beside:
         BadInput: an unknown name or type.
     """
     if word[:1].isdigit():
-        try:
-            return Beside(word, parse_bytes(word))
-        except BadInput as error:
-            raise BadInput(str(error).replace("gpu-memory", option)) from error
+        return Beside(word, parse_bytes(word, option))
     name, _, stored = word.partition(":")
     known = {key.lower(): key for key in table()}
     if name.lower() not in known:

@@ -120,7 +120,7 @@ class _State:
     def begin(self, known: dict[int, Fit]) -> None:
         """Start between sizes that were predicted before; they are no tries of this search."""
         self.known, self.tries = known, self.tries + len(known)
-        self.low = max((i for i, fit in known.items() if fit.verdict == "fits"), default=self.low)
+        self.low = max((i for i, fit in known.items() if fit.fits), default=self.low)
         self.high = min((i for i in known if i > self.low), default=self.high)
 
     @property
@@ -188,7 +188,7 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
     """
     if state.low < 0:
         return 0 if state.known else start
-    fitting = [index for index, fit in state.known.items() if fit.verdict == "fits"]
+    fitting = [index for index, fit in state.known.items() if fit.fits]
     ends = [state.low, state.high if state.high < len(weights) else max(fitting[:-1], default=-1)]
     if ends[1] < 0:
         guess = bisect_right(weights, 4 * weights[state.low])
@@ -206,15 +206,20 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
 
 
 def _crossing(state: _State, weights: Sequence[float], first: int, second: int) -> int:
-    """The index at which the line through two known sizes reaches the end of the card."""
+    """The index at which the line through two known sizes reaches the end of the card, or of the
+    host's memory."""
     one, two = state.known[first], state.known[second]
-    slope = max(1, two.need_bytes - one.need_bytes) / (weights[second] - weights[first])
-    return bisect_right(weights, weights[first] + one.margin_bytes / slope) - 1
+    step = weights[second] - weights[first]
+    ends = [(one.most_bytes, two.most_bytes, one.gpu.memory_bytes)]
+    if one.host_bytes and two.host_bytes:
+        ends.append((one.host_most, two.host_most, one.host_memory))
+    near = min((have - low) / max(1, high - low) for low, high, have in ends)
+    return bisect_right(weights, weights[first] + near * step) - 1
 
 
 def _streak(known: Sequence[Fit]) -> tuple[int, bool]:
     """How many of the last tries ended on one side, and whether they fitted."""
-    ends = [fit.verdict == "fits" for fit in reversed(known)]
+    ends = [fit.fits for fit in reversed(known)]
     return next((i for i, end in enumerate(ends) if end != ends[0]), len(ends)), ends[0]
 
 
@@ -223,7 +228,7 @@ def _narrow(state: _State, index: int, fit: Fit, name: str) -> None:
         state.stopped = f"{name} could not be predicted: {fit.prediction.reason}"
         return
     state.known[index] = fit
-    if fit.verdict == "fits":
+    if fit.fits:
         state.low = index
     else:
         state.high = index

@@ -1,4 +1,8 @@
-"""Can this card run it, does it fit, and how fast would it be? Pure functions. No torch."""
+"""Can this card run it, does it fit, and how fast would it be? Pure functions. No torch.
+
+The one owner of "does it fit": ``decide`` sets a range of bytes against what there is, for plans
+and for reports (``harness.report.figures.predicted_fit``).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.predict import residuals
 from harness.predict.attention import WORDS, preferred
 from harness.predict.prediction import Prediction
 from harness.predict.speed.cards import Card, alike
@@ -14,16 +19,23 @@ from harness.predict.workspace import standing
 from harness.resolve import Resolved
 from harness.system.requirements import card_lacks
 
-__all__ = ["Fit", "assumed", "at_the_ends", "cannot", "fastest", "judge", "lack_of", "lacking",
-           "nearest"]  # fmt: skip
+__all__ = ["VERDICTS", "Fit", "assumed", "at_the_ends", "cannot", "decide", "fastest", "judge",
+           "lack_of", "lacking", "nearest"]  # fmt: skip
+
+VERDICTS = ("fits", "tight", "host", "no", "unknown", "cannot")
+"""Words of ``Fit.verdict``, the best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A prediction against one card. Bytes of a GPU; ``host_bytes`` of one node.
+    """A prediction against one card. Bytes of a GPU; ``host_bytes`` of one node, which has
+    ``host_memory``. Both needs are plus or minus the ``share`` of ``uncertainty`` (of a GPU without
+    the models that stay beside the training, whose sizes are known).
 
-    ``verdict``: fits; tight (fits, but the allocator must give cache back to the device again and
-    again, which is slow); no; unknown; cannot (run there at all: ``lack`` says what is missing).
+    ``verdict``: fits (the upper end of the range does); tight (the range ends on both sides of what
+    there is, or the allocator must give cache back to the device again and again, which is slow);
+    host (the GPU's memory may do, and the host's does not); no; unknown; cannot (run there at all:
+    ``lack`` says what is missing).
     """
 
     resolved: Resolved
@@ -34,6 +46,8 @@ class Fit:
     least_bytes: int | None
     host_bytes: int | None
     seconds: Seconds | None
+    uncertainty: residuals.Share
+    host_memory: int
     lack: str = ""
 
     @property
@@ -42,13 +56,57 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether it would train, if need be with an allocator that is short of room."""
+        """Whether it trains there by the upper ends of its ranges."""
+        return self.verdict == "fits"
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether it may train there: it fits, or what there is lies within its range."""
         return self.verdict in ("fits", "tight")
 
     @property
     def margin_bytes(self) -> int | None:
         """What is left of the card; negative where it does not fit."""
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.need_bytes
+
+    @property
+    def spread_bytes(self) -> int | None:
+        """Plus or minus, of ``need_bytes``."""
+        if self.need_bytes is None:
+            return None
+        return int(self.uncertainty.share * (self.need_bytes - self._beside))
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The upper end of the need."""
+        return None if self.need_bytes is None else self.need_bytes + self.spread_bytes
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What is left of the card at the upper end; negative where it does not fit."""
+        return None if self.need_bytes is None else self.gpu.memory_bytes - self.most_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The largest need whose upper end fits."""
+        free = self.gpu.memory_bytes - self._beside
+        return int(free / (1 + self.uncertainty.share)) + self._beside
+
+    @property
+    def host_most(self) -> int | None:
+        """The upper end of the host's need."""
+        return self.host_bytes and int((1 + self.uncertainty.share) * self.host_bytes)
+
+    @property
+    def shortage(self) -> float:
+        """How many times what there is the upper end of a need takes: the GPU's or the host's."""
+        of_host = (self.host_most or 0) / self.host_memory
+        return max(self.most_bytes / self.gpu.memory_bytes, of_host)
+
+    @property
+    def _beside(self) -> int:
+        copies = self.resolved.spec.processes if self.gpu.shared else 1
+        return copies * self.gpu.beside
 
     @property
     def samples_per_second(self) -> float | None:
@@ -59,22 +117,36 @@ class Fit:
 def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     """Set a prediction against a card."""
     need, least = _needs(resolved, prediction, gpu)
-    if need is None:
-        verdict = "unknown"
-    elif need <= gpu.memory_bytes:
-        verdict = "fits"
-    else:
-        verdict = "tight" if least is not None and least <= gpu.memory_bytes else "no"
-    return Fit(
+    kind = residuals.class_of(resolved.launch.traits, prediction)
+    fit = Fit(
         resolved=resolved,
         prediction=prediction,
         gpu=gpu,
-        verdict=verdict,
+        verdict="unknown",
         need_bytes=need,
         least_bytes=least,
         host_bytes=_host(resolved, prediction, gpu),
         seconds=_seconds(resolved, prediction, gpu),
+        uncertainty=residuals.shares()[kind],
+        host_memory=gpu.host_bytes(resolved.spec.processes),
     )
+    return fit if need is None else dataclasses.replace(fit, verdict=_verdict(fit))
+
+
+def _verdict(fit: Fit) -> str:
+    """The word for a need that is known; a host that is short only counts where the GPU is not."""
+    low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
+    on_gpu = decide(low, fit.most_bytes, fit.gpu.memory_bytes)
+    if on_gpu == "no" or not fit.host_bytes or fit.gpu.shared:
+        return on_gpu
+    low_host = 2 * fit.host_bytes - fit.host_most
+    on_host = decide(low_host, fit.host_most, fit.host_memory)
+    return "host" if on_host == "no" else max(on_gpu, on_host, key=VERDICTS.index)
+
+
+def decide(low: int, most: int, have: int) -> str:
+    """fits, tight or no: a need between ``low`` and ``most`` against what there is, in bytes."""
+    return "fits" if most <= have else "tight" if low <= have else "no"
 
 
 def at_the_ends(fit: Fit) -> tuple[float, float] | None:
@@ -166,15 +238,15 @@ def _seconds(
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:
-    """The fastest that fits; a tight one only where nothing fits with room."""
-    for verdict in ("fits", "tight"):
-        able = [fit for fit in fits if fit.verdict == verdict and fit.samples_per_second]
-        if able:
-            return max(able, key=lambda fit: fit.samples_per_second)
-    return None
+    """The fastest that fits; a tight one only where nothing fits, and then first one whose need
+    itself is there."""
+    timed = [fit for fit in fits if fit.may_fit and fit.samples_per_second]
+    able = [fit for fit in timed if fit.fits] or [f for f in timed if f.margin_bytes >= 0] or timed
+    return max(able, key=lambda fit: fit.samples_per_second, default=None)
 
 
 def nearest(fits: Sequence[Fit]) -> Fit | None:
-    """The one that needs least, whether it fits or not."""
+    """Of those that fit the one that needs the least of a GPU; where none does, the one that lacks
+    the least, of a GPU or of the host."""
     known = [fit for fit in fits if fit.need_bytes is not None]
-    return min(known, key=lambda fit: fit.need_bytes, default=None)
+    return min(known, key=lambda fit: (max(1.0, fit.shortage), fit.need_bytes), default=None)

@@ -141,7 +141,7 @@ def _swapping(close: Fit) -> Edit:
     if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
         return {}
     each = instant.categories["parameters"] / max(1, depth)
-    count = max(1, math.ceil(-close.margin_bytes / each)) + AT_ONCE
+    count = max(1, math.ceil(-close.room_bytes / each)) + AT_ONCE
     return {Slot.SWAP: f"block_swap:blocks={count}"} if count <= depth else {}
 
 
@@ -195,7 +195,7 @@ def _holds_enough(close: Fit, categories: Sequence[str]) -> bool:
     instant = close.prediction.peak
     if instant is None:
         return True
-    return sum(instant.categories[name] for name in categories) >= -close.margin_bytes
+    return sum(instant.categories[name] for name in categories) >= -close.room_bytes
 
 
 def _smaller_sizes(resolved: Resolved) -> list[int]:
@@ -211,7 +211,7 @@ def _fitting_sizes(close: Fit) -> list[int]:
     if instant is None:
         return sizes
     growing = sum(instant.categories[name] for name in GROWING)
-    room = growing + close.margin_bytes
+    room = growing + close.room_bytes
     return [size for size in sizes if size * growing <= close.resolved.micro_batch * room]
 
 

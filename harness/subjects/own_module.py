@@ -7,13 +7,10 @@ from the example as many samples as they need, over and over.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.subjects.library.subject import ADAPTED
@@ -26,31 +23,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["OwnModule", "users_code"]
+__all__ = ["OwnModule"]
 
 Made = tuple["nn.Module", Mapping[str, "Tensor"], Callable[..., "Tensor"]]
-
-
-@contextlib.contextmanager
-def users_code(model: str) -> Iterator[None]:
-    """Run code of the file that ``model`` names.
-
-    Raises:
-        BadInput: it raised or exited; names the error, and the last line of that file it was at.
-    """
-    try:
-        yield
-    except (BadInput, KeyboardInterrupt):
-        raise
-    except (Exception, SystemExit) as error:
-        path = Path(model.partition(":")[0])
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-        # A file that is no Python, or a missing argument, has no frame in it.
-        line = lines[-1] if lines else getattr(error, "lineno", None)
-        where = f"{path}, line {line}" if line else path
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise BadInput(f"model {model}: {where}: {what}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +66,7 @@ class OwnModule(Subject):
         """
         import torch
 
-        with users_code(self.model):
-            found = type(self).function()
+        found = type(self).function()
         way_out = "return (module, batch, loss): docs/models.md"
         if not isinstance(found, tuple) or len(found) != 3:
             raise BadInput(f"model {self.model}: it returned {type(found).__name__}; {way_out}")

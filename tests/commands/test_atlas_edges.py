@@ -15,6 +15,8 @@ from harness.commands.atlas.growth import cells_at
 from harness.predict.verdict import judge
 from tests.made.predictions import GIB, prediction
 
+pytestmark = pytest.mark.usefixtures("sure")
+
 TIMES = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -24,8 +26,9 @@ def fit(gib: float | None, card: float, beside: float = 1.0, **more) -> SimpleNa
     least = None if gib is None else int(gib * GIB)
     return SimpleNamespace(
         prediction=prediction(gib or 1, **made),
+        need_bytes=least,
         least_bytes=least,
-        gpu=SimpleNamespace(memory_bytes=int(card * GIB)),
+        capacity_bytes=int(card * GIB),
         fits=gib is not None and gib <= card,
         verdict="unknown" if gib is None else "fits" if gib <= card else "no",
     )

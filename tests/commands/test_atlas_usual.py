@@ -17,6 +17,8 @@ from harness.predict.verdict import judge
 from harness.predict.workspace import standing
 from tests.made.predictions import GIB, prediction
 
+pytestmark = pytest.mark.usefixtures("sure")
+
 USUAL, OTHER = "A100-80GB", "H100-80GB"
 SINGLE = "single+bf16+checkpoint"
 

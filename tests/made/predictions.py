@@ -28,9 +28,8 @@ def prediction(gib: float, **more) -> Prediction:
     instant = Instant(bytes=size, phase="forward", op="op", site="", categories=sums, held=[])
     work = [Work(phase="forward", kind="product", dtype="float32", flops=10**12, bytes=1, count=1)]
     given = {"allocated": size, "reserved": size, "least": int(0.9 * size), "peak": instant}
-    return Prediction(
-        recipe="ddp", device="cuda", method="trace", host=instant, **{**given, "work": work, **more}
-    )
+    given |= {"host": instant, "work": work}
+    return Prediction(recipe="ddp", device="cuda", method="trace", **{**given, **more})
 
 
 def foretold(result: Result, **more) -> Prediction:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from harness import ROOT
+from harness.predict.residuals import CLASSES, Residual, share_of
 from tests.made.pages import line
 
 FILE = ROOT / "docs" / "public-peaks.yaml"
@@ -71,6 +72,49 @@ def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[f
         for card, known in row.get("seconds", {}).items():
             if "why" not in record[row["name"]]:
                 yield row["name"], card, known, record[row["name"]]["seconds"][card]
+
+
+def residuals(record: Mapping[str, Found]) -> list[Residual]:
+    """Of every row of memory its class, its model and its error: of what was reserved, or, where
+    that is not known, of what was allocated."""
+    found = []
+    for row in rows():
+        got = record[row["name"]]
+        name = next((name for name in ("reserved", "allocated") if name in row), None)
+        if name and "why" not in got:
+            kind = got.get("class", "one GPU")
+            error = round(row[name] / got[name] - 1, 4)
+            found.append(Residual(kind, row["run"]["model"], error))
+    return found
+
+
+def residuals_text(known: Sequence[Residual]) -> str:
+    """The text of ``harness/predict/residuals.json``: a row a line."""
+    return "[\n" + ",\n".join(f" {json.dumps(one)}" for one in known) + "\n]\n"
+
+
+def class_table(known: Sequence[Residual]) -> Iterator[str]:
+    """What each class of a prediction states, and how many of its rows that covers where its
+    model's rows are left out."""
+    yield line(("class", "what it is", "rows", "models", "largest error", "stated", "covered"))
+    yield "|---|---|--:|--:|--:|--:|--:|"
+    left = memory_left_out(known)
+    for kind, words in CLASSES.items():
+        own = [one for one in known if one.kind == kind]
+        told, inside = share_of(kind, known), sum(ok for one, ok in left if one.kind == kind)
+        worst = f"{100 * max(abs(one.error) for one in own):.1f} %" if own else "-"
+        stated = f"+-{100 * told.share:.1f} %{', of all classes' if told.pooled else ''}"
+        counts = (f"{told.rows}", f"{told.models}")
+        yield line((kind, words, *counts, worst, stated, f"{inside} of {len(own)}"))
+
+
+def memory_left_out(known: Sequence[Residual]) -> list[tuple[Residual, bool]]:
+    """Each row, and whether the range that all other models' rows give covers it."""
+    found = []
+    for one in known:
+        others = [other for other in known if other.model != one.model]
+        found.append((one, abs(one.error) <= share_of(one.kind, others).share))
+    return found
 
 
 def covered(known: float, got: float, spread: float) -> bool:

@@ -22,8 +22,9 @@ from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kern
 import torch
 from torch.overrides import TorchFunctionMode
 
-from harness.predict import pool
+from harness.predict import pool, residuals
 from harness.predict.prediction import Prediction
+from harness.predict.residuals import class_of
 from harness.predict.speed import cards
 from harness.predict.speed.roofline import issued
 from harness.predict.verdict import judge
@@ -34,8 +35,18 @@ from harness.spec import Spec
 from harness.subjects.library import calls
 from harness.worker import setup
 from strategies.adapters import lora
+from tests.made import public_rows
 from tests.made.pages import anew
-from tests.made.public_rows import PAGE, RECORD, Found, kept, memory_table, rows, time_table
+from tests.made.public_rows import (
+    PAGE,
+    RECORD,
+    Found,
+    class_table,
+    kept,
+    memory_table,
+    rows,
+    time_table,
+)
 
 GIB = 2**30
 WAS = frozenset({"dropout", "mask", "emptied"})
@@ -99,6 +110,7 @@ def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
         "reserved": found.reserved / GIB,
         "allocated": found.allocated / GIB,
         "between": found.between / GIB,
+        "class": class_of(resolved.launch.traits, found),
         "operations": issued(found.work),
         "seconds": {name: [one.total, one.spread] for name, one in timed.items()},
     }
@@ -138,8 +150,10 @@ def main(numbers: Sequence[int]) -> None:
     write_json(RECORD, ordered)
     if len(ordered) == len(rows()):
         page = PAGE.read_text(encoding="utf-8")
-        for table in (memory_table, time_table):
-            page = anew(page, list(table(ordered)))
+        known = public_rows.residuals(ordered)
+        residuals.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
+        for table in (memory_table(ordered), time_table(ordered), class_table(known)):
+            page = anew(page, list(table))
         PAGE.write_text(page, encoding="utf-8")
 
 

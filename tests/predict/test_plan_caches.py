@@ -12,6 +12,8 @@ from tests.made import caches
 from tests.made.predictions import GIB, prediction
 from tests.made.publics import MINIATURES
 
+pytestmark = pytest.mark.usefixtures("sure")
+
 SMALL, TALL, LARGE = (1, 8, 8), (1, 16, 8), (1, 16, 16)
 
 
@@ -55,9 +57,9 @@ def test_one_size_of_it_can_be_asked_for(cache, capsys):
 
 def test_a_guard_judges_the_largest(cache, capsys):
     assert plan(cache, "9GiB", "--check") == 0
-    assert "needs 8.5 of 9.0 GiB" in capsys.readouterr().out
+    assert "needs 8.5 (8.5 to 8.5) of 9.0 GiB" in capsys.readouterr().out
     assert plan(cache, "9GiB", "--check", "--resolution", "64") == 0
-    assert "needs 2.5 of 9.0 GiB" in capsys.readouterr().out
+    assert "needs 2.5 (2.5 to 2.5) of 9.0 GiB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

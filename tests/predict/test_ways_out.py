@@ -20,6 +20,8 @@ from harness.resolve import Resolved, resolve
 from strategies.base import Slot
 from tests.made.predictions import GIB, asked, prediction
 
+pytestmark = pytest.mark.usefixtures("sure")
+
 CARD = cards.of_size(24 * GIB)
 LARGE = 40
 """GiB of which half are activations: a smaller micro batch alone would do."""

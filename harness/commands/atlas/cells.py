@@ -16,9 +16,10 @@ __all__ = ["HEADS", "TRAININGS", "Cell", "cell_of", "of_training"]
 TRAININGS = {"LoRA": True, "all weights": False}
 """What is trained -> whether some of the model's weights are frozen for it."""
 HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
-         *SHOWN, "Host GiB", "Step s", "+-", "Speed", "Too large", "Command")  # fmt: skip
+         "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "+-", "Speed", "Too large",
+         "Command")  # fmt: skip
 """Of the page's columns; those of ``SHOWN`` are GiB by category at the peak instant."""
-WORD = {"fits": "yes", "tight": "tight", "no": "no"}
+WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,10 @@ class Cell:
         seconds = fit.seconds
         times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
         speed = rate_in_words(fit) if seconds else ""
-        need = [name_of(fit.resolved), WORD[fit.verdict], fit.label, gib(fit.need_bytes)]
-        last = [gib(fit.host_bytes), *times, speed, self.too_large, self.command]
-        return [*first, *need, *kinds, *last]
+        need = [name_of(fit.resolved), WORD[fit.verdict], fit.label]
+        need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
+        host = [gib(fit.host_bytes), gib(fit.host_memory)]
+        return [*first, *need, *kinds, *host, *times, speed, self.too_large, self.command]
 
     @property
     def too_large(self) -> str:

@@ -37,10 +37,13 @@ class Told:
     least: float
     margins: tuple[float, float] = (ABOVE, BELOW)
 
-    def clearly(self, has: int) -> bool | None:
-        """Whether it fits; None where nothing tells."""
+    def clearly(self, *known: Fit) -> bool | None:
+        """Whether it fits, by the upper end of its need; None where nothing tells. These are needs
+        at the least, and ``known`` fits of the recipe say by how much more the allocator reserves.
+        """
         above, below = self.margins
-        if (1 + above) * self.most <= has:
+        has = known[0].capacity_bytes
+        if (1 + above) * self.most * max(fit.need_bytes / fit.least_bytes for fit in known) <= has:
             return True
         return False if (1 - below) * self.least > has else None
 
@@ -160,7 +163,8 @@ class Edge:
         return 1.0 if at < 0 else self.sizes[at].times
 
     def _clearly(self, told: Told | None) -> bool | None:
-        return told.clearly(self.usual.gpu.memory_bytes) if told else None
+        known = [self.usual, *(fit for fit in self.traced.values() if fit.least_bytes)]
+        return told.clearly(*known) if told else None
 
 
 def _activations(fit: Fit) -> int:
@@ -184,7 +188,7 @@ def _apart(small: Fit, large: Fit) -> tuple[int, int]:
 
 def _told_by_line(small: Fit, large: Fit, share: float) -> bool | None:
     need = between(small, large, share)
-    return None if need is None else Told(most=need, least=need).clearly(small.gpu.memory_bytes)
+    return None if need is None else Told(most=need, least=need).clearly(small, large)
 
 
 def _straight(*fits: Fit) -> bool:

@@ -10,12 +10,12 @@ __all__ = ["FOLDER", "SHORT", "of_model", "overview"]
 
 FOLDER = "models"
 """Where the pages of models lie, beside the overview."""
-SHORT = ("Training", "GPUs", "Card", "Fits", "Recipe", "Needs GiB", "Step s", "Speed",
-         "Too large")  # fmt: skip
+SHORT = ("Training", "GPUs", "Card", "Fits", "Recipe", "Needs GiB", "Needs +-", "Host GiB",
+         "Step s", "Speed", "Too large")  # fmt: skip
 READING = (
-    "Below: seconds of a step where a recipe is predicted to fit (tight: if the allocator gives "
-    "cache back to the card), else the least GiB that any of the recipes needs. A model's page "
-    "names the recipes."
+    "Below: seconds of a step where a recipe is predicted to fit (tight: what there is lies within "
+    "the range of what it needs), else the GiB of a GPU, or of the host where that alone is short, "
+    "of the recipe that lacks the least. A model's page names the recipes."
 )
 
 
@@ -57,6 +57,8 @@ def _told(line: Sequence[str]) -> str:
     fits = at(line, "Fits")
     if fits in ("yes", "tight"):
         return f"{at(line, 'Step s')} s" + " tight" * (fits == "tight")
+    if fits == "host":
+        return f"host: {at(line, 'Host GiB')} GiB"
     return f"no: {at(line, 'Needs GiB')} GiB" if fits == "no" else fits
 
 

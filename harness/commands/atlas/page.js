@@ -37,7 +37,7 @@ function details(cell) {
     split(cell) && 'At the peak: ' + split(cell) + ' GiB',
     cell.Sample && 'Sample: ' + cell.Sample,
     cell['Step s'] && 'Step: ' + cell['Step s'] + ' +- ' + cell['+-'] + ' s',
-    cell['Host GiB'] && 'Host: ' + cell['Host GiB'] + ' GiB of a node',
+    cell['Host GiB'] && `Host: ${cell['Host GiB']} of ${cell['Host has']} GiB of a node`,
   ].filter(Boolean).map(text => make('div', {}, text));
   const command = make('div', {}, make('code', {}, cell.Command));
   return make('details', {}, make('summary', {}, 'more'), ...told, command);
@@ -65,6 +65,7 @@ function square(group) {
     (c['Step s'] ? `, ${c['Needs GiB']} GiB, ${c['Step s']} s` : '');
   const [first] = group;
   const text = group.length > 1 ? '' : look(first) === 'no' ? first['Needs GiB'] + ' GiB'
+    : look(first) === 'host' ? 'host ' + first['Host GiB'] + ' GiB'
     : first['Step s'] ? first['Step s'] + ' s' : first.Fits;
   const node = make('td', { title: group.map(told).join('\n') },
     ...group.map(cell => make('i', { className: look(cell) })), text);

@@ -24,11 +24,13 @@ CATEGORIES = {
 }
 """Head of a category -> its word on the page; colours follow their order."""
 assert tuple(CATEGORIES) == tuple(SHOWN)
-PLAIN = ("Model", "Training", "GPUs", "Card", "Fits", "Needs GiB", "Step s", "Speed", "Too large")
-NUMBERS = ("GPUs", "Needs GiB", "Step s", "Speed")
+PLAIN = ("Model", "Training", "GPUs", "Card", "Fits", "Needs GiB", "Needs +-", "Host GiB",
+         "Step s", "Speed", "Too large")  # fmt: skip
+NUMBERS = ("GPUs", "Needs GiB", "Needs +-", "Host GiB", "Step s", "Speed")
 VERDICTS = {
     "yes": "fits",
-    "tight": "tight: fits if the allocator gives cache back to the card",
+    "tight": "tight: what there is lies within the range of the need",
+    "host": "host: only the host's memory is short",
     "no": "does not fit",
     "not": "not predicted",
 }

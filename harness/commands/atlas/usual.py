@@ -71,7 +71,7 @@ class Search:
 
     def wanted(self) -> list[Resolved]:
         """The rows to trace now; none where the answers are known."""
-        able = [fit.resolved for fit in self._fits if fit.verdict == "fits" and self._sure(fit)]
+        able = [fit.resolved for fit in self._fits if fit.fits and self._sure(fit)]
         self.left = [r for r in self.left if not any(_slower(r, one) for one in able)]
         # What a guess says does not fit is waited for by none.
         first = [r for r in self.left if (fit := self._guess(r)) is None or _turns(fit)]
@@ -117,15 +117,16 @@ class Search:
 
 
 def _turns(fit: Fit) -> bool:
-    """Whether a need is so near the card that another kind's may fit where this does not."""
+    """Whether an end of a need is so near the card that another kind's may be on its other side."""
     has = fit.gpu.memory_bytes
-    return any(abs(need - has) <= NEAR * has for need in (fit.need_bytes, fit.least_bytes))
+    ends = (fit.most_bytes, fit.need_bytes - fit.spread_bytes, fit.least_bytes)
+    return any(abs(end - has) <= NEAR * has for end in ends)
 
 
 def _as_good(fit: Fit, best: Fit) -> bool:
     """Whether it may be better than what looks best."""
-    if not best.fits:
-        return (1 - NEAR) * fit.need_bytes <= best.need_bytes
+    if not best.may_fit:
+        return (1 - NEAR) * fit.shortage <= best.shortage
     speeds = fit.samples_per_second, best.samples_per_second
     return fit.verdict == best.verdict and speeds[0] >= (1 - NEAR) * speeds[1]
 

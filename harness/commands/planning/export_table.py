@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.commands.console import short
-from harness.commands.planning.plan.answer import gib
+from harness.commands.planning.plan.answer import lacks, reach
 from harness.export.bundle import PAGE, SCRIPT, Bundle
 from harness.export.settling import YAML
 
@@ -78,7 +78,7 @@ def _predicted(fit: Fit) -> str:
     """What a plan knows of this recipe on this card; where none was made, how to ask for one."""
     if fit.need_bytes is None:
         return f"whether it fits {fit.gpu.words} was not predicted: ./run.sh plan says"
-    need, there = gib(fit.need_bytes), gib(fit.gpu.memory_bytes)
-    words = {"fits": "predicted to fit", "tight": "predicted to fit, but tightly"}
+    words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
     word = words.get(fit.verdict, "predicted NOT to fit")
-    return f"{word} {fit.gpu.words}: needs {need} of {there} GiB"
+    host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
+    return f"{word} {fit.gpu.words}: needs {reach(fit)}{host}"

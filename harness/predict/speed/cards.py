@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import re
@@ -15,6 +14,7 @@ from typing import Any
 from harness.calibration.record import Device
 from harness.calibration.store import Applied
 from strategies.base import BadInput
+from strategies.recipe import nearest
 
 __all__ = [
     "Card",
@@ -39,10 +39,12 @@ COLUMNS = {
     "tf32": "tf32_tflops",
 }
 """Type of a matrix product -> column of the table."""
-OFF = 0.12
-"""Share by which a card's memory may differ from the size in its name."""
 NODE = 8
 """GPUs of a machine, where nothing else is said."""
+DESKTOP_HOST, SERVER_HOST = 64 * 2**30, 256 * 2**30
+"""Bytes of host memory assumed for each GPU: of a desktop card, and a GPU's share of a server."""
+DESKTOP_MEMORY = 32 * 2**30
+"""A card that is known by its memory alone is a desktop's up to this size."""
 CORE_FLOPS, CORE_BANDWIDTH, CPU_BANDWIDTH = 64e9, 10e9, 200e9
 """Of a CPU that nothing is known of but its cores: FLOP/s of each in float32 (AVX2 at 2 GHz), and
 bytes a second of each and of all."""
@@ -66,6 +68,8 @@ class Card:
     bandwidth was measured; empty: a typical figure.
     ``beside``: bytes of models that stay on each card beside the training
     (``harness.predict.beside``), as ``beside_told`` says.
+    ``host_memory``: bytes of a machine's host memory, as ``host_told`` says; 0: assumed by the kind
+    of card.
     """
 
     name: str
@@ -87,6 +91,18 @@ class Card:
     network_told: str = ""
     beside: int = 0
     beside_told: str = ""
+    host_memory: int = 0
+    host_told: str = ""
+
+    @property
+    def host_share(self) -> int:
+        """Bytes of host memory assumed for each GPU."""
+        alone = self.memory_bytes <= DESKTOP_MEMORY if self.like else "RTX" in self.name
+        return DESKTOP_HOST if alone else SERVER_HOST
+
+    def host_bytes(self, processes: int) -> int:
+        """Bytes of host memory that one machine has for its part of so many processes."""
+        return self.host_memory or self.host_share * min(self.node, processes)
 
     @property
     def words(self) -> str:
@@ -139,27 +155,14 @@ def find(name: str) -> Card:
     known = {_plain(key): gpu for key, gpu in table().items()}
     if _plain(name) in known:
         return known[_plain(name)]
-    if f"rtx{_plain(name)}" in known:
-        return known[f"rtx{_plain(name)}"]
-    starts = [gpu for key, gpu in known.items() if _begins(key, _plain(name))]
+    starts = [gpu for key, gpu in known.items() if key.startswith(_plain(name))]
     if len(starts) == 1 and _plain(name):
         return starts[0]
     if starts and _plain(name):
         some = ", ".join(gpu.name for gpu in starts)
         raise BadInput(f"gpu {name!r} is several cards; one of {some}")
-    size = re.search(r"(\d+) ?GB?\b", name, re.IGNORECASE)
-    calls = named(name.replace("-", " "), int(size[1]) * 2**30 if size else 0)
-    if calls and (not size or abs(calls.memory_bytes / 2**30 / int(size[1]) - 1) < OFF):
-        return calls
-    digits = [key for key in table() if re.findall(r"\d+", key) == re.findall(r"\d+", name)]
-    close = difflib.get_close_matches(name.upper(), digits, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "./run.sh list cards shows what there is."
-    raise BadInput(f"unknown gpu {name!r}; {hint} Or give its memory, as --gpu-memory 24GiB")
-
-
-def _begins(key: str, word: str) -> bool:
-    """Return True if only a memory size or a make follows ``word``: a Ti is another card."""
-    return key.startswith(word) and not re.match(r"ti|super|d\b", key[len(word) :])
+    hint = nearest(name, table())
+    raise BadInput(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:
@@ -237,8 +240,8 @@ def with_calibration(card: Card, found: Applied | None) -> Card:
     return dataclasses.replace(card, calibrated=found) if found else card
 
 
-def parse_bytes(text: str) -> int:
-    """``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) as bytes.
+def parse_bytes(text: str, option: str = "gpu-memory") -> int:
+    """``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) as bytes; ``option`` is named where it is none.
 
     Raises:
         BadInput: not a size above zero.
@@ -247,7 +250,7 @@ def parse_bytes(text: str) -> int:
     unit = UNITS.get(match[2].lower()) if match else None
     size = int(float(match[1]) * unit) if unit else 0
     if size <= 0:
-        raise BadInput(f"gpu-memory is {text!r}; write a size as in 24GiB or 80GB")
+        raise BadInput(f"{option} is {text!r}; write a size as in 24GiB or 80GB")
     return size
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -233,10 +232,11 @@ def _need(row: Row) -> float:
 
 def _labelled(rows: list[Row]) -> list[Row]:
     """Rows of one recipe on several numbers of processes say so in their labels."""
-    count = Counter(row.label for row in rows)
+    recipes = [row.label for row in rows]
+    twice = {recipe for recipe in recipes if recipes.count(recipe) > 1}
     return [
         dataclasses.replace(row, label=f"{row.label} x{_where(row.spec)}")
-        if count[row.label] > 1
+        if row.label in twice
         else row
         for row in rows
     ]

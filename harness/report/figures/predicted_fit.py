@@ -1,4 +1,4 @@
-"""Was a row predicted to fit into the memory that it ran in?"""
+"""The prediction for a row against the memory that it ran in, without its uncertainty."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from harness.calibration.record import Calibration
 from harness.predict import workspace
 from harness.predict.prediction import Prediction
 from harness.predict.speed import calibrated
+from harness.predict.verdict import decide
 from harness.result import Result, Status
 
 __all__ = ["OUT_OF_MEMORY", "PredictedFit", "predicted_fit"]
@@ -26,7 +27,7 @@ class PredictedFit:
 
     @property
     def fits(self) -> bool:
-        return self.need_bytes <= self.have_bytes
+        return decide(self.need_bytes, self.need_bytes, self.have_bytes) == "fits"
 
 
 def predicted_fit(

@@ -44,17 +44,20 @@ def print_grid(
     console: Console,
     *,
     least_worth: Sequence[str] = LEAST_WORTH,
+    stays: Sequence[str] = (),
     styles: Styles | None = None,
 ) -> None:
     """A table; recipes fold rather than push the numbers off the screen.
 
     Args:
         least_worth: heads of columns that give way first where there is no room for all.
+        stays: heads of columns that never give way.
     """
     fold = FOLD if console.width >= ROOMY else NARROW_FOLD
     lines = [_folded(grid.heads, line, fold) for line in grid.lines]
     least = [_least(*column) for column in _columns(grid, lines)]
-    kept = fitting(least, _order(grid.heads, least_worth), console.width)
+    order = [i for i in _order(grid.heads, least_worth) if grid.heads[i] not in stays]
+    kept = fitting(least, order, console.width)
     if 2 * len(kept) < len(grid.heads):
         _stack(grid, console)
         return

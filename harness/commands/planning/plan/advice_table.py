@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan.answer import answer, gib
+from harness.commands.planning.plan.answer import answer, gib, lacks, near, reach
 from harness.commands.planning.plan.table import LOOK, WORD, notes, setting
 from harness.predict.advice import Advice, Move
 from harness.predict.inverses import SOUGHT
@@ -55,13 +55,14 @@ def print_advice(found: Advice, ways: Ways | None, console: Console) -> None:
 def _state(fit: Fit) -> str:
     if fit.need_bytes is None:
         return f"{WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"
-    over = fit.margin_bytes < 0
-    rest = f"{gib(abs(fit.margin_bytes))} GiB {'more than there is' if over else 'free'}"
-    return f"{WORD[fit.verdict]}, needs {gib(fit.need_bytes)} GiB, {rest}"
+    if not fit.may_fit:
+        return f"{WORD[fit.verdict]}, {lacks(fit)}"
+    return f"{WORD[fit.verdict]}, needs {reach(fit)}"
 
 
 def _cells(move: Move, fit: Fit, given: Fit, *, named: bool) -> list[str]:
-    cells = [move.knob if named else "", move.to, WORD[fit.verdict], gib(fit.need_bytes)]
+    need = near(fit.need_bytes, fit.spread_bytes)
+    cells = [move.knob if named else "", move.to, WORD[fit.verdict], need]
     return [*cells, gib(_buys(fit, given)), time_of(fit, given)]
 
 

@@ -12,17 +12,14 @@ from harness.predict.ways_out import Ways
 from harness.report.figures.units import GIB
 
 __all__ = [
-    *("ADAPTED", "answer", "answers", "gib", "is_close", "kind_of_sample", "largest", "rate"),
-    *("rate_in_words", "where"),
+    *("ADAPTED", "answer", "answers", "gib", "kind_of_sample", "largest", "lacks", "near"),
+    *("rate", "rate_in_words", "reach", "where"),
 ]
 
 SMALL = GIB // 20
 """Bytes below which a category is not worth a word: they round to 0.0 GiB."""
 ADAPTED = "frozen_weights"
 """The trait of recipes that train less than all weights."""
-CLOSE = 0.05
-"""Share of a card below which what is left is less than such predictions have been off by
-(docs/models.md: the reserve was told too low by 1 to 10 %)."""
 MUCH = 16 * GIB
 """Host memory of a node from which on it is worth a word."""
 
@@ -43,16 +40,12 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     best = verdict.fastest(fits)
     if best is None:
         return _none_fits(fits) + _tried_instead(ways)
-    lines = [
-        f"Fastest predicted to fit: {best.label}, {rate_in_words(best)}, "
-        f"{gib(best.need_bytes)} of {gib(best.gpu.memory_bytes)} GiB"
-        + (" (tight: the allocator must return its cache)" if best.verdict == "tight" else "")
-        + _on_host(best)
-    ]
+    head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
+    lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
     lines.append(f"  its peak: {_explained(best)}")
     lines += _export(best)
-    lines += _roomier(best, fits)
-    rivals = [f for f in fits if f.verdict == "fits" and f is not best and f.seconds]
+    lines += _faster_if_it_fits(best, fits) if best.fits else _tried_instead(ways)
+    rivals = [f for f in fits if f.fits and f is not best and f.seconds]
     close = [f.label for f in rivals if _may_be_faster(f, best)]
     if close:
         lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
@@ -68,26 +61,34 @@ def _export(fit: Fit) -> list[str]:
     return [f"  export it: {command}"] if command else []
 
 
-def is_close(fit: Fit) -> bool:
-    """Whether what is left of the card is less than such predictions have been off by."""
-    return fit.margin_bytes < CLOSE * fit.gpu.memory_bytes
+def reach(fit: Fit) -> str:
+    """The need with its range, and what a card has: ``20.1 (17.0 to 23.2) of 24.0 GiB``."""
+    low = fit.need_bytes - fit.spread_bytes
+    between = f"({gib(low)} to {gib(fit.most_bytes)})"
+    return f"{gib(fit.need_bytes)} {between} of {gib(fit.gpu.memory_bytes)} GiB"
 
 
-def _roomier(best: Fit, fits: Sequence[Fit]) -> list[str]:
-    """Where the fastest fits closely, the fastest of those that do not."""
-    if not is_close(best):
+def lacks(fit: Fit) -> str:
+    """What is short where a recipe does not fit: the GPU's memory, or the host's."""
+    if fit.verdict == "host":
+        have, told = gib(fit.host_memory), fit.gpu.host_told or "assumed"
+        return f"needs {gib(fit.host_bytes)} GiB of host memory, of {have} ({told})"
+    return f"needs {_need(fit)}, {gib(-fit.margin_bytes)} GiB more than a GPU has"
+
+
+def _faster_if_it_fits(best: Fit, fits: Sequence[Fit]) -> list[str]:
+    """The fastest of those that may fit, where it is faster than the fastest that does."""
+    quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
+    if quick is None or quick.samples_per_second <= best.samples_per_second:
         return []
-    others = verdict.fastest([f for f in fits if f.verdict == "fits" and not is_close(f)])
-    with_room = f"; with room: {_offer(others)}" if others else ""
-    left = f"  {gib(best.margin_bytes)} GiB are left, less than such predictions have been off by"
-    return [left + with_room]
+    return [f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"]
 
 
 def _on_host(fit: Fit) -> str:
     """The host memory that a recipe wants, where it is more than many machines have free."""
     if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
         return ""
-    return f", and {gib(fit.host_bytes)} GiB of host memory"
+    return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
 
 
 def _may_be_faster(rival: Fit, best: Fit) -> bool:
@@ -124,8 +125,7 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
     if close is None:
         return ["Nothing could be predicted; the notes above say why."]
     return [
-        f"None is predicted to fit. Nearest: {close.label} needs {_need(close)}, "
-        f"{gib(-close.margin_bytes)} GiB more than a GPU has",
+        f"None is predicted to fit. Nearest: {close.label} {lacks(close)}",
         f"  its peak: {_explained(close)}",
     ]
 
@@ -190,6 +190,11 @@ def rate_in_words(fit: Fit) -> str:
 def kind_of_sample(fit: Fit) -> str:
     """Whether a sample is an image or a video."""
     return "video" if fit.resolved.subject.samples_up("frames") else "image"
+
+
+def near(size: int | None, spread: int | None) -> str:
+    """Bytes as GiB with what they may be off by, for a table: 20.1 and its 3.6."""
+    return "-" if size is None else f"{gib(size)} \u00b1{gib(spread)}"
 
 
 def gib(size: int | None) -> str:

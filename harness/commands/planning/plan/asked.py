@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.calibration import here
 from harness.commands import suites
 from harness.commands.planning.plan import across
 from harness.commands.planning.plan.question import LATENT
@@ -19,11 +20,10 @@ from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
-from harness.subjects.library import presets
 from harness.suite.matrix import unreplicated
-from strategies import CATALOG, parse
-from strategies.base import BadInput, Slot
-from strategies.recipe import name_of
+from harness.system import gpus
+from strategies import parse
+from strategies.base import BadInput
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
@@ -84,7 +84,6 @@ def asked_for(options: argparse.Namespace) -> Asked:
         BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
-    options.model = presets.canonical(options.model)
     if options.workload == SAMPLE and options.processes not in (None, 1):
         raise PlanError(
             f"gpus is {options.processes}, and samples are drawn by one; leave --gpus out"
@@ -198,12 +197,29 @@ def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
 
 
 def card_of(options: argparse.Namespace) -> Card:
-    """The card that was asked for, with its calibration.
+    """The card that was asked for, with its calibration and its machine's host memory.
 
     Raises:
         BadInput: there is no such card or size, or the calibration is of something else.
     """
-    return calibrated.as_calibrated(_card(options), options.calibration)
+    return _hosted(calibrated.as_calibrated(_card(options), options.calibration), options)
+
+
+def _hosted(gpu: Card, options: argparse.Namespace) -> Card:
+    """``gpu`` with the host memory that was asked for; with this machine's where the card is in it;
+    else its kind's, which ``Card.host_bytes`` assumes."""
+    asked = options.host_memory
+    if asked and gpu.shared:
+        raise PlanError(
+            f"host-memory is {asked}, and --cpu plans for this machine's memory; leave it out"
+        )
+    if asked:
+        size = cards.parse_bytes(asked, "host-memory")
+        return dataclasses.replace(gpu, host_memory=size, host_told="as --host-memory says")
+    own = () if gpu.shared else (cards.named(one.name, one.total_bytes) for one in gpus.visible())
+    if any(card and card.name == gpu.name for card in own):
+        return dataclasses.replace(gpu, host_memory=here.memory_bytes(), host_told="this machine's")
+    return gpu
 
 
 def _card(options: argparse.Namespace) -> Card:
@@ -282,25 +298,9 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     elif not asked:
         suite = suites.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
-    asked = [_with_sharding(recipe, options.processes) for recipe in asked]
     if options.processes == 1:
         asked = [unreplicated(recipe, _device(options)) for recipe in asked]
     return list(dict.fromkeys(asked))
-
-
-def _with_sharding(recipe: str, processes: int) -> str:
-    """A recipe that names no sharding, with the only one that a GPU alone has.
-
-    Raises:
-        PlanError: on several GPUs there are several.
-    """
-    names = [name_of(word, CATALOG) for word in recipe.replace(" ", "").split("+")]
-    if any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names):
-        return recipe
-    if processes == 1:
-        return f"single+{recipe}"
-    named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
-    raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; one of {named}")
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:

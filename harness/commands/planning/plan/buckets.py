@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.planning.plan.answer import gib
+from harness.commands.planning.plan.answer import gib, near
 from harness.commands.planning.plan.asking import Asking
 from harness.commands.planning.plan.row_json import fit_as_json
 from harness.commands.planning.plan.table import LOOK, WORD
@@ -58,7 +58,7 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
 def _cells(fit: Fit, bucket: Bucket) -> list[str]:
     size = fit.resolved.subject.size_in_words
     step = f"{fit.seconds.total * 1e3:.0f}" if fit.seconds else "-"
-    need = [gib(fit.need_bytes), gib(fit.margin_bytes)]
+    need = [near(fit.need_bytes, fit.spread_bytes), gib(fit.margin_bytes)]
     return [size, WORD[fit.verdict], str(bucket["samples"]), *need, step]
 
 

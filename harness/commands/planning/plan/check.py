@@ -1,11 +1,12 @@
 """``plan --check``: a guard in front of a training, one line and an exit code.
 
-0: it is predicted to fit. 1: it is not, it cannot run on the card, or nobody can say. 2: bad input.
+0: it is predicted to fit, by the upper end of its range. 1: it is not, what there is lies within
+the range, it cannot run on the card, or there is no prediction. 2: bad input.
 """
 
 from __future__ import annotations
 
-from harness.commands.planning.plan.answer import gib, is_close, largest, rate_in_words
+from harness.commands.planning.plan.answer import gib, lacks, largest, rate_in_words, reach
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
@@ -20,7 +21,11 @@ def check_line(fit: Fit, ways: Ways | None) -> str:
     if fit.need_bytes is None:
         return f"not predicted: {fit.label}: {fit.prediction.reason}"
     if fit.fits:
-        return f"fits: {_size(fit)}, {gib(fit.margin_bytes)} GiB free{_remark(fit)}"
+        return f"fits: {_size(fit)}, {gib(fit.margin_bytes)} GiB free{_host(fit)}"
+    if fit.may_fit:
+        return f"tight: {_size(fit)}, may fit and may not{_host(fit)}{_why(fit)}; {_way(ways)}"
+    if fit.verdict == "host":
+        return f"does not fit: {_size(fit)}, and {lacks(fit)}; {_way(ways)}"
     short = gib(-fit.margin_bytes)
     return f"does not fit: {_size(fit)}, {short} GiB more than it has{_why(fit)}; {_way(ways)}"
 
@@ -29,14 +34,16 @@ def _size(fit: Fit) -> str:
     spec, card = fit.resolved.spec, fit.gpu
     return (
         f"{spec.model} with {fit.label}, global batch {spec.global_batch}, needs "
-        f"{gib(fit.need_bytes)} of {gib(card.memory_bytes)} GiB ({spec.processes} x {card.name})"
+        f"{reach(fit)} ({spec.processes} x {card.name})"
     )
 
 
-def _remark(fit: Fit) -> str:
-    if fit.verdict == "tight":
-        return " (tight: only as long as the allocator returns its cache again and again)"
-    return ", which is less than such predictions have been off by" if is_close(fit) else ""
+def _host(fit: Fit) -> str:
+    """The host memory that was judged."""
+    if not fit.host_bytes or fit.gpu.shared:
+        return ""
+    told = fit.gpu.host_told or "assumed"
+    return f", {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory ({told})"
 
 
 def _why(fit: Fit) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.planning.plan.answer import gib, is_close
+from harness.commands.planning.plan.answer import gib
 from harness.predict.verdict import Fit
 
 __all__ = ["held_back", "held_notes"]
@@ -29,9 +29,8 @@ def held_back(fit: Fit) -> int:
 
 
 def held_notes(fits: Sequence[Fit]) -> list[str]:
-    """Of the rows that fit closely, where it may be more than what is left of the card."""
-    close = [fit for fit in fits if fit.verdict == "fits" and is_close(fit)]
-    able = [fit for fit in close if held_back(fit) > fit.margin_bytes]
+    """Of the rows that may fit, where it may be more than what is left of the card."""
+    able = [fit for fit in fits if fit.may_fit and held_back(fit) > fit.margin_bytes]
     return [
         f"{fit.label}: up to {gib(held_back(fit))} GiB more, gathered weights that are let go of, "
         "may be held until the GPU has used them: the allocator would then wait, which is slow."

@@ -64,5 +64,6 @@ def side_as_json(fit: Fit | None) -> dict[str, object] | None:
         "micro_batch": fit.resolved.micro_batch,
         "verdict": fit.verdict,
         "need_bytes": fit.need_bytes,
+        "need_high_bytes": fit.most_bytes,
         "method": fit.prediction.method,
     }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from harness.commands.planning.plan.answer import lacks, reach
+from harness.commands.planning.plan.table import host, uncertain
 from harness.predict import verdict
 from harness.predict.inverses import SOUGHT
 from harness.predict.search import Largest
@@ -48,19 +50,22 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
             console.print(f"{escape(answer.recipe)}: {escape(line)}", highlight=False)
     for recipe, reason in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
-    console.print(verdict.assumed(asked.gpu), style="dim", highlight=False)
+    known = [fit for answer in answers for fit in (answer.fits, answer.over) if fit]
+    told = [*uncertain(known), *(host(known[0]) if known else [])]
+    for text in (*told, verdict.assumed(asked.gpu)):
+        console.print(text, style="dim", highlight=False)
     text = "Every size in the table was predicted by itself, none by a line through others."
     console.print(text, style="dim", highlight=False)
 
 
 def _need(fit: Fit | None) -> str:
-    """GiB, to a hundredth: neighbours differ by little."""
-    return f"{fit.need_bytes / GIB:.2f}" if fit else "-"
+    """GiB, to a hundredth: neighbours differ by little; with what they may be off by."""
+    return f"{fit.need_bytes / GIB:.2f} \u00b1{fit.spread_bytes / GIB:.1f}" if fit else "-"
 
 
 def _how(fit: Fit) -> str:
-    """A mark for a size that fits only with an allocator that is short of room."""
-    return " (tight)" if fit.verdict == "tight" else ""
+    """A mark for a size that may fit, and for one for which only the host's memory is short."""
+    return {"tight": " (tight)", "host": " (host short)"}.get(fit.verdict, "")
 
 
 def _head(what: str, asked: Asked) -> str:
@@ -85,10 +90,9 @@ def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
     if answer.fits is not None and answer.over is None and not answer.stopped:
         end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
         remarks.append(f"{name(answer.fits.resolved)} or more: {end}")
-    for side in (answer.fits, answer.over):
-        if side is not None and side.verdict == "tight":
-            remarks.append(
-                f"{name(side.resolved)} would fit if the allocator gave its cache back again and "
-                "again, which is slow"
-            )
+    over = answer.over
+    if over is not None and over.may_fit:
+        remarks.append(f"{name(over.resolved)} may fit: {reach(over)}")
+    elif over is not None and over.verdict == "host":
+        remarks.append(f"{name(over.resolved)} {lacks(over)}")
     return remarks

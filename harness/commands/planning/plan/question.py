@@ -41,6 +41,9 @@ def add_question(parser: Any) -> None:
     card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
     card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
+    told = "host memory of a machine (default: this machine's if it has the card, else 64GiB for "
+    told += "each desktop card and 256GiB for each other)"
+    add("--host-memory", metavar="SIZE", default="", help=told)
     told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
     add("--calibration", metavar="FILE", default="", help=told)
     told = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan.answer import answers, gib, kind_of_sample, rate
+from harness.commands.planning.plan.answer import answers, gib, kind_of_sample, near, rate
 from harness.commands.planning.plan.held import held_notes
 from harness.commands.planning.plan.why import why
-from harness.predict import beside, verdict
+from harness.predict import beside, residuals, verdict
 from harness.predict.speed import calibrated
 from harness.predict.speed.cards import Card
 from harness.predict.verdict import Fit
@@ -33,18 +33,22 @@ SHOWN = {
     "activ": ("activations", "recomputed", "autocast"),
     "other": ("temporaries",),
 }
-WORD = {"fits": "fits", "tight": "tight", "no": "no", "unknown": "not predicted",
-        "cannot": "cannot run"}  # fmt: skip
+WORD = {"fits": "fits", "tight": "tight", "host": "host short", "no": "no",
+        "unknown": "not predicted", "cannot": "cannot run"}  # fmt: skip
 ON_GPU = (
     "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
-    "workspaces, CUDA context and NCCL."
+    "workspaces, CUDA context and NCCL. fits: so do the upper ends of Needs and Host. tight: what "
+    "there is lies within a range."
 )
 ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
-LEAST_WORTH = ("other", "ema", "Host", "grads", "params", "optim", "activ", "Step ms")
+LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
 """Heads of columns that give way first in a narrow terminal."""
+STAYS = ("", "Needs", "Host")
+"""Heads of columns that never do: they decide the verdict."""
 SPEED = {"image": "Img/s", "video": "Vid/s"}
 """What a sample is -> head of the column of speeds."""
-LOOK = {"fits": "green", "tight": "yellow", "no": "red", "unknown": "dim", "cannot": "dim"}
+LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown": "dim",
+        "cannot": "dim"}  # fmt: skip
 
 
 def print_plan(
@@ -59,7 +63,8 @@ def print_plan(
     grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
     best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
     looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
-    print_grid(replace(grid, marks=best), console, least_worth=LEAST_WORTH, styles=looks)
+    grid = replace(grid, marks=best)
+    print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=looks)
     for text in notes(fits):
         console.print(text, style="dim", highlight=False)
     for name, reason in refused:
@@ -72,9 +77,8 @@ def print_plan(
 
 def order(fit: Fit) -> tuple[int, float]:
     """What fits first, the fastest of it before; then what needs least."""
-    rank = ["fits", "tight", "no", "unknown", "cannot"].index(fit.verdict)
-    speed = fit.samples_per_second or 0.0
-    return (rank, -speed if rank < 2 else float(fit.need_bytes or 0))
+    rank, speed = verdict.VERDICTS.index(fit.verdict), fit.samples_per_second or 0.0
+    return (rank, -speed if fit.may_fit else float(fit.need_bytes or 0))
 
 
 def setting(fits: Sequence[Fit]) -> str:
@@ -107,7 +111,8 @@ def _cells(fit: Fit) -> list[str]:
     if fit.seconds:
         time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
         speed = rate(fit)
-    cells = [fit.label, WORD[fit.verdict], gib(fit.need_bytes), gib(fit.margin_bytes)]
+    need = near(fit.need_bytes, fit.spread_bytes)
+    cells = [fit.label, WORD[fit.verdict], need, gib(fit.margin_bytes)]
     return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
 
 
@@ -117,12 +122,43 @@ def notes(fits: Sequence[Fit]) -> list[str]:
         ON_CPU if fits[0].gpu.shared else ON_GPU,
         f"Columns between: the peak instant of live tensors. {calibrated.words(fits[0].gpu)}",
     ]
-    notes += [*_beside(fits[0]), *_before(fits[0])]
+    notes += [*uncertain(fits), *host(fits[0]), *_beside(fits[0]), *_before(fits[0])]
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
     return [*notes, *_of_each(fits)]
+
+
+def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
+    """What the ranges of memory rest on: a sentence for classes with rows enough of their own, and
+    one for those without."""
+    known = {fit.uncertainty for fit in fits if fit.need_bytes is not None}
+    for one in sorted(known, key=lambda one: one.pooled):
+        words, share = residuals.CLASSES[one.kind], f"+-{100 * one.share:.0f} %"
+        rows = f"{one.rows} public measurements of {one.models} models"
+        if not one.pooled:
+            why = f"from {rows}, to hold for nine of ten other models"
+        elif one.rows:
+            why = f"{rows} are too few alone, and all classes count"
+        else:
+            why = "nobody's measurement is of this class, and all classes count"
+        yield f"Memory {share} ({words}): {why}."
+
+
+def host(fit: Fit) -> list[str]:
+    """The host memory that was judged against, and where that is from."""
+    card, processes = fit.gpu, fit.resolved.spec.processes
+    if card.shared:
+        return []
+    size = f"{gib(card.host_bytes(max(processes, 1)))} GiB"
+    if card.host_told:
+        return [f"Host memory of a machine: {size}, {card.host_told}."]
+    share = card.host_share // 2**30
+    return [
+        f"Host memory: {share} GiB assumed for each GPU, its own or its share of a server; "
+        "--host-memory SIZE gives a machine's."
+    ]
 
 
 def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
