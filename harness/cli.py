@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from harness.commands.options import folder_name, overrides
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
+from strategies.files import printable
 
 __all__ = ["main"]
 
@@ -30,6 +31,10 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(BAD)
 
 
+MOST = 1000
+"""Characters of an error's line."""
+KINDS = ("strategies", "models", "cards")
+"""What ``list`` lists."""
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
 """Commands whose work outlasts who reads of it: that their output ended is said."""
 
@@ -66,7 +71,8 @@ def _act(words: Sequence[str], ending: Ending) -> int:
 
 
 def _bad(error: Exception) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    text = printable(" ".join(str(error).split()))
+    print(f"error: {text[:MOST]}{' ...' * (len(text) > MOST)}", file=sys.stderr)
     return BAD
 
 
@@ -181,9 +187,11 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    text = "list strategies with their parameters, and suites"
+    text = "list strategies with their parameters, and suites; or models, or cards"
     pages = "docs/strategies.md, docs/suites.md"
     parser = _add(commands, "list", _list, text, "./run.sh list", pages)
+    told = "what is listed (default: strategies)"
+    parser.add_argument("what", nargs="?", choices=KINDS, default=KINDS[0], help=told)
     parser.add_argument("--markdown", action="store_true", help="the table of docs/strategies.md")
 
 
@@ -310,7 +318,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.markdown:
         print(listing.markdown())
     else:
-        listing.print_list()
+        {"models": listing.print_models, "cards": listing.print_cards}.get(
+            options.what, listing.print_list
+        )()
     return OK
 
 

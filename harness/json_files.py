@@ -5,17 +5,99 @@ Nothing here imports torch: what a process leaves behind is read on any machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
+import math
 import os
-import tempfile
+import secrets
 import types
 import typing
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["build", "deeper_than", "write_json"]
+from strategies.files import DEEPEST, bounded_text, nested, printable
+
+__all__ = ["BadFile", "build", "read_json", "whole", "write_json"]
+
+DIGITS = 19
+"""Of the longest integer: 2**63 - 1 has so many."""
+
+
+class BadFile(ValueError):
+    """A JSON file that cannot be used; the message names the file and the fault."""
+
+
+def read_json(path: Path | str, kind: Any = Any, *, name: str = "it", schema: int = 0) -> Any:
+    """Read a JSON file that someone else may have written.
+
+    Text in it comes back printable (``strategies.files.printable``).
+
+    Args:
+        kind: the type that the file holds, checked by ``build``.
+        name: what the file is called in a message about one of its fields.
+        schema: the number that its field ``schema`` must have; 0: it has none.
+
+    Raises:
+        BadFile: it cannot be opened, is no regular file, is larger than ``LARGEST``, is not JSON,
+            nests deeper than ``DEEPEST`` levels, has a number that no measurement has, is of
+            another schema or not of that type.
+    """
+    try:
+        data = _decode(bounded_text(path))
+        if schema and (not isinstance(data, dict) or data.get("schema") != schema):
+            raise ValueError(_other_schema(data, name, schema))
+        return data if kind is Any else build(kind, data, name)
+    except OSError as error:
+        raise BadFile(printable(f"{path}: {error.strerror or error}")) from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadFile(printable(f"{path}: {error}")) from None
+
+
+def _other_schema(data: Any, name: str, schema: int) -> str:
+    if not isinstance(data, dict) or "schema" not in data:
+        return f"not a {name} file (no schema)"
+    return f"schema {data['schema']!r:.60}, this version reads {schema}"
+
+
+def _decode(text: str) -> Any:
+    try:
+        data = json.loads(text, parse_int=_integer, parse_float=_number)
+    except RecursionError:
+        raise ValueError("unreadable as JSON (nested too deep)") from None
+    except ValueError as error:
+        raise ValueError(f"unreadable as JSON ({error})") from None
+    if any(depth > DEEPEST for value, depth in nested(data) if isinstance(value, (dict, list))):
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return _printable(data)
+
+
+def _integer(text: str) -> int:
+    if len(text.lstrip("-")) > DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.20} is beyond a float's range")
+    return value
+
+
+def _printable(data: Any) -> Any:
+    """``data`` with its text made printable; a lone surrogate is an error, as no file has one."""
+    if isinstance(data, str):
+        data.encode("utf-8")
+        return data if data.isprintable() else printable(data)
+    if isinstance(data, dict):
+        return {_printable(key): _printable(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_printable(item) if isinstance(item, (str, dict, list)) else item for item in data]
+    return data
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
@@ -24,18 +106,30 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     ``durable`` flushes it to disk first, so that not even a power cut leaves half a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with whole(path, durable=durable) as stream:
+        json.dump(data, stream, indent=1, default=_plain)
+        stream.write("\n")
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
+    """Open a text file beside ``path``, which takes its place at the end.
+
+    A reader never sees half of it; a link at ``path`` is replaced, not followed. Bytes of file
+    names that are no text are written as escapes.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
+    # Not tempfile's: its files are 0600, and the user's umask is to decide.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep colleagues from reading
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(data, stream, indent=1, default=_plain)
-            stream.write("\n")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            yield stream
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -44,20 +138,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     return str(value)
-
-
-def deeper_than(levels: int, data: Any) -> bool:
-    """Whether lists and mappings in ``data`` nest deeper; by a list of its own, not by recursion,
-    which such data would exhaust here or in whoever walks it next."""
-    waiting = [(data, 1)]
-    while waiting:
-        value, depth = waiting.pop()
-        if isinstance(value, (dict, list)):
-            if depth > levels:
-                return True
-            inner = value.values() if isinstance(value, dict) else value
-            waiting += [(item, depth + 1) for item in inner if isinstance(item, (dict, list))]
-    return False
 
 
 def build(kind: Any, data: Any, where: str) -> Any:
@@ -73,10 +153,11 @@ def build(kind: Any, data: Any, where: str) -> Any:
         return data
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
-    if origin is list or origin is tuple:
+    if origin in (list, tuple, Sequence):
         _expect(isinstance(data, (list, tuple)), where, "a list", data)
-        return origin(build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
-    if origin is dict:
+        made = tuple if origin is tuple else list
+        return made(build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if origin in (dict, Mapping):
         _expect(isinstance(data, dict), where, "a mapping", data)
         return {key: build(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if kind is float and isinstance(data, int):
@@ -89,7 +170,7 @@ def build(kind: Any, data: Any, where: str) -> Any:
 
 def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     _expect(isinstance(data, dict), where, "a mapping", data)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where}: unknown field {unknown[0]!r}")
@@ -99,6 +180,9 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
         )
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _expect(fact: bool, where: str, wanted: Any, data: Any) -> None:

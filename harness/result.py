@@ -7,13 +7,12 @@ Raw numbers only, in base units (seconds, bytes). Whatever can be derived from t
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from harness.json_files import build, deeper_than, write_json
+from harness.json_files import BadFile, read_json, write_json
 from harness.spec import Spec
 
 __all__ = [
@@ -37,8 +36,6 @@ __all__ = [
 ]
 
 SCHEMA = 1
-DEEPEST = 40
-"""Levels of lists and mappings that a file may nest; a result has some ten."""
 
 
 class Status(str, Enum):
@@ -361,21 +358,9 @@ def load(path: Path) -> Result:
         BadResult: not JSON, another schema, or a field of the wrong shape; names the file.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadResult(f"{path}: unreadable as JSON ({error})") from None
-    except RecursionError:
-        raise BadResult(f"{path}: unreadable as JSON (nested too deep)") from None
-    if deeper_than(DEEPEST, data):
-        raise BadResult(f"{path}: nested deeper than {DEEPEST} levels: no result is")
-    if not isinstance(data, dict) or "schema" not in data or "spec" not in data:
-        raise BadResult(f"{path}: not a result file (no schema or spec)")
-    if data["schema"] != SCHEMA:
-        raise BadResult(f"{path}: schema {data['schema']}, this version reads {SCHEMA}")
-    try:
-        return build(Result, data, "result")
-    except (TypeError, ValueError, KeyError) as error:
-        raise BadResult(f"{path}: {error}") from None
+        return read_json(path, Result, name="result", schema=SCHEMA)
+    except BadFile as error:
+        raise BadResult(str(error)) from None
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:

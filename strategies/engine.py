@@ -141,6 +141,8 @@ class Engine:
     host_adamw_class: ClassVar[str] = ""
     resumes_on_any: ClassVar[bool] = False
     """Whether what it saved on so many processes can be loaded on another number of them."""
+    unpickles: ClassVar[bool] = False
+    """Whether ``load`` reads pickles of any kind, which may run code of whoever wrote them."""
 
     file: LaunchFile
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strategies.base import BadInput
+from strategies.files import bounded_text, parse_yaml
 
 __all__ = ["FOLDER", "LaunchFile", "LaunchFileError", "read", "text_of"]
 
@@ -47,9 +46,9 @@ def read(path: Path) -> LaunchFile:
     """
     text = text_of(path)
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise LaunchFileError(f"{path}: not YAML ({str(error).splitlines()[0]})") from None
+        content = parse_yaml(text)
+    except ValueError as error:
+        raise LaunchFileError(f"{path}: {error}") from None
     kind = content.get("distributed_type") if isinstance(content, dict) else None
     if not isinstance(kind, str):
         raise LaunchFileError(f"{path}: distributed_type is {kind!r}; name an engine, in quotes")
@@ -70,6 +69,6 @@ def text_of(path: Path) -> str:
         LaunchFileError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return bounded_text(path)
+    except (OSError, ValueError) as error:
         raise LaunchFileError(f"{path}: unreadable launch file ({error})") from None

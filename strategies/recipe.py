@@ -19,11 +19,30 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE, TRAIN
 
-__all__ = ["Recipe", "RecipeError", "nearest", "parse"]
+__all__ = ["Recipe", "RecipeError", "name_of", "nearest", "parse"]
 
 
 class RecipeError(BadInput):
     """Text that is not a recipe: an unknown name or parameter, or a value out of range."""
+
+
+SPELLED = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "gradient_checkpointing": "checkpoint",
+    "activation_checkpointing": "checkpoint",
+}
+"""What people also call a strategy -> its name."""
+
+
+def name_of(word: str, catalog: Mapping[str, Any]) -> str:
+    """The strategy that a word of a recipe names, however it is spelled; else the name as it is."""
+    name = word.partition(":")[0]
+    plain = name.lower().replace("-", "_")
+    tried = (name, SPELLED.get(plain, plain), plain.replace("_", ""))
+    return next((one for one in tried if one in catalog), name)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -180,7 +199,7 @@ def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[S
 
 
 def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
-    name, _, arguments = word.partition(":")
+    name, arguments = name_of(word, catalog), word.partition(":")[2]
     if name not in catalog and absent(name):
         raise RecipeError(f"there is no {name}: {absent(name)}")
     if name not in catalog:

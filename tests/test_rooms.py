@@ -30,11 +30,11 @@ ORDER = (
     "harness.memory",
     "harness.resolve",
     "harness.result",
-    "harness.json_files",
     "harness.subjects",
     "harness.data",
     "harness.spec",
     "harness.phases",
+    "harness.json_files",
     "strategies",
 )
 """Each room may import from those behind it."""

@@ -20,7 +20,7 @@ from harness.calibration import store
 from harness.calibration.record import Calibration, MeasuredRow
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
-from harness.predict.prediction import load as load_prediction
+from harness.predict.prediction import kept as kept_prediction
 from harness.report.figures.predicted import FILE, read_predictions
 from harness.resolve import run_name
 from harness.result import Result, Status, load_all
@@ -86,7 +86,7 @@ def _predicted(session: Session, results: Sequence[Result]) -> dict[str, Predict
     """Of the rows that ended well: those of earlier calls, and the others made now."""
     out, predictions = session.folder / "memory", {}
     for result in results:
-        known = load_prediction(out / "runs" / run_name(result.spec) / FILE)
+        known = kept_prediction(out / "runs" / run_name(result.spec) / FILE)
         if known is not None:
             predictions[result.spec.key] = known
     missing = [r for r in results if r.status is Status.OK and r.spec.key not in predictions]
@@ -107,7 +107,10 @@ def _story(session: Session, found: Calibration) -> list[MeasuredRow]:
     """Rows of the suites: they count for goals alone."""
     rows = []
     for folder in sorted((session.folder / "story").glob("*")):
-        predictions = read_predictions(folder)
+        skipped: list[str] = []
+        predictions = read_predictions(folder, skipped)
+        for line in skipped:
+            session.tell(f"left out: {line}")
         rows += [
             measured_row(
                 result,

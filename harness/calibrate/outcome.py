@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.calibrate.station import Station
 from harness.calibration.record import Device
-from harness.json_files import build, write_json
+from harness.json_files import BadFile, read_json, write_json
 from harness.launch.sources import digest
 
 __all__ = ["DONE", "Outcome", "kept", "mark_of", "outcome_file"]
@@ -50,9 +50,8 @@ def outcome_file(part: str, name: str, folder: Path) -> Path:
 def kept(part: str, name: str, folder: Path) -> Outcome | None:
     """The outcome of an earlier call; None where there is none to read."""
     try:
-        data = json.loads(outcome_file(part, name, folder).read_text(encoding="utf-8"))
-        return build(Outcome, data, "outcome")
-    except (OSError, ValueError, TypeError):
+        return read_json(outcome_file(part, name, folder), Outcome)
+    except BadFile:
         return None
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from harness.json_files import build, write_json
+from harness.json_files import BadFile, read_json, write_json
 from strategies.base import BadInput
 
 __all__ = [
@@ -189,15 +187,8 @@ def load(path: Path) -> Calibration:
     Raises:
         BadInput: unreadable, of another schema, or a field of the wrong shape; names the file.
     """
-    again = "; make it again with ./run.sh calibrate"
     try:
-        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"calibration {path} cannot be read: {why}{again}") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise BadInput(f"{path} is no calibration of schema {SCHEMA}{again}")
-    try:
-        return build(Calibration, data, "calibration")
-    except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{path}: {error}{again}") from None
+        return read_json(path, Calibration, name="calibration", schema=SCHEMA)
+    except BadFile as error:
+        again = "make it again with ./run.sh calibrate"
+        raise BadInput(f"calibration {error}; {again}") from None

@@ -5,8 +5,9 @@ A reader's own are in ``results/calibrations``, those that the project measured 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +84,20 @@ def choose(
 
 
 def every(*folders: Path) -> list[Calibration]:
-    """All that can be read, a reader's own first; a file that is none is passed over."""
+    """Return all that can be read, a reader's own first; a file that is none is named once."""
     found = []
     for folder in folders or (OWN, PROJECT):
         for path in sorted(folder.glob("*.json")):
-            with contextlib.suppress(BadInput):
+            try:
                 found.append(load(path))
+            except BadInput as error:
+                _leave_out(str(error))
     return found
+
+
+@functools.cache
+def _leave_out(why: str) -> None:
+    print(f"left out: {why}", file=sys.stderr)
 
 
 def file_of(calibration: Calibration, folder: Path) -> Path:

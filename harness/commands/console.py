@@ -6,18 +6,20 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.system.machine import Machine, examine
+from strategies.files import printable
 
 __all__ = [
     "FAILED",
@@ -37,17 +39,30 @@ FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.
 FAILURES |= {Status.NODE_LOST}
 LISTED = 70
 """Columns of a terminal from which on prose has room beside names."""
+WIDEST = 10_000
 COLUMNS = 100
 """Of a log file; a terminal has its own width."""
 
 
-def make_console(columns: int = COLUMNS) -> Console:
-    """Standard output, as wide as the terminal; a log file is as wide as COLUMNS says, else
-    ``columns``."""
-    if sys.stdout.isatty():
-        return Console()
+class PlainConsole(Console):
+    """A console whose own styles are the only terminal sequences: those in text are taken out."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            odd = segment.control is None and not segment.text.isprintable()
+            yield segment._replace(text=printable(segment.text)) if odd else segment
+
+
+def make_console(columns: int = COLUMNS, *, stderr: bool = False) -> Console:
+    """Standard output (or error), as wide as the terminal; a log file is as wide as COLUMNS says,
+    else ``columns``."""
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return PlainConsole(stderr=stderr)
     asked = os.environ.get("COLUMNS", "")
-    return Console(width=int(asked) if asked.isdecimal() and int(asked) else columns)
+    width = int(asked) if asked.isdecimal() and 0 < int(asked) < WIDEST else columns
+    return PlainConsole(width=width, stderr=stderr)
 
 
 def exit_code(results: Sequence[Result]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
+from harness.json_files import BadFile, read_json
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
@@ -91,11 +91,9 @@ def _job(spec: Spec) -> Job:
 
 def _zero_block(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}; name a DeepSpeed JSON file") from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: not readable as JSON ({error}); name a DeepSpeed file") from None
+        config = read_json(path)
+    except BadFile as error:
+        raise SpecError(f"{error}; name a DeepSpeed JSON file") from None
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     if not isinstance(block, dict):
         raise SpecError(f"{path}: no zero_optimization block; name a DeepSpeed JSON")

@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.commands.console import make_console, print_listed
+from harness.predict.speed import cards
+from harness.subjects.dit import presets as dit
+from harness.subjects.library import presets
 from harness.suite import file as suite_file
 from strategies import CATALOG
 from strategies.absent import ABSENT
 from strategies.strategy import spelled
 
-__all__ = ["markdown", "print_list"]
+__all__ = ["markdown", "print_cards", "print_list", "print_models"]
 
 
 DEFAULTS = (
@@ -36,6 +39,41 @@ def print_list(console: Console | None = None) -> None:
     console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
     console.print(Text("Without a name it is default. Read on: docs/suites.md", style="dim"))
     print_listed(console, ("suite", "rows", "title"), _suites())
+
+
+def print_models(console: Console | None = None) -> None:
+    """Print the public models with their names on the Hugging Face Hub."""
+    console = console or make_console()
+    rows = [
+        (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
+        for name, known in presets.table().items()
+    ]
+    told = "public models: --model takes any of these names, however it is spelled"
+    console.print(Text(told, style="bold"))
+    print_listed(console, ("model", "billion parameters", "on the Hugging Face Hub"), rows)
+    names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
+    told = f"DiTs, each with patch 2, 4 or 8 as in DiT-XL/2: {names}. Read on: docs/models.md"
+    console.print(Text(told, style="dim"))
+
+
+def print_cards(console: Console | None = None) -> None:
+    """Print the cards that a plan knows by name."""
+    console = console or make_console()
+    console.print(Text("cards: --gpu takes their names, however they are spelled", style="bold"))
+    heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
+    rows = [
+        (
+            Text(name, "bold"),
+            f"{card.memory_bytes / 2**30:.1f}",
+            f"{card.bandwidth / 1e9:.0f}",
+            f"{card.flops('float16') / 1e12:.0f}",
+            "compared with measured ones" if card.timed else "untried",
+        )
+        for name, card in cards.table().items()
+    ]
+    print_listed(console, heads, rows)
+    told = "any other: --gpu-memory SIZE. Peaks and bandwidths are the data sheets'."
+    console.print(Text(told, style="dim"))
 
 
 def markdown() -> str:

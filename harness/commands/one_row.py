@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.console import examined, sighted
+from harness.commands.console import examined, make_console, sighted
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned, check_out, plan
@@ -39,7 +39,7 @@ def planned(
     Raises:
         BadInput: the row cannot run. It is all that the command was asked for.
     """
-    machine = sighted(console or Console(stderr=True), folder, recall(folder), device)
+    machine = sighted(console or make_console(stderr=True), folder, recall(folder), device)
     return machine, _possible(resolve(ask(machine)), folder, machine)
 
 

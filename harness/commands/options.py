@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
 from harness.subjects import kind_of
+from harness.subjects.library import presets
 from strategies.subject import Shaping, Subject
 
 __all__ = [
@@ -62,6 +63,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
     asked = {name: getattr(options, name, None) for name in names}
     given = located({name: value for name, value in asked.items() if value is not None})
+    if "model" in given:
+        given["model"] = presets.canonical(given["model"])
     kind = kind_of(given["model"]) if "model" in given else Subject
     if kind.brings_samples:  # it is trained on nothing else, so that nobody need say so
         shaping = Shaping(config=given.get("config", ""))

@@ -30,7 +30,7 @@ from harness.launch import launch
 from harness.nodes.place import Place
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
-from harness.predict.prediction import load as load_prediction
+from harness.predict.prediction import kept as kept_prediction
 from harness.predict.speed import calibrated
 from harness.report import write_report
 from harness.report.data.rows import label
@@ -290,7 +290,7 @@ def predict_measured(
     of_spec = {row.spec: row for row in rows}
     once = {dataclasses.replace(r.spec, repeat=0): r.spec for r in reversed(done)}.values()
     wanted = [r.spec for r in done if r.spec in once]  # repetitions share a prediction
-    missing = [of_spec[s] for s in wanted if not load_prediction(_prediction_file(s, out))]
+    missing = [of_spec[s] for s in wanted if not kept_prediction(_prediction_file(s, out))]
     if not missing:
         return True
     # The rows ran on one machine, so any environment that names its attention will do; a row that

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -25,8 +25,9 @@ from harness.commands.options import (
     seconds,
 )
 from harness.commands.progress import Progress
+from harness.json_files import BadFile, read_json
 from harness.launch import launch
-from harness.launch.checkpoints import check_same, finished, newest_whole, terms
+from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms
 from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints (default: 500)")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
+    told = "resume also a checkpoint of another user or machine, whose load may run their code"
+    add("--trust", action="store_true", help=told)
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
     told = "what was trained, by itself: adapters, not the model (default: not written)"
     add("--trained", metavar="FILE", help=told)
@@ -104,7 +107,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 def fit_words(options: argparse.Namespace) -> list[str]:
     """The worker's own options, paths made absolute: the worker starts in the root folder."""
     _check_saved(Path(options.checkpoint), options)
-    words = ["--resume"] if options.resume else []
+    words = [f"--{name}" for name in ("resume", "trust") if getattr(options, name)]
     for name in ("checkpoint", "samples", "trained"):
         if getattr(options, name):
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
@@ -147,6 +150,8 @@ def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) 
     if newest is None or not options.resume:
         return
     check_same(newest, terms(row.resolved))
+    if row.resolved.launch.engine.unpickles and not options.trust:
+        claims(newest)
     for line in skipped:
         text = Text(f"{line}; goes on from {newest.name}", style="yellow")
         console.print(text, soft_wrap=True)
@@ -213,11 +218,8 @@ class _WithLoss(Progress):
 
     def status(self, status: dict[str, Any]) -> None:
         """As ``Progress.status``, with the loss read from rank 0's file."""
-        try:
-            said = json.loads(self.file.read_text(encoding="utf-8"))
-            self.loss = said.get("loss", self.loss)
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(BadFile):
+            self.loss = read_json(self.file, dict[str, Any]).get("loss", self.loss)
         super().status(status)
 
     def _where(self) -> str:

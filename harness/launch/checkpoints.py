@@ -3,12 +3,19 @@ process that launches refuses what could not go on before anything starts."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import hashlib
+import hmac
 import json
+import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.json_files import BadFile, read_json
 from harness.resolve import Resolved
 from harness.spec import Spec
 from strategies.base import BadInput
@@ -16,11 +23,14 @@ from strategies.base import BadInput
 __all__ = [
     "DONE",
     "Mismatch",
+    "check_own",
     "check_same",
+    "claims",
     "facts_of",
     "fault",
     "finished",
     "newest_whole",
+    "proof",
     "sizes",
     "terms",
 ]
@@ -31,8 +41,16 @@ FREE = ("steps", "warmup", "repeat", "device", "recipe")
 """Fields of a spec that may change when a training goes on; the recipe is compared as it reads."""
 
 
+PLAIN = (".safetensors", DONE)
+"""Endings of files whose load runs no code: they need no proof."""
+
+
 class Mismatch(BadInput):
     """A checkpoint of another training than the one that is to go on."""
+
+
+class Foreign(BadInput):
+    """A checkpoint that nobody proved to be the user's own, and whose load may run code."""
 
 
 def terms(resolved: Resolved) -> dict[str, Any]:
@@ -60,12 +78,9 @@ def facts_of(path: Path) -> dict[str, Any]:
         ValueError: it cannot be read.
     """
     try:
-        facts = json.loads((path / DONE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path / DONE, dict[str, Any])
+    except BadFile as error:
         raise ValueError(f"{DONE} is not readable ({error})") from None
-    if not isinstance(facts, dict):
-        raise ValueError(f"{DONE} has no facts")
-    return facts
 
 
 def fault(path: Path) -> str:
@@ -111,3 +126,100 @@ def check_same(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
                 "start anew in another folder"
             )
     return facts
+
+
+# ---- whose checkpoint it is ----
+
+
+def proof(path: Path) -> dict[str, Any]:
+    """Return the digests of the files whose load may run code, and their signature.
+
+    The signature is an HMAC-SHA256 by a key of the user (``_key``). It is empty if the user has no
+    folder to keep a key in.
+    """
+    digests, key = _digests(path), _key()
+    return {"digests": digests, "proof": _signature(key, digests) if key else ""}
+
+
+def claims(path: Path) -> None:
+    """Check the signature of a checkpoint, but not its files, which may take long to read.
+
+    Raises:
+        Foreign: it was not signed by this user's key.
+    """
+    _signed(path)
+
+
+def check_own(path: Path) -> None:
+    """Check that this user wrote the checkpoint at ``path``, and that its files are unchanged.
+
+    Raises:
+        Foreign: it was not signed by this user's key, or a file that may run code is another one.
+    """
+    signed, found = _signed(path), _digests(path)
+    for name in sorted(signed.keys() | found.keys()):
+        if signed.get(name) != found.get(name):
+            raise Foreign(f"{path}: {name} is not the file that was saved; {TRUST}")
+
+
+TRUST = (
+    "its load may run code of whoever wrote it; give --trust if you trust them, or begin anew in "
+    "another --checkpoint DIR (SECURITY.md)"
+)
+
+
+def _signed(path: Path) -> dict[str, str]:
+    facts, key = facts_of(path), _key(make=False)
+    digests, signature = facts.get("digests"), facts.get("proof")
+    if not key or not isinstance(digests, dict) or not isinstance(signature, str):
+        raise Foreign(f"{path} was not saved by this user on this machine; {TRUST}")
+    if not hmac.compare_digest(_signature(key, digests), signature):
+        raise Foreign(f"{path} was saved by another user or on another machine; {TRUST}")
+    return digests
+
+
+def _signature(key: bytes, digests: Mapping[str, str]) -> str:
+    told = json.dumps(digests, sort_keys=True).encode()
+    return hmac.new(key, told, hashlib.sha256).hexdigest()
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """SHA-256 of each file at ``path`` whose load may run code, by name within it."""
+    names = [name for name in sizes(path) if not name.endswith(PLAIN)]
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return dict(zip(names, pool.map(lambda name: _digest(path / name), names), strict=True))
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**22):
+            found.update(part)
+    return found.hexdigest()
+
+
+def _key(make: bool = True) -> bytes:
+    """Return this user's key of 32 bytes, made at first use; empty if there is none to be had."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    path = Path(config) / "headroom" / "checkpoint.key"
+    with contextlib.suppress(OSError):
+        if make and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_key(path)
+        told = path.stat()
+        if told.st_uid == os.getuid() and not told.st_mode & 0o077:
+            return path.read_bytes()
+    return b""
+
+
+def _write_key(path: Path) -> None:
+    """Written beside and linked into place: of two that begin at once, one is taken by both."""
+    beside = path.with_name(f".{secrets.token_hex(8)}")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ __all__ = [
     "environment",
     "free_port",
     "inherited",
+    "on_loopback",
 ]
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -68,6 +69,12 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
         *("--out", _relative(folder)),
         *more,
     ]
+
+
+def on_loopback(words: Sequence[str]) -> list[str]:
+    """``words`` of a command of one machine, by ``harness.launch.on_loopback``."""
+    launcher = [sys.executable, "-m", "harness.launch.on_loopback"]
+    return [*launcher, *words[words.index("launch") :]]
 
 
 def _of_nodes(nodes: int, port: int) -> list[str]:

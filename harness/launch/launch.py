@@ -5,8 +5,8 @@ The command is plain: pasted into a shell at the repository's root, it runs the 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import json
 import os
 import shutil
 import time
@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from harness import ROOT, result
+from harness.json_files import BadFile, read_json
 from harness.launch import log, outcome, recordings
-from harness.launch.command import command, display, environment, free_port, inherited
+from harness.launch.command import command, display, environment, free_port, inherited, on_loopback
 from harness.resolve import Resolved
 from harness.result import LaunchRecord, Result
 from harness.spec import Spec
@@ -77,7 +78,7 @@ def run(
         process.Interrupted: Ctrl-C or SIGTERM; the row is written as interrupted first.
     """
     spec, folder = resolved.spec, Path(folder).absolute()
-    argv = argv or (lambda port: command(resolved, folder, port=port, more=more))
+    argv = argv or (lambda port: on_loopback(command(resolved, folder, port=port, more=more)))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
         prepare(folder)
@@ -288,12 +289,8 @@ def _read(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
     """What the ranks wrote, in the order of ranks; a file half there or gone is left out."""
     records = []
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            records.append(data)
+        with contextlib.suppress(BadFile):
+            records.append(read_json(path, dict[str, Any]))
     return tuple(sorted(records, key=lambda data: data.get("rank") or 0))
 
 

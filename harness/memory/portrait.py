@@ -6,13 +6,12 @@ Raw numbers in base units (bytes, seconds, FLOPs, elements); no torch.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.json_files import build, write_json
+from harness.json_files import BadFile, read_json, write_json
 from harness.memory.categories import INFERENCE, MEASURED
 from harness.result import BadResult
 
@@ -154,9 +153,6 @@ def load(path: Path) -> Portrait:
         BadResult: unreadable, or of another schema; names the file.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise BadResult(f"{path}: schema {data['schema']}, this version reads {SCHEMA}")
-        return build(Portrait, data, "portrait")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadResult(f"{path}: not an anatomy ({error})") from None
+        return read_json(path, Portrait, name="anatomy", schema=SCHEMA)
+    except BadFile as error:
+        raise BadResult(str(error)) from None

@@ -11,12 +11,11 @@ nodeR.end.json (how it ended) and log.nodeR.txt.
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.json_files import build, write_json
+from harness.json_files import BadFile, read_json, write_json
 
 __all__ = ["Beat", "End", "Go", "Order", "Ready", "log_of", "name_of", "read", "write"]
 
@@ -155,8 +154,7 @@ def write(folder: Path, item: Any, rank: int | None = None, *, durable: bool = F
 def read(folder: Path, kind: type[Kind], rank: int | None = None, token: str = "") -> Kind | None:
     """The file of ``kind``; None while it is not there, not whole, or of another launch."""
     try:
-        data = json.loads((folder / name_of(kind, rank)).read_text(encoding="utf-8"))
-        item = build(kind, data, kind.__name__)
-    except (OSError, ValueError, TypeError, KeyError):
+        item = read_json(folder / name_of(kind, rank), kind, name=kind.__name__)
+    except BadFile:
         return None
     return item if not token or item.token == token else None

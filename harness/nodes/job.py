@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from harness.json_files import write_json
+from harness.json_files import BadFile, read_json, write_json
 from harness.launch import launch
 from harness.nodes import slurm
 from harness.nodes.files import Order, read
@@ -74,8 +74,8 @@ class Job:
     def of(cls, folder: Path) -> Job | None:
         """The job that was submitted for ``folder`` and is not over; None without one."""
         try:
-            number = str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"])
-        except (OSError, ValueError, KeyError, TypeError):
+            number = str(read_json(folder / RECORD, dict[str, Any])["job"])
+        except (BadFile, KeyError):
             return None
         job = cls(number, folder)
         return job if job.state()[0] in LIVING else None

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from strategies.files import check_own_folder, lock_file
+
 __all__ = ["own_folder"]
 
 LOCK = ".alive"
@@ -26,10 +28,13 @@ def own_folder(token: str, rank: int) -> Iterator[Path]:
     root = Path(os.environ.get("HEADROOM_SCRATCH") or tempfile.gettempdir())
     mine = f"headroom-{os.getuid()}"
     for old in root.glob(f"{mine}-{'[0-9a-f]' * 12}-*"):
-        with contextlib.suppress(OSError), _locked(old):
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            check_own_folder(old)
+            with _locked(old):
+                shutil.rmtree(old, ignore_errors=True)
     folder = root / f"{mine}-{token}-{rank}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_own_folder(folder)
     try:
         with _locked(folder):
             yield folder
@@ -40,6 +45,6 @@ def own_folder(token: str, rank: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold ``folder``; raises OSError where another process does, or it is gone."""
-    with (folder / LOCK).open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with lock_file(folder / LOCK) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

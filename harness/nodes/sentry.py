@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.json_files import BadFile, read_json
 from harness.nodes import network
 from harness.nodes.files import Beat, End, Go, Order, read, write
 from harness.nodes.watch import BEAT_SECONDS, Progress, Signs, stop_word
@@ -24,12 +25,8 @@ def rank_files(folder: Path, kind: str) -> list[dict[str, Any]]:
     gone is left out."""
     records = []
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(data, dict):
-            records.append(data)
+        with contextlib.suppress(BadFile):
+            records.append(read_json(path, dict[str, Any]))
     return sorted(records, key=lambda data: data.get("rank") or 0)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import threading
 import time
 import uuid
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.json_files import write_json
+from harness.json_files import BadFile, read_json, write_json
 from harness.nodes import supervisor
 from strategies.base import BadInput
 
@@ -53,10 +52,9 @@ class Word:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, dict[str, Any])
+    except BadFile:
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 class Session:

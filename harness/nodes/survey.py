@@ -5,13 +5,13 @@ One launch like a row's, of ``harness.nodes.wire`` in the place of a training.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.json_files import build
+from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.command import HEAD, INTERFACE, PORT, RANK
 from harness.nodes.files import End, Ready
@@ -68,10 +68,9 @@ def survey(place: Place, out: Path, device: str, ops: Sequence[str] = ()) -> lis
 
 
 def _wire(here: Path) -> Wire | None:
-    try:
-        return build(Wire, json.loads((here / "wire.json").read_text(encoding="utf-8")), "wire")
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    with contextlib.suppress(BadFile):
+        return read_json(here / "wire.json", Wire, name="wire")
+    return None
 
 
 def _no_wire(here: Path, ends: dict[int, End | None], place: Place) -> str:

@@ -7,13 +7,12 @@ nothing itself.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.json_files import write_json
+from harness.json_files import read_json, write_json
 from harness.predict.speed.cards import NODE
 from harness.predict.speed.roofline import Work, sent
 from harness.predict.verdict import Fit, at_the_ends
@@ -98,17 +97,13 @@ def as_data(found: Forecast) -> dict[str, Any]:
 
 
 def read(folder: Path) -> Forecast | None:
-    """The forecast in a folder of results; None where there is none of this schema."""
-    try:
-        data = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
-        return _from(data) if data.get("schema") == SCHEMA else None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return None
+    """Return the forecast in a folder of results, or None if the folder has none.
 
-
-def _from(data: dict[str, Any]) -> Forecast:
-    rows = [Foretold(**row | {"spec": Spec(**row["spec"])}) for row in data["rows"]]
-    return Forecast(**data | {"rows": rows})
+    Raises:
+        BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
+    """
+    path = Path(folder) / FILE
+    return read_json(path, Forecast, name="forecast", schema=SCHEMA) if path.exists() else None
 
 
 def foretold(fit: Fit, asked: str = "") -> Foretold:

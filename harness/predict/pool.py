@@ -15,7 +15,7 @@ from harness import ROOT
 from harness.launch.sources import PREDICTED, digest
 from harness.predict import workers
 from harness.predict.attention import USUAL
-from harness.predict.prediction import Prediction, load, none
+from harness.predict.prediction import Prediction, kept, none
 from harness.resolve import Resolved
 from harness.subjects import from_file
 from harness.system import kernel
@@ -56,7 +56,7 @@ def _of_files(resolved: Resolved) -> str:
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
     """The prediction that an earlier call kept in ``folder``; None where there is none."""
-    return load(path_of(resolved, folder, kind))
+    return kept(path_of(resolved, folder, kind))
 
 
 @functools.cache
@@ -126,7 +126,7 @@ def _each(
         run = Run(*asked, jobs or default_jobs(), timeout)
         told = set()
         for index in run.ended():
-            found = load(run.out(index))
+            found = kept(run.out(index))
             if found:
                 told.add(index)
                 yield able[index], found

@@ -7,18 +7,18 @@ A prediction for a GPU depends on which GPU by its kind alone, the attention ker
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.json_files import write_json
-from harness.memory.record import Held, Instant
+from harness.json_files import BadFile, build, read_json, write_json
+from harness.memory.record import Instant
 from harness.predict.speed.roofline import Work
 from harness.resolve import Resolved
 
-__all__ = ["SCHEMA", "Prediction", "load", "none", "read"]
+__all__ = ["SCHEMA", "Prediction", "kept", "load", "none", "read"]
 
 SCHEMA = 1
 
@@ -93,28 +93,30 @@ def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
     )
 
 
-def load(path: Path) -> Prediction | None:
-    """The prediction in ``path``; None where there is none of this schema."""
+def load(path: Path) -> Prediction:
+    """Read one prediction.
+
+    Raises:
+        BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
+    """
+    data = read_json(path, name="prediction", schema=SCHEMA)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        return read(data) if data.get("schema") == SCHEMA else None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return None
+        return read(data)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadFile(f"{path}: {error}") from None
+
+
+def kept(path: Path) -> Prediction | None:
+    """Return the prediction in a cache, or None if there is none that can be used."""
+    with contextlib.suppress(BadFile):
+        return load(path)
+    return None
 
 
 def read(data: dict[str, Any]) -> Prediction:
-    """The prediction that was written as ``data``."""
+    """Return the prediction that was written as ``data``, checked."""
     # Files of earlier versions have a closed form beside the trace, which nothing reads, and lack
     # the engine's word for its buckets; then there were only the engines of DeepSpeed and DDP.
     data.pop("closed_form", None)
     data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
-    for name in ("peak", "steady", "host", "host_steady"):
-        data[name] = _instant(data.get(name))
-    data["work"] = [Work(**item) for item in data.get("work", [])]
-    return Prediction(**data)
-
-
-def _instant(data: dict[str, Any] | None) -> Instant | None:
-    if data is None:
-        return None
-    return Instant(**data | {"held": [Held(**item) for item in data["held"]]})
+    return build(Prediction, data, "prediction")

@@ -7,18 +7,19 @@ anatomy -> rendering -> stories -> data. This module is for importers outside th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.json_files import whole
 from harness.report.data.compare import Comparison, compare
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, SuiteHead, read_suite
+from harness.report.data.usable import of_usable
 from harness.report.figures.predicted import read_predictions
 from harness.report.rendering import export, html, markdown
+from harness.report.stories import STORIES
 from harness.result import Result
 
 if TYPE_CHECKING:
@@ -66,10 +67,9 @@ def write_report(
     if lost is None:
         folder.mkdir(parents=True, exist_ok=True)
     suite = _with_reference(read_suite(folder), reference)
-    report = build(list(results), list(skipped), suite, read_predictions(folder))
-    texts = {name: render(report) for name, render in FORMATS.items()}
-    if suite.story:
-        texts[f"{suite.story}.md"] = markdown.render_story(report)
+    left_out = [*skipped, *suite.skipped]
+    predictions = read_predictions(folder, left_out)
+    texts = of_usable(results, left_out, suite, predictions, _texts)
     paths = []
     for name, text in texts.items():
         try:
@@ -79,6 +79,14 @@ def write_report(
                 raise
             lost.append(f"{folder / name}: {error.strerror or error}")
     return paths
+
+
+def _texts(report: Report) -> dict[str, str]:
+    """Name of each file -> its text."""
+    texts = {name: render(report) for name, render in FORMATS.items()}
+    if report.suite.story in STORIES:
+        texts[f"{report.suite.story}.md"] = markdown.render_story(report)
+    return texts
 
 
 def print_report(
@@ -97,8 +105,16 @@ def print_report(
     from harness.report.rendering import terminal
 
     suite = _with_reference(suite or SuiteHead(), reference)
-    predictions = read_predictions(folder) if folder else {}
-    terminal.render(build(list(results), list(skipped), suite, predictions), console)
+    left_out = [*skipped, *suite.skipped]
+    predictions = read_predictions(folder, left_out) if folder else {}
+
+    def printed(report: Report) -> str:
+        with console.capture() as captured:
+            terminal.render(report, console)
+        return captured.get()
+
+    text = of_usable(results, left_out, suite, predictions, printed)
+    console.file.write(text)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -113,14 +129,6 @@ def _with_reference(suite: SuiteHead, reference: str | None) -> SuiteHead:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Write beside, then move into place: a reader never sees half a report."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # Names of files may hold bytes that are no text.
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+    with whole(path) as stream:
+        stream.write(text)
     return path

@@ -35,10 +35,12 @@ def kind_of(model: str) -> type[Subject]:
         return Library
     if is_of_tokens(model):
         return TokenDit
-    near = difflib.get_close_matches(model.lower(), presets.table(), n=3)
-    if near and not model.startswith("DiT"):
-        raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")
-    return Dit
+    if model.startswith("DiT"):
+        return Dit
+    near = difflib.get_close_matches(model.lower().rpartition("/")[2], presets.table(), n=3)
+    if not near:
+        raise BadInput(f"unknown model {model!r}; ./run.sh list models shows what there is")
+    raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")
 
 
 def subject_of(

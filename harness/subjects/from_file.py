@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.subjects.own_module import OwnModule
+from harness.subjects.own_module import OwnModule, users_code
 from strategies.base import BadInput
 from strategies.subject import Subject
 
@@ -37,7 +37,11 @@ def load(model: str) -> type[Subject]:
             nor a function.
     """
     path, name = _path(model), model.partition(":")[2]
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:  # a name of thousands of characters
+        raise BadInput(f"model {model:.80}: {error.strerror}; write FILE.py:CLASS") from None
+    if not there:
         raise BadInput(f"model {model}: no file {path}; write FILE.py:CLASS")
     kind = getattr(_module(model, path), name, None)
     if callable(kind) and not isinstance(kind, type):
@@ -62,8 +66,9 @@ def _module(model: str, path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up here
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with users_code(model):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise BadInput(f"model {model}: {path} cannot be imported: {error!r}") from error
+        raise
     return module

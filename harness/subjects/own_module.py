@@ -7,10 +7,13 @@ from the example as many samples as they need, over and over.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.subjects.library.subject import ADAPTED
@@ -23,9 +26,31 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["OwnModule"]
+__all__ = ["OwnModule", "users_code"]
 
 Made = tuple["nn.Module", Mapping[str, "Tensor"], Callable[..., "Tensor"]]
+
+
+@contextlib.contextmanager
+def users_code(model: str) -> Iterator[None]:
+    """Run code of the file that ``model`` names.
+
+    Raises:
+        BadInput: it raised or exited; names the error, and the last line of that file it was at.
+    """
+    try:
+        yield
+    except (BadInput, KeyboardInterrupt):
+        raise
+    except (Exception, SystemExit) as error:
+        path = Path(model.partition(":")[0])
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+        # A file that is no Python, or a missing argument, has no frame in it.
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        where = f"{path}, line {line}" if line else path
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise BadInput(f"model {model}: {where}: {what}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +91,8 @@ class OwnModule(Subject):
         """
         import torch
 
-        found = type(self).function()
+        with users_code(self.model):
+            found = type(self).function()
         way_out = "return (module, batch, loss): docs/models.md"
         if not isinstance(found, tuple) or len(found) != 3:
             raise BadInput(f"model {self.model}: it returned {type(found).__name__}; {way_out}")

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.spec import DEVICES, Spec, located
 from strategies import parse
 from strategies.base import BadInput
+from strategies.files import bounded_text, parse_yaml
 from strategies.workloads import TRAIN
 
 __all__ = [
@@ -163,43 +162,13 @@ def _find(name: str) -> Path:
     )
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe, and a key given twice is an error: YAML itself would keep the last in silence. So is
-    an alias: nested ones make gigabytes of a line, and no suite needs one."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            problem = f"alias *{event.anchor:.40}: write it out, suites have no aliases"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys: set[Any] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key is text", problem_mark=key.start_mark)
-            if key.value in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        # _Loader is a SafeLoader.
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, ValueError) as error:  # no text, or a number or date that is none
-        raise SuiteError(f"{path}: unreadable suite file ({error})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise SuiteError(f"{path}: {line}not YAML ({problem}); mind colons and indents") from None
-    except RecursionError:
-        raise SuiteError(f"{path}: nested too deep; a suite has three levels") from None
+        data = parse_yaml(bounded_text(path))
+    except OSError as error:
+        raise SuiteError(f"{path}: unreadable suite file ({error.strerror or error})") from None
+    except ValueError as error:  # no text, or no plain data
+        raise SuiteError(f"{path}: {error}; a suite is YAML, mind colons and indents") from None
     if not isinstance(data, dict):
         raise SuiteError(f"{path}: a suite is a mapping with the keys {', '.join(TOP)}")
     return data

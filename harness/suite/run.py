@@ -26,6 +26,7 @@ from harness.suite.file import Suite
 from harness.suite.identity import identity
 from harness.system.machine import Machine
 from harness.system.requirements import Lack, notes, obstacle
+from strategies.files import NotOurs, lock_file
 
 __all__ = [
     "Listener",
@@ -318,9 +319,9 @@ def check_out(out: Path) -> None:
 def _alone(out: Path) -> Iterator[None]:
     """Hold ``out`` for one suite: two at a time would disturb each other's measurements. Where its
     file system knows no locks (some that are mounted over a network) that is said, and it runs."""
-    with (out / ".lock").open("w") as stream:
+    with _lock_file(out / ".lock") as lock:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in HELD:
                 raise OutputError(
@@ -329,6 +330,15 @@ def _alone(out: Path) -> Iterator[None]:
             told = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
             print(f"headroom: {told}", file=sys.stderr)
         yield
+
+
+@contextlib.contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    try:
+        with lock_file(path) as lock:
+            yield lock
+    except NotOurs as error:
+        raise OutputError(f"{path}: {error}; remove it, or choose another --out") from None
 
 
 def _write_head(suite: Suite, out: Path) -> None:

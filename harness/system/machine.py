@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from harness.json_files import write_json
+from harness.json_files import BadFile, read_json, write_json
 from harness.system import gpus, kernel, tree
 from harness.system.gpus import Gpu
 from harness.system.probe import PACKAGES, version
@@ -218,9 +218,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         # The folder is shared: a file that another user put there is not trusted.
         if path.stat().st_uid != os.getuid():
             return None
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path, dict[str, Any])
         return known if isinstance(known.get("ops"), dict) else None
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, BadFile):
         return None
 
 

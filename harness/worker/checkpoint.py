@@ -18,11 +18,13 @@ import torch
 from harness.json_files import write_json
 from harness.launch.checkpoints import (
     DONE,
+    check_own,
     check_same,
     facts_of,
     fault,
     finished,
     newest_whole,
+    proof,
     sizes,
 )
 from strategies.engine import Trained
@@ -53,7 +55,7 @@ def save(trained: Trained, folder: Path, facts: dict[str, Any], keep: int = 2) -
         # Counted here: a spec's processes, which ``facts`` may have, are another number in a
         # simulated world.
         counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
-        write_json(path / DONE, facts | counts | {"files": sizes(path)})
+        write_json(path / DONE, facts | counts | {"files": sizes(path)} | proof(path))
         whole = [step for step in finished(folder) if not fault(step)]
         for old in whole[:-keep]:
             shutil.rmtree(old)
@@ -66,19 +68,26 @@ def latest(folder: Path) -> Path | None:
     return newest_whole(folder)[0]
 
 
-def restore(trained: Trained, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def restore(
+    trained: Trained, path: Path, wanted: dict[str, Any], *, trust: bool = False
+) -> dict[str, Any]:
     """Load ``path`` into the prepared objects; the facts that were saved with it.
 
     Args:
         wanted: facts that must be as they were saved.
+        trust: load what somebody else saved too, also if its load may run their code.
 
     Raises:
         Mismatch: saved with other facts (recipe, processes, model, ...): names the first.
+        Foreign: the engine's load may run code, and the checkpoint is not the user's own.
     """
     accelerator = trained.accelerator
     saved = facts_of(path).get("processes", accelerator.num_processes)
     anew = trained.engine.resumes_on_any and saved != accelerator.num_processes
     facts = check_same(path, wanted | {"processes": saved if anew else accelerator.num_processes})
+    if trained.engine.unpickles and not trust and accelerator.is_local_main_process:
+        check_own(path)
+    accelerator.wait_for_everyone()
     trained.engine.load(trained, path)
     if anew:
         _recut(trained, path, int(facts["processes"]))

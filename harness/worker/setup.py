@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from harness.data.brought import Brought
 from harness.data.cached import Cached
 from harness.data.feed import TOGETHER, Dataset, Feed, open_data
+from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved
 from harness.subjects.named_objectives import objective_of
 from harness.worker import world
@@ -29,6 +30,7 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
     """Accelerator with what the recipe's parts ask of it."""
     if resolved.spec.world:
         world.simulate(resolved.spec.world)
+    listen_on_loopback()
     return Accelerator(**resolved.recipe.accelerator_kwargs(resolved.launch))
 
 

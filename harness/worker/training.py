@@ -24,12 +24,17 @@ COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training run does beside training. ``folder`` None keeps no checkpoint; ``averaged``
-    is where the averaged weights go, for a run that draws samples (``--weights``)."""
+    """What a training run does beside training.
+
+    ``folder`` None keeps no checkpoint; ``trust`` resumes also what somebody else saved, whose load
+    may run their code. ``averaged`` is where the averaged weights go, for a run that draws samples
+    (``--weights``).
+    """
 
     folder: Path | None
     save_every: int = 500
     resume: bool = False
+    trust: bool = False
     samples: Path | None = None
     trained: Path | None = None
     averaged: Path | None = None
@@ -40,7 +45,7 @@ class Training:
         """Go on from the newest checkpoint, if asked to and there is one."""
         newest = checkpoint.latest(self.folder) if self.folder and self.resume else None
         if newest is not None:
-            facts = checkpoint.restore(run.trained, newest, terms(resolved))
+            facts = checkpoint.restore(run.trained, newest, terms(resolved), trust=self.trust)
             log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
             if facts["step"] >= resolved.spec.warmup + resolved.spec.steps:
                 raise BadInput(
@@ -111,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, metavar="FOLDER", help="save the training state here")
     add("--save-every", type=int, default=500, metavar="STEPS", help="between two checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
+    add("--trust", action="store_true", help="resume also what another user saved")
     add("--samples", type=Path, metavar="PNG", help="draw a grid of samples when done")
     add("--trained", type=Path, metavar="FILE", help="save what was trained (adapters) by itself")
     add("--averaged", type=Path, metavar="FILE", help="save the averaged weights by themselves")
@@ -126,6 +132,7 @@ def from_options(options: argparse.Namespace) -> Training | None:
         folder=options.checkpoint,
         save_every=options.save_every,
         resume=options.resume,
+        trust=options.trust,
         samples=options.samples,
         trained=options.trained,
         averaged=options.averaged,

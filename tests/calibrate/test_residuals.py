@@ -23,9 +23,9 @@ def test_a_calibration_is_read_back_as_it_was_written(tmp_path):
 
 
 BAD = {
-    "no json": ("{", "cannot be read"),
-    "another file": ('{"recipe": "ddp"}', "is no calibration of schema 1"),
-    "schema": ('{"schema": 99}', "is no calibration of schema 1"),
+    "no json": ("{", "unreadable as JSON"),
+    "another file": ('{"recipe": "ddp"}', "not a calibration file"),
+    "schema": ('{"schema": 99}', "schema 99, this version reads 1"),
     "a field": ('{"schema": 1, "devize": {}}', "unknown field 'devize'"),
     "a number": ('{"schema": 1, "measured": 3}', "measured should be str"),
 }

@@ -68,13 +68,13 @@ def test_each_node_runs_its_own_part_with_its_own_facts(tmp_path):
 
 
 def test_one_nodes_failure_ends_the_others_part(tmp_path):
-    _, ends = launched(tmp_path, '[ "$1" = 1 ] && exit 3; sleep 30')
+    _, ends = launched(tmp_path, '[ "$1" = 1 ] && exit 3; sleep 3600')
     assert (ends[1].exit_code, ends[1].stopped) == (3, None)
-    assert ends[0].stopped == "peer" and ends[0].wall_seconds < 15 and ends[0].survivors == 0
+    assert ends[0].stopped == "peer" and ends[0].survivors == 0
 
 
 def test_a_part_that_is_done_but_lingers_is_ended(tmp_path):
-    _, ends = launched(tmp_path, f"touch {tmp_path}/result.json; sleep 30")
+    _, ends = launched(tmp_path, f"touch {tmp_path}/result.json; sleep 3600")
     assert [end.stopped for end in ends] == ["lingered", "lingered"]
 
 
@@ -86,9 +86,9 @@ def test_a_node_with_other_sources_begins_nothing(tmp_path):
 
 def test_a_child_is_ended_for_the_reason_that_is_given(tmp_path):
     ended = process.run_child(
-        ["sleep", "30"], cwd=tmp_path, env={}, log=tmp_path / "log", stop=lambda: "unreachable"
+        ["sleep", "3600"], cwd=tmp_path, env={}, log=tmp_path / "log", stop=lambda: "unreachable"
     )
-    assert ended.stopped == "unreachable" and ended.wall_seconds < 10 and not ended.survivors
+    assert ended.stopped == "unreachable" and not ended.survivors
 
 
 def test_what_a_dead_launch_left_is_removed_and_a_living_ones_folder_stays(tmp_path, monkeypatch):

@@ -15,10 +15,12 @@ from harness.commands.planning.plan.command import add_arguments
 from harness.predict import advice, pool, residuals
 from harness.predict.inverses import adapter
 from harness.predict.prediction import Prediction
+from harness.predict.speed import cards
 from harness.predict.tracing import extend
 from harness.resolve import Resolved
 from harness.resolve import resolve as resolved
 from harness.spec import Spec
+from harness.subjects.library import presets
 from strategies.base import Slot
 from tests.made.predictions import GIB, asked, prediction
 
@@ -301,3 +303,62 @@ def test_encoders_are_offered_and_counted(world, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "Needs includes what stays on each GPU beside the training: T5-XXL 8.9" in text
     assert "31.7 (31.7 to 31.7) of 48.0 GiB" in text and "Not counted" not in text
+
+
+# ---- names as people type them ----
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "recipe"),
+    [
+        (["--model", "DiT-XL/2", "--recipes", "lora+bfloat16"], "DiT-XL/2", "single+bf16+lora"),
+        (["--model", "dit-b/4", "--recipes", "ZeRO-3+half"], "DiT-B/4", "zero3+fp16"),
+        (["--model", "FLUX.1-dev", "--recipes", "gradient_checkpointing"], "flux-dev",
+         "single+checkpoint"),
+    ],
+)  # fmt: skip
+def test_other_spellings_are_the_same_question(words, model, recipe):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    row = asked_for(parser.parse_args([*words, "--gpus", "1", "--gpu", "rtx 4090"])).resolved[0]
+    assert (row.spec.model, row.spec.recipe) == (model, recipe)
+
+
+def test_every_preset_is_found_by_its_names_on_the_hub():
+    for name, known in presets.table().items():
+        assert known.hub, name
+        for other in (name, name.upper(), *known.hub, *(hub.lower() for hub in known.hub)):
+            assert presets.canonical(other) == name
+    assert presets.canonical("black-forest-labs/FLUX.1-Kontext-dev") not in presets.table()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "DiT-XL"], "DiT-XL/2, DiT-XL/4, DiT-XL/8"),
+        (["--model", "meta-llama/Llama-3-8B"], "./run.sh list models"),
+        (["--recipes", "lora+bf16", "--gpus", "4"], "fsdp2+lora+bf16"),
+        (["--gpu", "RTX 4060"], "./run.sh list cards"),
+        (["--gpu", "RTX 3060 48GB"], "--gpu-memory"),
+        (["--gpu", "RTX 4060 Ti"], "RTX-4060-Ti-8GB, RTX-4060-Ti-16GB"),
+        (["--gpu", "RXT-4090"], "did you mean 'RTX-4090'"),
+    ],
+)
+def test_what_is_not_there_gets_the_right_hint(words, said, capsys):
+    card = [] if "--gpu" in words else ["--gpu", "RTX-4090"]
+    assert cli.main(["plan", *card, *words]) == 2
+    text = capsys.readouterr().err
+    assert said in text and len(text.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["4090", "RTX-4070", "RTX 3060 12GB", "NVIDIA GeForce RTX 5080"])
+def test_cards_are_found_by_other_spellings(name):
+    digits = re.search(r"\d{4}", name)[0]
+    assert cards.find(name).name == f"RTX-{digits}"
+
+
+@pytest.mark.parametrize(("what", "names"), [("models", presets.table()), ("cards", cards.table())])
+def test_lists_name_all_of_them(what, names, capsys):
+    assert cli.main(["list", what]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in names)

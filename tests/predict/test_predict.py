@@ -514,7 +514,7 @@ def test_a_limit_is_of_a_part_that_recipes_can_have(text):
 
 BAD = {
     "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
-    "gpu unknown": (["--gpu", "A1000"], "did you mean 'A10'? Or give --gpu-memory"),
+    "gpu unknown": (["--gpu", "A1000"], "./run.sh list cards"),
     "memory": (["--gpu-memory", "lots"], "gpu-memory is 'lots'; write a size as in 24GiB"),
     "host memory": (
         ["--gpu", "L4", "--host-memory", "lots"],

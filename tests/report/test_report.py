@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import html as html_text
 import io
 import json
 import re
@@ -20,12 +21,13 @@ import pytest
 from rich.console import Console
 
 from harness.report import SuiteHead, build, print_report, write_report
-from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data import speed
+from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
 from harness.report.data.rows import read_suite
-from harness.report.rendering import export, html, markdown, tables, terminal
+from harness.report.rendering import export, html, markdown, sentences, tables, terminal
 from harness.report.rendering.charts import svg
 from harness.result import Status, load_all
-from tests.made.results import FULL, MIB, cpu_set, done, gpu_set
+from tests.made.results import FULL, MIB, cpu_set, done, gpu_set, large_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 GIB = 2**30
@@ -341,7 +343,9 @@ def test_broken_and_foreign_files_are_named_and_skipped(tmp_path):
 
 def test_a_broken_suite_file_is_no_harm(tmp_path):
     (tmp_path / "suite.json").write_text("[1")
-    assert read_suite(tmp_path) == SuiteHead()
+    head = read_suite(tmp_path)
+    assert dataclasses.replace(head, skipped=()) == SuiteHead()
+    assert "suite.json" in head.skipped[0]
 
 
 def test_not_a_number_is_null_in_json():
@@ -505,3 +509,66 @@ def test_what_fsdp2_gathered_and_how_far_ahead_has_a_table_of_its_own():
     assert grid.lines == [["ddp", "2", "cut among 2", "3", "5", "2", "0", "3.00", "0.50"]]
     for text in (markdown.render(report), html.render(report)):
         assert "FSDP2 gathering" in text and "nothing overlaps" in text
+
+
+# ---- many rows ----
+
+
+def calls_of(count: int) -> int:
+    """Calls of Python functions while a report of ``count`` rows is built and rendered."""
+    results, calls = [result for _, result in large_set(count)], 0
+
+    def seen(frame, event, argument) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        report = build(results, [], SuiteHead(reference="ddp"))
+        texts = [html.render(report), markdown.render(report)]
+        terminal.render(report, Console(file=io.StringIO(), width=100))
+    finally:
+        sys.setprofile(None)
+    assert all(texts)
+    return calls
+
+
+def test_the_work_of_a_report_grows_with_its_rows_and_not_their_square():
+    few, some, many = (calls_of(count) for count in (150, 300, 600))
+    assert many - some < 2.3 * (some - few)
+
+
+def test_a_page_of_many_rows_has_the_best_in_detail_and_pages_through_all():
+    group = (report := build([r for _, r in large_set(400)], [], SuiteHead())).groups[0]
+    shown = in_detail(group)
+    assert len(shown.rows) == MANY < len(group.rows) and shown.reference in shown.rows
+    assert {r.label for r in group.rows if r.versus.front} <= {r.label for r in shown.rows}
+    assert {fit.row.label for fit in fastest_that_fits(group) if fit.row} <= {
+        r.label for r in shown.rows
+    }
+    page = html.render(report)
+    (table,) = re.findall(r'<table data-key="ranking" data-rows.*?</table>', page, re.S)
+    assert table.count("<tr") == 1 + 400 and page.count('<div class="command">') == MANY
+    assert sentences.detailed(group, shown) in html_text.unescape(page)
+    assert len(page) / 400 < 5e6 / 5000 + 600e3 / 400, "5,000 rows stay below 5 MB"
+
+
+def test_the_front_and_the_ranks_are_those_of_every_pair():
+    rows = [dataclasses.replace(r) for _, r in large_set(60)]
+    rows += [dataclasses.replace(r, spec=dataclasses.replace(r.spec, repeat=1)) for r in rows[:9]]
+    for result in rows[60:]:
+        for rank in result.ranks:
+            rank.step_seconds = [1.03 * seconds for seconds in rank.step_seconds]
+    group = build(rows, [], SuiteHead(reference="ddp")).groups[0]
+    assert group.floor
+    ranks = [
+        1 + sum(speed.differ(row, faster) is not False for faster in group.rows[:index])
+        for index, row in enumerate(group.rows)
+    ]
+    assert [row.versus.rank for row in group.rows] == ranks != list(range(1, len(ranks) + 1))
+    points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in group.rows]
+    beaten = [
+        any(a <= need and b >= rate and (a, b) != (need, rate) for a, b in points)
+        for need, rate in points
+    ]
+    assert [row.versus.front for row in group.rows] == [not lost for lost in beaten]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 
 import pytest
 from rich.console import Console
@@ -80,17 +79,21 @@ def measured(recipes, tmp_path, start, gpus=("GPU-0", "GPU-1"), **more):
 class Runner:
     """Stands for ``launch.run``: what each row was given, and how many ran at a time."""
 
-    def __init__(self, worse: str = "") -> None:
+    def __init__(self, worse: str = "", together: bool = False) -> None:
         self.given, self.running, self.most = {}, 0, 0
         self.lock, self.worse = threading.Lock(), worse
+        self.two, self.together = threading.Event(), together
 
     def __call__(self, resolved, folder, *, timeout, on_status=None, added=None, stop=None):
         recipe = resolved.spec.recipe
         with self.lock:
             self.running += 1
             self.most = max(self.most, self.running)
+            if self.running == 2:
+                self.two.set()
             self.given.setdefault(recipe, []).append(added and added["CUDA_VISIBLE_DEVICES"])
-        time.sleep(0.1)
+        if added and self.together:
+            self.two.wait(30)  # the first row waits for the second
         with self.lock:
             self.running -= 1
         row = dataclasses.replace(gpu_set()["ddp"], spec=resolved.spec)
@@ -104,7 +107,7 @@ RECIPES = ["single", "single+bf16", "single+checkpoint", "single+compile"]
 
 
 def test_rows_share_the_gpus_and_the_others_run_alone_and_timed(tmp_path):
-    runner = Runner()
+    runner = Runner(together=True)
     rows = {r.spec.recipe: r for r in measured(RECIPES, tmp_path, runner)}
     assert runner.most == 2 and runner.given["single+compile"] == [None]
     used = {gpu for recipe in RECIPES[:3] for gpu in runner.given[recipe]}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from conftest import DRAWN, Case, launched_together
 
+from harness.launch import checkpoints
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker import checkpoint
@@ -163,6 +167,77 @@ def test_frozen_weights_that_others_had_are_refused(train_here):
             named["blocks.1.attn.qkv.base_layer.weight"][5, 3] += 1e-3
         with pytest.raises(BadInput, match=r"blocks\.1\.attn\.qkv.* is frozen, and not what"):
             kept.recut(states, ())
+
+
+class Evil:
+    """Runs a command where a pickle of it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.fixture(scope="module")
+def handed(runs, tmp_path_factory) -> tuple[dict[str, Result], Path]:
+    """Trainings that go on from a checkpoint of zero2 into whose files somebody put a command:
+    ``refused`` as it is asked for, ``trusted`` with --trust."""
+    base = tmp_path_factory.mktemp("handed")
+    found = base / "found" / HALF
+    shutil.copytree(runs[1] / "straight-zero2" / HALF, found)
+    for file in found.rglob("*model_states.pt"):
+        torch.save({"module": Evil(base / "ran")}, file)
+    facts = json.loads((found / checkpoints.DONE).read_text())
+    facts["files"] = checkpoints.sizes(found)
+    facts["digests"] = checkpoints.proof(found)["digests"]
+    (found / checkpoints.DONE).write_text(json.dumps(facts))
+    spec, rows = dataclasses.replace(SPEC, recipe="zero2"), {}
+    for name, more in {"refused": (), "trusted": ("--trust",)}.items():
+        (base / f"of-{name}").mkdir()
+        given = words(base / f"of-{name}", "--resume", *more)
+        case = Case(spec, given, ((found, base / f"of-{name}" / HALF),))
+        rows |= launched_together({name: case}, base)
+        if name == "refused":
+            assert not (base / "ran").exists(), "code of a checkpoint ran"
+    return rows, base
+
+
+def test_a_checkpoint_of_somebody_else_runs_no_code_unless_it_is_trusted(handed):
+    rows, base = handed
+    assert rows["refused"].status is Status.FAILED
+    assert "give --trust if you trust them" in rows["refused"].reason
+    assert (base / "ran").exists(), "with --trust DeepSpeed loads what it is given"
+
+
+def test_what_proves_a_checkpoint_is_its_files_and_the_users_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "step-00000002"
+    (path / "inner").mkdir(parents=True)
+    (path / "inner" / "state.pt").write_bytes(b"state")
+    (path / "model.safetensors").write_bytes(b"weights")
+
+    def signed() -> None:
+        (path / checkpoints.DONE).write_text(json.dumps(checkpoints.proof(path)))
+
+    signed()
+    checkpoints.check_own(path)
+    (path / "model.safetensors").write_bytes(b"other weights, which run no code")
+    checkpoints.check_own(path)
+    (path / "inner" / "state.pt").write_bytes(b"stat3")
+    with pytest.raises(checkpoints.Foreign, match=r"inner/state\.pt is not the file that was"):
+        checkpoints.check_own(path)
+    signed()
+    (path / "more.pt").write_bytes(b"")
+    with pytest.raises(checkpoints.Foreign, match=r"more\.pt is not the file that was saved"):
+        checkpoints.check_own(path)
+    signed()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
+    with pytest.raises(checkpoints.Foreign, match="not saved by this user"):
+        checkpoints.check_own(path)
+    checkpoints.proof(path)  # makes another key
+    with pytest.raises(checkpoints.Foreign, match="by another user or on another machine"):
+        checkpoints.claims(path)
 
 
 def whole_average(folder: Path, ranks: int) -> dict[str, torch.Tensor]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.atlas.cells import HEADS
 from harness.commands.planning.plan.asked import PlanError
+from strategies.files import bounded_text, cell, printable
 
 __all__ = ["FILTERS", "NOTE", "Lines", "as_csv", "at", "covered", "from_csv", "values"]
 
@@ -57,7 +59,7 @@ def covered(lines: Lines) -> str:
 def as_csv(lines: Lines) -> str:
     """The text of ``atlas.csv``."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([HEADS, *lines])
+    csv.writer(out, lineterminator="\n").writerows([HEADS, *(map(cell, line) for line in lines)])
     return out.getvalue()
 
 
@@ -68,10 +70,12 @@ def from_csv(path: Path) -> list[list[str]]:
         PlanError: it cannot be read, or has other columns or none of the cells.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            heads, *lines = csv.reader(file)
-    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
+        heads, *lines = csv.reader(io.StringIO(printable(bounded_text(path))))
+    except (OSError, ValueError, csv.Error) as error:
         raise PlanError(f"from is {str(path)!r}, which is no atlas.csv ({error})") from error
     if tuple(heads) != HEADS or not lines or any(len(line) != len(HEADS) for line in lines):
         raise PlanError(f"from is {str(path)!r}, which has not the columns of an atlas.csv")
+    for name in values(lines, "Model"):
+        if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+            raise PlanError(f"from is {str(path)!r}, whose model {name!r:.60} is no model's name")
     return lines

@@ -50,9 +50,11 @@ def contents(path: Path) -> Contents:
             if length > LONGEST:
                 raise ValueError(f"a header of {length} bytes")
             head, size = json.loads(file.read(length)), path.stat().st_size
-        metadata = head.pop("__metadata__", {})
+        metadata = head.pop("__metadata__", None) or {}
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("metadata that is no text")
         parts = {key: _part(path, key, told, 8 + length) for key, told in head.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         reason = " ".join(str(fault).split())
         raise BadInput(f"{path} is not a readable safetensors file ({reason})") from fault
     needed = max((part.start + _bytes(part) for part in parts.values()), default=0)
@@ -65,6 +67,8 @@ def _part(path: Path, key: str, told: Mapping[str, object], behind: int) -> Part
     if told["dtype"] not in KINDS:
         raise ValueError(f"{key} is of type {told['dtype']}")
     begin, end = told["data_offsets"]
+    if not all(type(n) is int and 0 <= n < 2**48 for n in (begin, end, *told["shape"])):
+        raise ValueError(f"{key} has a shape or offsets that no tensor has")
     part = Part(path, key, tuple(told["shape"]), told["dtype"], behind + begin)
     if _bytes(part) != end - begin:
         raise ValueError(f"{key} has {end - begin} bytes for {list(part.shape)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 import re
@@ -14,7 +15,6 @@ from typing import Any
 from harness.calibration.record import Device
 from harness.calibration.store import Applied
 from strategies.base import BadInput
-from strategies.recipe import nearest
 
 __all__ = [
     "Card",
@@ -39,6 +39,8 @@ COLUMNS = {
     "tf32": "tf32_tflops",
 }
 """Type of a matrix product -> column of the table."""
+OFF = 0.12
+"""Share by which a card's memory may differ from the size in its name."""
 NODE = 8
 """GPUs of a machine, where nothing else is said."""
 DESKTOP_HOST, SERVER_HOST = 64 * 2**30, 256 * 2**30
@@ -155,14 +157,27 @@ def find(name: str) -> Card:
     known = {_plain(key): gpu for key, gpu in table().items()}
     if _plain(name) in known:
         return known[_plain(name)]
-    starts = [gpu for key, gpu in known.items() if key.startswith(_plain(name))]
+    if f"rtx{_plain(name)}" in known:
+        return known[f"rtx{_plain(name)}"]
+    starts = [gpu for key, gpu in known.items() if _begins(key, _plain(name))]
     if len(starts) == 1 and _plain(name):
         return starts[0]
     if starts and _plain(name):
         some = ", ".join(gpu.name for gpu in starts)
         raise BadInput(f"gpu {name!r} is several cards; one of {some}")
-    hint = nearest(name, table())
-    raise BadInput(f"unknown gpu {name!r}; {hint} Or give --gpu-memory 24GiB")
+    size = re.search(r"(\d+) ?GB?\b", name, re.IGNORECASE)
+    calls = named(name.replace("-", " "), int(size[1]) * 2**30 if size else 0)
+    if calls and (not size or abs(calls.memory_bytes / 2**30 / int(size[1]) - 1) < OFF):
+        return calls
+    digits = [key for key in table() if re.findall(r"\d+", key) == re.findall(r"\d+", name)]
+    close = difflib.get_close_matches(name.upper(), digits, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "./run.sh list cards shows what there is."
+    raise BadInput(f"unknown gpu {name!r}; {hint} Or give its memory, as --gpu-memory 24GiB")
+
+
+def _begins(key: str, word: str) -> bool:
+    """Return True if only a memory size or a make follows ``word``: a Ti is another card."""
+    return key.startswith(word) and not re.match(r"ti|super|d\b", key[len(word) :])
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:

@@ -18,13 +18,15 @@ from harness.report.data.rows import Group, Row
 from harness.report.data.speed import differ
 from harness.report.figures import derive, units
 
-__all__ = ["Answer", "FastestThatFits", "answers", "fastest_that_fits"]
+__all__ = ["MANY", "Answer", "FastestThatFits", "answers", "fastest_that_fits", "in_detail"]
 
 GPU_LIMITS_GIB = (8, 12, 16, 24, 40, 48, 80, 96, 141)
 """Sizes that GPUs come in."""
 ROUND = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 """Where no GPU gives the sizes: these, times a power of ten."""
 MOST_LIMITS = 5
+MANY = 100
+"""Rows from which on a part of a report shows only some of them."""
 MOST_CLOSE = 3
 """Rows not told from the fastest that are named; more are counted."""
 
@@ -76,6 +78,26 @@ def weighed(group: Group) -> list[Row]:
     """Those of which it is known what a device must have free: what was not traced on a CPU is in
     no answer about memory."""
     return [row for row in believable(group) if row.numbers.need_bytes is not None]
+
+
+# ---- which rows are shown in detail ----
+
+
+def in_detail(group: Group) -> Group:
+    """The group with the rows that charts and detailed tables have room for.
+
+    Of more than ``MANY`` rows: the reference, the front, the fastest row for each size of memory,
+    and the fastest of the others.
+    """
+    if len(group.rows) <= MANY:
+        return group
+    front = [row for row in group.rows if row.versus.front]
+    fits = [fit.row for fit in fastest_that_fits(group) if fit.row]
+    wanted = {id(row) for row in [group.reference, *fits, *front][:MANY]}
+    for row in group.rows:
+        if len(wanted) < MANY:
+            wanted.add(id(row))
+    return dataclasses.replace(group, rows=[row for row in group.rows if id(row) in wanted])
 
 
 # ---- which row is best ----

@@ -15,7 +15,6 @@ from harness.predict.speed.cards import Card
 from harness.predict.speed.roofline import Seconds, seconds
 from harness.report.figures import derive
 from harness.result import Result
-from strategies.base import BadInput
 
 __all__ = ["Calibrated", "calibrated_row", "read_calibration"]
 
@@ -48,11 +47,13 @@ class Calibrated:
 
 
 def read_calibration(folder: Path) -> Calibration | None:
-    """The calibration beside the results in ``folder``; None where there is none to read."""
-    try:
-        return load(Path(folder) / calibrated.FILE)
-    except BadInput:
-        return None
+    """Return the calibration beside the results in ``folder``, or None if there is none.
+
+    Raises:
+        BadInput: the file is no calibration.
+    """
+    path = Path(folder) / calibrated.FILE
+    return load(path) if path.exists() else None
 
 
 def calibrated_row(

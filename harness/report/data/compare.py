@@ -10,8 +10,8 @@ from typing import Any
 
 from harness import result
 from harness.report.data import environment_facts, speed
-from harness.report.data.grouping import build
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
+from harness.report.data.usable import of_usable
 from harness.report.figures import derive, floor, parity, units
 from harness.report.figures.numbers import Numbers
 from harness.result import Result
@@ -142,7 +142,9 @@ def compare(old: Path, new: Path) -> Comparison:
     sides = []
     for folder in (old, new):
         results, skipped = result.load_all(Path(folder))
-        sides.append(build(results, skipped, read_suite(Path(folder))))
+        suite = read_suite(Path(folder))
+        skipped += suite.skipped
+        sides.append(of_usable(results, skipped, suite, {}, lambda report: report))
     return compare_reports(*sides)
 
 

@@ -44,26 +44,41 @@ def effects(group: Group) -> list[Effect]:
 
 
 def _added(rows: list[Row]) -> list[Effect]:
-    parts = [(row, frozenset(row.spec.recipe.split("+"))) for row in rows]
+    bases: dict[tuple[frozenset[str], int], list[Row]] = {}
+    for row in rows:
+        bases.setdefault((frozenset(_words(row)), row.spec.processes), []).append(row)
     return [
-        Effect(part=next(iter(more - less)), base=base, row=row)
-        for base, less in parts
-        for row, more in parts
-        if less < more and len(more - less) == 1 and base.spec.processes == row.spec.processes
+        Effect(part=part, base=base, row=row)
+        for (more, processes), same in bases.items()
+        for part in more
+        for base in bases.get((more - {part}, processes), ())
+        for row in same
     ]
 
 
 def _sharded(group: Group) -> list[Effect]:
     """Those with the fewest other parts first, then by name."""
-    found = []
+    found, others = [], _by_other_parts(group.rows)
     for row in sorted(group.rows, key=lambda row: (len(_words(row)), _words(row)[1:], row.label)):
-        base = _other_sharding(row, group)
+        base = _other_sharding(row, group, others)
         if base is not None:
             found.append(Effect(part=_words(row)[0], base=base, row=row, replaced=_words(base)[0]))
     return found
 
 
-def _other_sharding(row: Row, group: Group) -> Row | None:
+Parts = dict[tuple[tuple[str, ...], int], dict[str, Row]]
+"""Other parts and processes -> sharding -> the row."""
+
+
+def _by_other_parts(rows: list[Row]) -> Parts:
+    found: Parts = {}
+    for row in rows:
+        sharding, *rest = _words(row)
+        found.setdefault((tuple(rest), row.spec.processes), {})[sharding] = row
+    return found
+
+
+def _other_sharding(row: Row, group: Group, parts: Parts) -> Row | None:
     """What a row's sharding is to be held against, with the same other parts: what its name says
     that it is a variant of (zero2 of zero2_offload), else the next lower of the same name and
     another number (zero1 of zero2), else the reference's."""
@@ -71,11 +86,7 @@ def _other_sharding(row: Row, group: Group) -> Row | None:
     usual = _words(group.reference)[0]
     if sharding == usual:
         return None
-    others = {
-        _words(base)[0]: base
-        for base in group.rows
-        if _words(base)[1:] == rest and base.spec.processes == row.spec.processes
-    }
+    others = parts[tuple(rest), row.spec.processes]
     kind, number = _numbered(sharding)
     lower = (f"{kind}{n}" for n in range(number - 1, 0, -1))
     names = (sharding.rpartition("_")[0], *lower, usual)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -232,11 +233,10 @@ def _need(row: Row) -> float:
 
 def _labelled(rows: list[Row]) -> list[Row]:
     """Rows of one recipe on several numbers of processes say so in their labels."""
-    recipes = [row.label for row in rows]
-    twice = {recipe for recipe in recipes if recipes.count(recipe) > 1}
+    count = Counter(row.label for row in rows)
     return [
         dataclasses.replace(row, label=f"{row.label} x{_where(row.spec)}")
-        if row.label in twice
+        if count[row.label] > 1
         else row
         for row in rows
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from harness.report.data.rows import Group, Row
-from harness.report.data.speed import differ
-from harness.report.figures.floor import Floor, Runs, borrowed, floor_of
+from harness.report.figures.floor import Floor, Runs, borrowed, floor_of, margin_shares
 
 __all__ = ["lent_floor", "own_floor", "ranked"]
 
@@ -34,12 +35,20 @@ def _runs(rows: list[Row]) -> dict[str, Runs]:
     return {row.label: row.runs for row in rows}
 
 
+def _alike(rows: list[Row]) -> list[int]:
+    """For each row, the number of rows before it that the noise does not tell from it."""
+    floor = rows[0].floor if rows else None
+    if floor is None:
+        return [0] * len(rows)
+    logs = np.log([row.numbers.step_seconds_median for row in rows])
+    shares = np.array([margin_shares(floor, row.runs) for row in rows])
+    margins = ((shares[:i] + shares[i]).max(1, initial=0.0) ** 0.5 for i in range(len(rows)))
+    return [int(np.sum(abs(logs[:i] - logs[i]) <= m)) for i, m in enumerate(margins)]
+
+
 def ranked(rows: list[Row]) -> list[Row]:
     """Each row behind all that are faster beyond the noise; as listed where none is known."""
-    ranks = [
-        1 + sum(differ(row, faster) is not False for faster in rows[:index])
-        for index, row in enumerate(rows)
-    ]
+    ranks = [1 + index - alike for index, alike in enumerate(_alike(rows))]
     return [
         dataclasses.replace(row, versus=dataclasses.replace(row.versus, rank=rank))
         for row, rank in zip(rows, ranks, strict=True)

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.calibration.record import Calibration
+from harness.json_files import BadFile, read_json
 from harness.predict import forecast
 from harness.predict.forecast import Forecast
 from harness.report.data.calibrated import Calibrated, read_calibration
@@ -24,6 +25,7 @@ from harness.report.figures.predicted import PredictedAndMeasured
 from harness.report.figures.predicted_fit import PredictedFit
 from harness.result import Result, Status
 from harness.spec import Spec
+from strategies.base import BadInput
 
 __all__ = [
     "Group",
@@ -47,7 +49,8 @@ class SuiteHead:
     """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
     reference row, when it began, the story that its rows tell (``harness.report.stories``) and
     their recipes in the suite's order. ``calibration``: of the machine, which lies beside it;
-    ``forecast``: what was predicted of the suite for another one, likewise."""
+    ``forecast``: what was predicted of the suite for another one, likewise. ``skipped`` has a line
+    for each of these files that cannot be used."""
 
     name: str = ""
     reference: str = ""
@@ -56,6 +59,7 @@ class SuiteHead:
     order: tuple[str, ...] = ()
     calibration: Calibration | None = None
     forecast: Forecast | None = None
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +195,27 @@ class Report:
 
 
 def read_suite(folder: Path) -> SuiteHead:
-    """``suite.json`` of a result folder, and the calibration and forecast beside it; empty where
-    there is none to read."""
-    beside = {"calibration": read_calibration(folder), "forecast": forecast.read(folder)}
-    try:
-        data = json.loads((Path(folder) / "suite.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return SuiteHead(**beside)
-    known = data if isinstance(data, dict) else {}
-    texts = {name: str(known.get(name) or "") for name in ("name", "reference", "started", "story")}
-    order = known.get("order")
+    """Return what ``suite.json`` of a result folder says, and the calibration and forecast beside
+    it. A file that is missing leaves its part empty; one that cannot be used is named."""
+    skipped: list[str] = []
+
+    def tried(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (BadInput, BadFile) as error:
+            skipped.append(str(error))
+            return None
+
+    beside = {
+        "calibration": tried(lambda: read_calibration(folder)),
+        "forecast": tried(lambda: forecast.read(folder)),
+    }
+    path = Path(folder) / "suite.json"
+    data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
+    texts = {name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")}
+    order = data.get("order")
     recipes = tuple(map(str, order)) if isinstance(order, list) else ()
-    return SuiteHead(**texts, order=recipes, **beside)
+    return SuiteHead(**texts, order=recipes, skipped=tuple(skipped), **beside)
 
 
 def label(spec: Spec) -> str:

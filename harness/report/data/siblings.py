@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from harness.report.data.rows import Row, Versus
 from harness.report.figures import parity
@@ -17,20 +18,21 @@ def siblings_of(rows: list[Row]) -> dict[int, Row]:
     for row in rows:
         if parity.design(row.first) and not row.spec.sampling:
             alike.setdefault(parity.design(row.first), []).append(row)
-    pairs = [(row, _plain(row, same)) for same in alike.values() for row in same]
-    return {id(row): other for row, other in pairs if other is not None}
+    return {id(row): other for same in alike.values() for row, other in _plainest(same)}
 
 
-def _plain(row: Row, rows: list[Row]) -> Row | None:
-    """The row with the fewest parts of those of this row's computation, or of any; None where it
-    is the plainest of all itself."""
-    kind = parity.computation(row.first)
-    own = [other for other in rows if parity.computation(other.first) == kind]
-    for among in (own, rows):
-        first = min(among, key=lambda other: (other.spec.recipe.count("+"), other.spec.recipe))
-        if first is not row:
-            return first
-    return None
+def _plainest(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
+    """Each row and the row with the fewest parts of those of its computation, or of any; the row
+    that is the plainest of all itself has none."""
+    first: dict[str, Row] = {}
+    ordered = sorted(rows, key=lambda row: (row.spec.recipe.count("+"), row.spec.recipe))
+    for row in ordered:
+        first.setdefault(parity.computation(row.first), row)
+    for row in rows:
+        own = first[parity.computation(row.first)]
+        other = own if own is not row else ordered[0]
+        if other is not row:
+            yield row, other
 
 
 def beside(versus: Versus, row: Row, sibling: Row | None) -> Versus:

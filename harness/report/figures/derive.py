@@ -263,12 +263,13 @@ def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[f
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Indices of the (memory, speed) points that no other matches in both and beats in one."""
 
-    def beaten(point: tuple[float, float]) -> bool:
-        return any(
-            other[0] <= point[0] and other[1] >= point[1] and other != point for other in points
-        )
-
-    return [i for i, point in enumerate(points) if not beaten(point)]
+    front: set[tuple[float, float]] = set()
+    best = -math.inf
+    for memory, speed in sorted(set(points), key=lambda point: (point[0], -point[1])):
+        if speed > best:
+            front.add((memory, speed))
+            best = speed
+    return [i for i, point in enumerate(points) if tuple(point) in front]
 
 
 def compromise(points: Sequence[tuple[float, float]]) -> int | None:

@@ -107,6 +107,14 @@ def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
     return swing(floor, [(1.0, ours), (-1.0, theirs)])
 
 
+def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
+    """Two squares of a row, by runs and by steps. Of two rows, the larger sum of equal kinds is the
+    square of ``margin``."""
+    runs, steps = _run_side(floor.runs, row), floor.steps
+    by_runs = _margin(floor.runs, [runs]) ** 2
+    return by_runs, (MEDIAN * _margin(steps, [_step_side(steps, row)])) ** 2 if steps else 0.0
+
+
 def swing(floor: Floor, weighted: Weighted) -> float:
     """How far a sum of the logarithms of rows' medians, each times its weight, may lie from what it
     is with nothing different: of a slope through them, say."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.calibration.record import Calibration
+from harness.json_files import BadFile
 from harness.memory.record import as_measured
 from harness.predict import workspace
 from harness.predict.prediction import Prediction, load
@@ -105,13 +106,18 @@ def relative_error(predicted: int | None, measured: int | None) -> float | None:
     return predicted / measured - 1 if predicted and measured else None
 
 
-def read_predictions(folder: Path) -> dict[str, Prediction]:
-    """Spec key -> prediction, of every run folder that has one; its name ends in the key."""
+def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
+    """Spec key -> prediction, of every run folder that has one; its name ends in the key.
+
+    Args:
+        skipped: takes a line for each file that is no prediction.
+    """
     predictions = {}
     for path in sorted(Path(folder).glob(f"runs/*/{FILE}")):
-        prediction = load(path)
-        if prediction is not None:
-            predictions[path.parent.name.rpartition("-")[2]] = prediction
+        try:
+            predictions[path.parent.name.rpartition("-")[2]] = load(path)
+        except BadFile as error:
+            skipped.append(str(error))
     return predictions
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from harness.report.data.answers import MANY
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.rendering.markdown_parts import plain, table_lines
 
-__all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "summary"]
+__all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "shown", "summary"]
 
 NOTE = (
     "Changed: the median step by more than Limit %, what equal rows may be apart from run to run "
@@ -43,7 +46,7 @@ def markdown(comparison: Comparison) -> str:
     if comparison.environment:
         lines += [*table_lines(environment_grid(comparison)), ""]
     if comparison.changes:
-        lines += [*table_lines(changes_grid(comparison)), "", NOTE, ""]
+        lines += [*table_lines(changes_grid(shown(comparison))), "", NOTE, ""]
     lines += [f"- {plain(line)}" for line in leftovers(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -51,9 +54,18 @@ def markdown(comparison: Comparison) -> str:
 def summary(comparison: Comparison) -> str:
     """One sentence."""
     counts = f"{len(comparison.changes)} rows in both sets, {len(comparison.changed)} changed"
+    if len(comparison.changes) > MANY:
+        counts += f" (the table has at most {MANY} of these)"
     if comparison.environment:
         return f"{counts} beyond noise. Not the same environment: read the differences first."
     return f"{counts} beyond noise. Same environment."
+
+
+def shown(comparison: Comparison) -> Comparison:
+    """The comparison; of more than ``MANY`` rows those that changed, and of these the first."""
+    if len(comparison.changes) <= MANY:
+        return comparison
+    return dataclasses.replace(comparison, changes=comparison.changed[:MANY])
 
 
 def changes_grid(comparison: Comparison) -> Grid:
@@ -71,5 +83,10 @@ def environment_grid(comparison: Comparison) -> Grid:
 def leftovers(comparison: Comparison) -> list[str]:
     """A line for each row that only one set has, and for each file that was no result."""
     sides = (("old", comparison.only_old), ("new", comparison.only_new))
-    lines = [f"only in the {side} set: {label}" for side, labels in sides for label in labels]
+    lines = [f"only in the {side} set: {name}" for side, names in sides for name in names[:MANY]]
+    lines += [
+        f"only in the {side} set: {len(names) - MANY} more rows"
+        for side, names in sides
+        if len(names) > MANY
+    ]
     return lines + [f"skipped: {line}" for line in comparison.skipped]

@@ -20,6 +20,7 @@ from harness.report.figures.numbers import Numbers
 from harness.report.figures.predicted import PredictedAndMeasured
 from harness.report.figures.predicted_fit import PredictedFit
 from harness.report.rendering import sentences
+from strategies.files import cell
 
 __all__ = ["csv_text", "json_text"]
 
@@ -89,9 +90,13 @@ def csv_text(report: Report) -> str:
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
     for index, group in enumerate(report.groups, 1):
-        writer.writerows(_finished(index, group, row) for row in group.rows)
-    writer.writerows(_unfinished(entry) for entry in report.unfinished)
+        writer.writerows(_cells(_finished(index, group, row)) for row in group.rows)
+    writer.writerows(_cells(_unfinished(entry)) for entry in report.unfinished)
     return stream.getvalue()
+
+
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: cell(value) for name, value in row.items()}
 
 
 def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from html import escape
 
 from harness.report import stories
 from harness.report.data import speed
-from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
@@ -25,7 +25,30 @@ SHOWN = (
 CROWD = 8
 """With more rows than this, some marks of the scatter may only have room for their rank."""
 # A button that copies a command; the page is whole without it.
+# Buttons that page through a long table; without JavaScript it has all its rows.
 SCRIPT = """<script>
+document.querySelectorAll('table[data-rows]').forEach(function (table) {
+  var rows = table.tBodies[0].rows, size = +table.dataset.rows, first = 0;
+  var pages = document.createElement('p'), where = document.createElement('span');
+  var show = function (at) {
+    first = Math.max(0, Math.min(at, Math.floor((rows.length - 1) / size) * size));
+    for (var i = 0; i < rows.length; i++) { rows[i].hidden = i < first || i >= first + size; }
+    where.textContent = ' rows ' + (first + 1) + ' to ' + Math.min(first + size, rows.length) +
+      ' of ' + rows.length + ' ';
+  };
+  var add = function (name, at) {
+    var b = document.createElement('button');
+    b.type = 'button'; b.textContent = name; b.onclick = function () { show(at()); };
+    pages.appendChild(b);
+  };
+  pages.className = 'pages';
+  add('First', function () { return 0; }); add('Back', function () { return first - size; });
+  pages.appendChild(where);
+  add('Next', function () { return first + size; });
+  add('Last', function () { return rows.length; });
+  table.parentNode.parentNode.insertBefore(pages, table.parentNode); show(0);
+  window.addEventListener('beforeprint', function () { pages.hidden = true; });
+});
 document.querySelectorAll('.command button').forEach(function (b) {
   b.hidden = false;
   b.onclick = function () {
@@ -90,16 +113,18 @@ def _story(report: Report) -> str:
 
 
 def _group(group: Group, index: int, several: bool) -> str:
-    grids = tables.group_grids(group)
+    shown = in_detail(group)
+    grids = tables.group_grids(shown)
     parts = [_head(group, index, several), _answers(group)]
     reference = f"{grids['ranking'].title}<small> against {escape(_reference(group))}</small>"
     floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
-    parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(grids['ranking'])}")
-    parts += [_two_charts(group), _phases(grids["phases"]), _curves(group), _time(group, grids)]
+    parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(tables.ranking(group))}")
+    parts.append(tag("p", sentences.detailed(group, shown), "note") if shown is not group else "")
+    parts += [_two_charts(shown), _phases(grids["phases"]), _curves(shown), _time(shown, grids)]
     for key in SHOWN:
         if grids[key].lines:
-            parts.append(_table(grids[key], sentences.introduction(key, group)))
-    return "\n".join([*parts, html_parts.evidence(group)])
+            parts.append(_table(grids[key], sentences.introduction(key, shown)))
+    return "\n".join([*parts, html_parts.evidence(shown)])
 
 
 def _reference(group: Group) -> str:
@@ -217,14 +242,16 @@ def _time(group: Group, grids: dict[str, Grid]) -> str:
 def _unfinished(report: Report) -> str:
     if not report.unfinished:
         return ""
-    grid = html_parts.table(tables.unfinished_grid(report.unfinished))
+    listed = report.unfinished[:MANY]
+    grid = html_parts.table(tables.unfinished_grid(listed))
+    grid += tag("p", sentences.left_out(len(listed), len(report.unfinished)), "note")
     logs = [
         f"<details><summary>{escape(unfinished.label)}<small>end of its log</small></summary>"
         f"<pre>{escape(unfinished.result.log_tail)}</pre></details>"
-        for unfinished in report.unfinished
+        for unfinished in listed
         if unfinished.result.log_tail
     ]
-    audits = [html_parts.audit_details(unfinished) for unfinished in report.unfinished]
+    audits = [html_parts.audit_details(unfinished) for unfinished in listed]
     return section("unfinished", "Did not finish", grid, *logs, *audits)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.data import environment_facts
+from harness.report.data.answers import MANY, in_detail
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.figures import parity, units
@@ -43,6 +44,8 @@ LONG = 40
 NAMES = ("Recipe", "Fastest that fits", "Adding", "Status")
 """Heads of columns whose cells are names, which break after a part and never within one."""
 FAILED = "(does not hold)"
+PAGE = 50
+"""Rows of a page of a table with more than ``MANY`` rows."""
 
 
 def tag(name: str, text: str, classes: str = "") -> str:
@@ -68,8 +71,9 @@ def table(grid: Grid, *, heat: bool = False, note: bool = True) -> str:
         body.append(f"<tr{look}>{''.join(cells)}</tr>")
     below = tag("p", grid.note, "note") if note and grid.note else ""
     rows = "\n".join(body)
+    paged = f' data-rows="{PAGE}"' if len(grid.lines) > MANY else ""
     return (
-        f'<div class="wide"><table data-key="{grid.key}"><thead><tr>{head}</tr></thead>\n'
+        f'<div class="wide"><table data-key="{grid.key}"{paged}><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{rows}</tbody></table></div>{below}"
     )
 
@@ -214,8 +218,10 @@ def _facts_list(facts: dict[str, list[str]]) -> str:
 
 def commands(report: Report) -> str:
     """Each row's exact command, to be pasted at the repository's root."""
-    every = [(row.label, row.first.command) for group in report.groups for row in group.rows]
-    every += [(f"{u.label} ({u.status.value})", u.result.command) for u in report.unfinished]
+    shown = [row for group in report.groups for row in in_detail(group).rows]
+    every = [(row.label, row.first.command) for row in shown]
+    unfinished = report.unfinished[:MANY]
+    every += [(f"{u.label} ({u.status.value})", u.result.command) for u in unfinished]
     blocks = [
         f'<div class="command"><p>{escape(label)}</p><pre>{escape(command)}</pre>'
         '<button type="button" hidden>Copy</button></div>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.report import stories
 from harness.report.data import environment_facts, speed
-from harness.report.data.answers import Answer, answers, fastest_that_fits
+from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, in_detail
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
@@ -34,7 +34,10 @@ def render(report: Report) -> str:
     lines += memory_only.markdown(report) + recorded.markdown(report)
     lines += in_force.markdown(report)
     if report.unfinished:
-        lines += _table(tables.unfinished_grid(report.unfinished))
+        listed = report.unfinished[:MANY]
+        lines += _table(tables.unfinished_grid(listed))
+        left = sentences.left_out(len(listed), len(report.unfinished))
+        lines += [left, ""] if left else []
     if report.skipped:
         lines += ["## Files skipped", "", *(f"- {code(line)}" for line in report.skipped), ""]
     lines += [*_environment(report), *_commands(report)]
@@ -64,8 +67,10 @@ def _group(group: Group) -> list[str]:
     lines += [f"- {plain(text)}" for text in told if text]
     lines += ["", *_fits(group), _reference(group), ""]
     lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
-    grids = tables.group_grids(group)
-    lines += [*table_lines(grids["ranking"]), "", grids["ranking"].note, ""]
+    shown, ranking = in_detail(group), tables.ranking(group)
+    grids = tables.group_grids(shown)
+    lines += [*table_lines(ranking), "", ranking.note, ""]
+    lines += [sentences.detailed(group, shown), ""] if shown is not group else []
     for key in SHOWN:
         if grids[key].lines:
             lines += _table(grids[key], "###")
@@ -114,7 +119,8 @@ def _environment(report: Report) -> list[str]:
 
 
 def _commands(report: Report) -> list[str]:
-    every = [(row.label, row.first.command) for group in report.groups for row in group.rows]
-    every += [(unfinished.label, unfinished.result.command) for unfinished in report.unfinished]
+    shown = [row for group in report.groups for row in in_detail(group).rows]
+    every = [(row.label, row.first.command) for row in shown]
+    every += [(ended.label, ended.result.command) for ended in report.unfinished[:MANY]]
     commands = [f"# {label}\n{command}" for label, command in every if command]
     return ["## Commands", "", *fence("sh", commands), ""] if commands else []

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from harness.report.data import environment_facts, nodes
+from harness.report.data.answers import MANY
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive, parity
 from harness.report.figures.gpu_state import hindered
@@ -17,7 +18,9 @@ from harness.result import Status
 __all__ = [
     "alarming",
     "calibration",
+    "detailed",
     "introduction",
+    "left_out",
     "predicted_fits",
     "prediction_errors",
     "setting",
@@ -43,7 +46,7 @@ def summary(report: Report) -> str:
         labels["of memory only"] = [label(result.spec) for result in report.memory_only]
     if not measured and not labels:
         return "No run finished: the result set is empty."
-    counts = [f"{len(names)} {word} ({', '.join(names)})" for word, names in labels.items()]
+    counts = [f"{len(names)} {word} ({_some(names)})" for word, names in labels.items()]
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
         return " ".join([text, *dict.fromkeys(filter(None, map(stand_in, report.groups)))])
@@ -51,7 +54,32 @@ def summary(report: Report) -> str:
     return f"{start}: {', '.join(counts)}."
 
 
+def _some(names: Sequence[str]) -> str:
+    """All names, or of more than ``MANY`` the first three."""
+    if len(names) <= MANY:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def left_out(shown: int, rows: int) -> str:
+    """A sentence on the unfinished rows that a page does not list; empty if it lists all."""
+    if shown == rows:
+        return ""
+    return f"The first {shown} of {rows} are listed; report.json has every row."
+
+
 # ---- a group ----
+
+
+def detailed(group: Group, shown: Group) -> str:
+    """A sentence on the rows that charts and tables below the ranking show; empty if all."""
+    if len(shown.rows) == len(group.rows):
+        return ""
+    return (
+        f"Charts, commands and detailed tables show {len(shown.rows)} of {len(group.rows)} rows: "
+        "the reference, the Pareto front, the fastest row for each size of memory, and the "
+        "fastest of the others. report.csv and report.json have every row."
+    )
 
 
 def setting(group: Group) -> str:

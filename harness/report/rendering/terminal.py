@@ -9,7 +9,7 @@ from rich.padding import Padding
 
 from harness.report import stories
 from harness.report.data import speed
-from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
 from harness.report.data.compare import Comparison
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.figures import parity
@@ -40,8 +40,10 @@ def render(report: Report, console: Console) -> None:
         console.print(escape(recorded.sentence(report)), highlight=False)
     if report.unfinished:
         console.print("\n[bold]Did not finish[/bold]")
-        for unfinished in report.unfinished:
+        listed = report.unfinished[:MANY]
+        for unfinished in listed:
             _unfinished(unfinished, console)
+        console.print(sentences.left_out(len(listed), len(report.unfinished)), end="")
     for line in report.skipped:
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
 
@@ -53,10 +55,10 @@ def render_comparison(compared: Comparison, console: Console) -> None:
     if compared.environment:
         print_grid(comparison.environment_grid(compared), console)
     if compared.changes:
-        print_grid(comparison.changes_grid(compared), console)
+        print_grid(comparison.changes_grid(comparison.shown(compared)), console)
         console.print(comparison.NOTE, style="dim")
     for line in comparison.leftovers(compared):
-        console.print(escape(line))
+        console.print(escape(line), highlight=False)
 
 
 def _group(group: Group, console: Console) -> None:
@@ -69,7 +71,10 @@ def _group(group: Group, console: Console) -> None:
         console.print(escape(speed.noise_floor(group).replace(speed.NONE_SEEN, speed.ALIKE)))
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
-    print_grid(tables.short_ranking(group), console)
+    shown = in_detail(group)
+    print_grid(tables.short_ranking(shown), console)
+    if shown is not group:
+        console.print(sentences.detailed(group, shown), style="dim", highlight=False)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"

@@ -101,7 +101,9 @@ def shape_of(name: str) -> Shape:
     """
     preset, _, options = name.partition(":")
     if preset not in PRESETS:
-        raise BadInput(f"unknown model {preset!r}; {_nearest(preset, PRESETS)}")
+        patches = [known for known in PRESETS if known.startswith(f"{preset}/")]
+        hint = f"its patch size is missing: {', '.join(patches)}" if patches else ""
+        raise BadInput(f"unknown model {preset!r}; {hint or _nearest(preset, PRESETS)}")
     changes, typed = {}, {"hidden_size": "width", "num_heads": "heads"}
     for pair in filter(None, options.split(",")):
         key, _, value = pair.partition("=")

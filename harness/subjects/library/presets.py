@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from harness.json_files import BadFile, read_json
 from harness.subjects.library.families import FAMILIES, REFUSED, Family
 from strategies.base import BadInput
+from strategies.files import parse_yaml
 
-__all__ = ["PREFIX", "Known", "find", "is_named", "table", "values"]
+__all__ = ["PREFIX", "Known", "canonical", "find", "is_named", "table", "values"]
 
 PREFIX = "diffusers:"
 FILE = Path(__file__).with_name("presets.yaml")
@@ -31,13 +32,15 @@ class Known:
     """One model: its class, what differs from the class's defaults, and its usual sizes.
 
     ``config``: key -> value. ``parameters``: elements "built" and "published", and who "told";
-    empty where it is no preset. ``usual``: facts of the family that are otherwise here.
+    empty where it is no preset. ``usual``: facts of the family that are otherwise here. ``hub``:
+    its names on the Hugging Face Hub.
     """
 
     family: Family
     config: Mapping[str, Any]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
+    hub: Sequence[str] = ()
 
 
 @functools.cache
@@ -49,10 +52,33 @@ def table() -> dict[str, Known]:
             family=FAMILIES[row["class"]],
             config=row["config"],
             parameters=row["parameters"],
+            hub=row["hub"],
             usual={k: row[k] for k in ("down", "resolution", "frames", "text") if k in row},
         )
         for name, row in rows.items()
     }
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Letters and digits of a preset's name, or of one of its names on the Hub -> preset."""
+    hub = {_letters(name): key for key, known in table().items() for name in known.hub}
+    tails = {_letters(name.partition("/")[2]): key
+             for key, known in table().items() for name in known.hub}  # fmt: skip
+    return hub | tails | {_letters(key): key for key in table()}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def canonical(model: str) -> str:
+    """The preset that ``model`` spells, by its own name or by one on the Hub; else as it is."""
+    dit = re.fullmatch(r"(?i:dit)-([a-zA-Z]+)(/\d)?", model)
+    if dit:
+        return f"DiT-{dit[1].upper()}{dit[2] or ''}"
+    named = model in table() or model.startswith("DiT") or set(model) & set(":=")
+    return model if named else _spellings().get(_letters(model), model)
 
 
 def is_named(model: str) -> bool:
@@ -100,9 +126,9 @@ def _family(model: str, written: str) -> Family:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"config is {path}, which cannot be read as JSON: {error}") from error
+        found = read_json(path)
+    except BadFile as error:
+        raise BadInput(f"config is {error}; give a model's config.json") from None
     if not isinstance(found, dict):
         raise BadInput(f"config is {path}, which holds no object; give a model's config.json")
     return found
@@ -122,6 +148,10 @@ def values(text: str) -> dict[str, Any]:
     for part in filter(None, re.split(r",(?![^\[]*\])", text)):
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
-            raise BadInput(f"set is {text!r}; write KEY=VALUE,KEY=VALUE, as in num_layers=2")
-        found[key.strip()] = yaml.safe_load(value)
+            raise BadInput(f"set is {text!r:.80}; write KEY=VALUE,KEY=VALUE, as in num_layers=2")
+        try:
+            found[key.strip()] = parse_yaml(value)
+        except ValueError as error:
+            name = f"set is {text!r:.80}: {key.strip()} is {value!r:.40}"
+            raise BadInput(f"{name}: {error}") from None
     return found

@@ -61,6 +61,8 @@ class Fsdp(Rows):
     )
 
     resumes_on_any: ClassVar[bool] = True
+    # torch.distributed.checkpoint unpickles .metadata (filesystem.py, read_metadata).
+    unpickles: ClassVar[bool] = True
     """By torch's distributed checkpoints, through accelerate."""
 
     @classmethod

@@ -59,6 +59,8 @@ class Zero(Engine):
     buckets: ClassVar[str] = "gradients"
     """They hold gradients on their way to their owners."""
     host_adamw_class: ClassVar[str] = "DeepSpeedCPUAdam"
+    # DeepSpeed loads with weights_only=False (checkpoint_engine/torch_checkpoint_engine.py).
+    unpickles: ClassVar[bool] = True
 
     @classmethod
     def of(cls, file: LaunchFile) -> Zero:
@@ -70,7 +72,7 @@ class Zero(Engine):
         path = file.path.parent.parent / name
         try:
             config = json.loads(text_of(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LaunchFileError(f"{path}: not JSON ({error})") from None
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):

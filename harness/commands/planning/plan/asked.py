@@ -20,10 +20,12 @@ from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
+from harness.subjects.library import presets
 from harness.suite.matrix import unreplicated
 from harness.system import gpus
-from strategies import parse
-from strategies.base import BadInput
+from strategies import CATALOG, parse
+from strategies.base import BadInput, Slot
+from strategies.recipe import name_of
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
@@ -84,6 +86,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
         BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
+    options.model = presets.canonical(options.model)
     if options.workload == SAMPLE and options.processes not in (None, 1):
         raise PlanError(
             f"gpus is {options.processes}, and samples are drawn by one; leave --gpus out"
@@ -298,9 +301,25 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     elif not asked:
         suite = suites.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
+    asked = [_with_sharding(recipe, options.processes) for recipe in asked]
     if options.processes == 1:
         asked = [unreplicated(recipe, _device(options)) for recipe in asked]
     return list(dict.fromkeys(asked))
+
+
+def _with_sharding(recipe: str, processes: int) -> str:
+    """A recipe that names no sharding, with the only one that a GPU alone has.
+
+    Raises:
+        PlanError: on several GPUs there are several.
+    """
+    names = [name_of(word, CATALOG) for word in recipe.replace(" ", "").split("+")]
+    if any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names):
+        return recipe
+    if processes == 1:
+        return f"single+{recipe}"
+    named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
+    raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; one of {named}")
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:

@@ -87,7 +87,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.scale:
         return plan_scale(options, console)
     # A guard's answer is one line on standard output; what it waits for is said beside it.
-    shown = Console(stderr=True) if options.check else console
+    shown = make_console(stderr=True) if options.check else console
     jobs = options.jobs or pool.default_jobs()
     asking = Asking(asked_for(options), jobs, PlanProgress(shown))
     if options.largest:

@@ -1,0 +1,59 @@
+"""``accelerate`` with a rendezvous store that listens on the loopback interface alone.
+
+torch's TCPStore listens on every interface, also if all ranks are on one machine (torch 2.13,
+TCPStoreLibUvBackend.cpp, ``makeWithPort``), and ranks unpickle what object collectives put into it.
+Run as ``python -m harness.launch.on_loopback launch ...``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import socket
+import sys
+from typing import Any
+
+__all__ = ["listen_on_loopback", "main"]
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def listen_on_loopback() -> None:
+    """Let each store that this process opens on a loopback address be reached from there alone."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    # torch.distributed.rendezvous as an attribute is a function of that module.
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+
+    def store(
+        host_name: str, port: int, world_size: Any = None, is_master: bool = False, *args: Any,
+        **named: Any,
+    ) -> TCPStore:  # fmt: skip
+        if is_master and host_name in LOOPBACK:
+            named["master_listen_fd"] = _listening(port)
+        return TCPStore(host_name, port, world_size, is_master, *args, **named)
+
+    rendezvous.TCPStore = static_tcp_rendezvous.TCPStore = store
+
+
+def _listening(port: int) -> int:
+    """Return the descriptor of a listening socket, which the store closes."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    bound.listen(128)
+    return bound.detach()
+
+
+def main() -> None:
+    """Run accelerate's command line."""
+    from accelerate.commands.accelerate_cli import main as accelerate
+
+    listen_on_loopback()
+    sys.argv[0] = re.sub(r"on_loopback\.py$", "accelerate", sys.argv[0])
+    sys.exit(accelerate())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Files and text that someone else may have written: read within bounds, printed as plain text."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = [
+    "DEEPEST",
+    "LARGEST",
+    "NotOurs",
+    "bounded_text",
+    "cell",
+    "check_own_folder",
+    "lock_file",
+    "nested",
+    "parse_yaml",
+    "printable",
+]
+
+DEEPEST = 40
+"""Levels of lists and mappings that a file may nest; a result has some ten."""
+
+LARGEST = 64 * 2**20
+"""Bytes of the largest text file that is read; a result of 64 ranks has some 2 MiB."""
+SEQUENCE = re.compile(
+    "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, clear screen
+    "|\x1b[\\]PX^_].*?(?:\x07|\x1b\\\\|$)"  # OSC, DCS and other strings, up to their end
+    "|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # controls, and text direction
+)
+
+
+def bounded_text(path: Path | str, largest: int = LARGEST) -> str:
+    """Return the UTF-8 text of a regular file.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: a device, pipe or folder; more than ``largest`` bytes; not UTF-8.
+    """
+    # O_NONBLOCK: the open of a pipe without a writer would never return.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise ValueError(f"it has more than {largest} bytes")
+    return data.decode("utf-8")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without terminal sequences; each other control character reads ``?``.
+
+    Line feeds and tabs stay. Source: ECMA-48, sections 5.4 and 5.6.
+    """
+    return SEQUENCE.sub(lambda found: "" if found[0][0] == "\x1b" and found[0][1:] else "?", text)
+
+
+def cell(value: Any) -> Any:
+    """Return a value for CSV: text that a spreadsheet would take for a formula begins with ``'``.
+
+    Source: OWASP, "CSV Injection".
+    """
+    formula = isinstance(value, str) and len(value) > 1 and value[0] in "=@+-\t\r"
+    return f"'{value}" if formula and not _is_number(value) else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class NotOurs(OSError):
+    """A file or folder where ours is due, which somebody else made or linked elsewhere."""
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[int]:
+    """Open a file to lock, and yield its descriptor. Its content is never touched.
+
+    Raises:
+        NotOurs: ``path`` is a symbolic link, or no regular file.
+        OSError: it cannot be opened.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotOurs(errno.ELOOP, "it is a symbolic link, and no lock of ours") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise NotOurs(errno.EINVAL, "it is no regular file, and no lock of ours")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def check_own_folder(path: Path) -> None:
+    """Check that a folder in a place that many users share is this user's, and no link.
+
+    Raises:
+        NotOurs: it is somebody else's, or a symbolic link.
+    """
+    told = path.lstat()
+    if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid():
+        raise NotOurs(errno.EPERM, f"{path} is not a folder of this user")
+
+
+def nested(data: Any) -> Iterator[tuple[Any, int]]:
+    """Yield each value in lists and mappings with its level, without recursion, which data that
+    nests deep would exhaust."""
+    waiting = [(data, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        yield value, depth
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, (dict, list)):
+            waiting += [(item, depth + 1) for item in inner]
+
+
+def parse_yaml(text: str) -> Any:
+    """Return YAML as plain data: text, finite numbers, booleans, null, lists, mappings.
+
+    Raises:
+        ValueError: not YAML, an alias, a key that is no text or given twice, a tag or number that
+            plain data has not, nested deeper than ``DEEPEST``; names the line if there is one.
+    """
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ValueError(f"{line}not YAML ({problem})") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    for value, depth in nested(data):
+        _check_plain(value, depth)
+    return data
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    if depth > DEEPEST and isinstance(value, (dict, list)):
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no finite number")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"a whole number of {value.bit_length()} bits")
+    if not isinstance(value, (str, int, float, dict, list, type(None))):
+        raise ValueError(f"{value!r:.40} is a {type(value).__name__}; put text in quotes")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and a key given twice is an error: YAML itself would keep the last in silence. So is
+    an alias: nested ones make gigabytes of a line, and no file here needs one."""
+
+    # A date is text: no setting is one.
+    yaml_implicit_resolvers = {  # noqa: RUF012 (yaml's own name)
+        first: [(tag, found) for tag, found in kinds if not tag.endswith(":timestamp")]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            problem = f"alias *{event.anchor:.40}: write it out, aliases are not read"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[Any] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is text", problem_mark=key.start_mark)
+            if key.value in keys:
+                problem = f"key {key.value!r:.40} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,387 @@
+"""Files and words from somebody else's hand: each is one line and exit 2, or the right answer."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from harness import ROOT, cli
+from harness.calibration import store
+from harness.commands.atlas.cells import HEADS
+from harness.data.caches import tensors
+from harness.json_files import BadFile, build, read_json, write_json
+from harness.json_files import whole as whole_file
+from harness.nodes.local import own_folder
+from harness.resolve import resolve
+from harness.spec import Spec
+from harness.subjects.library import presets
+from harness.suite.file import SuiteError, load_suite
+from strategies import files, parse
+from strategies.base import BadInput
+from tests.made.calibrations import made
+
+RESULTS = ROOT / "docs" / "results" / "cpu-2-cores"
+FORECAST = ROOT / "docs" / "results" / "cpu-2-cores-claims" / "forecast.json"
+ROWS = ("ddp-", "zero2-")
+SOME = settings(
+    max_examples=int(os.environ.get("HEADROOM_EXAMPLES", 12)), deadline=None, derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+"""A few in each run of the tests, alike each time; HEADROOM_EXAMPLES=5000 by hand."""
+ESCAPE = "\x1b]0;owned\x07\x1b[2J=cmd|'/c calc'!A1"
+HOSTILE = (
+    None, True, -1, 0, 10**18, 1e308, float("nan"), float("inf"), "", "a", ESCAPE, "../ESCAPED",
+    "\x00", "=1+1", "x" * 16_000, [], {}, [[]], [None] * 3, {"a": 1}, {"": {"": None}},
+    [1, "a", {}],
+)  # fmt: skip
+"""Values in the place of others."""
+LITERALS = (
+    "9" * 400,
+    "-1e400",
+    '"\\ud800"',
+    "[" * 60 + "]" * 60,
+    "[" * 9999,
+    "tru",
+    '"\\u001b[2J"',
+)
+"""The same as text that no value writes."""
+
+
+def places(data: Any, at: tuple = ()) -> Iterator[tuple]:
+    """The way to each value in ``data``; of a list to its first two."""
+    yield at
+    inner = data.items() if isinstance(data, dict) else enumerate(data[:2])
+    for key, value in inner if isinstance(data, (dict, list)) else ():
+        yield from places(value, (*at, key)) if isinstance(value, (dict, list)) else [(*at, key)]
+
+
+@st.composite
+def broken(draw: Any, text: str) -> str:
+    """JSON with one value replaced, left out or added, or with a byte changed."""
+    data = json.loads(text)
+    at = draw(st.sampled_from([way for way in places(data) if way]))
+    holder = copy.deepcopy(data)
+    inner = holder
+    for key in at[:-1]:
+        inner = inner[key]
+    kind = draw(st.sampled_from(("value", "value", "value", "literal", "gone", "more", "cut")))
+    if kind == "value":
+        inner[at[-1]] = draw(st.sampled_from(HOSTILE))
+    elif kind == "literal":
+        inner[at[-1]] = "PUT HERE"
+    elif kind == "gone":
+        del inner[at[-1]]
+    elif kind == "more":
+        (inner if isinstance(inner, dict) else holder)["surprise"] = 1
+    text = json.dumps(holder).replace('"PUT HERE"', draw(st.sampled_from(LITERALS)))
+    return text[: draw(st.integers(0, len(text)))] if kind == "cut" else text
+
+
+def told(words: list[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command, in this process."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            code = cli.main(words)
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return code, out.getvalue(), errors.getvalue()
+
+
+def held(words: list[str], codes: tuple[int, ...] = (0, 2)) -> tuple[int, str]:
+    """The same, held to what is promised of any input; exit code and what was printed."""
+    code, out, errors = told(words)
+    assert code in codes, errors
+    assert code != 2 or len(errors.splitlines()) == 1, errors
+    assert "\x1b" not in out + errors and "\x07" not in out + errors
+    return code, out + errors
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A folder of two rows with their predictions, a suite, a calibration and a forecast."""
+    folder = tmp_path_factory.mktemp("hostile") / "inner" / "results"
+    for run in (path for path in sorted((RESULTS / "runs").iterdir())):
+        if run.name.startswith(ROWS) and "+" not in run.name:
+            shutil.copytree(run, folder / "runs" / run.name)
+    shutil.copy(RESULTS / "suite.json", folder)
+    shutil.copy(FORECAST, folder)
+    made().write(folder / "calibration.json")
+    assert told(["report", str(folder)])[0] == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["result.json", "prediction.json", "suite.json", "calibration.json", "forecast.json"]
+)
+def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
+    path = next(iter(sorted(whole.rglob(name))))
+    good = path.read_text(encoding="utf-8")
+
+    @SOME
+    @given(broken(good))
+    @example("")
+    @example("[" * 100_000)
+    @example(json.dumps(json.loads(good) | {"story": "../ESCAPED"}))
+    def broke(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        try:
+            code, printed = held(["report", str(whole)])
+        finally:
+            path.write_text(good, encoding="utf-8")
+        assert code == 0, printed
+        made = [file.read_text(encoding="utf-8") for file in whole.glob("*.*")]
+        assert len(made) >= 7 and not any("\x1b" in text or "\x00" in text for text in made)
+        assert [p.name for p in whole.parent.parent.iterdir()] == ["inner"]
+        assert [p.name for p in whole.parent.iterdir()] == ["results"]
+
+    broke()
+
+
+def test_a_broken_file_is_named(whole):
+    names = ["prediction.json", "suite.json", "calibration.json", "forecast.json", "result.json"]
+    for name in names:
+        path = next(iter(sorted(whole.rglob(name))))
+        good = path.read_text(encoding="utf-8")
+        path.write_text("[" * 5000, encoding="utf-8")
+        code, printed = held(["report", str(whole)])
+        page = (whole / "report.md").read_text(encoding="utf-8")
+        path.write_text(good, encoding="utf-8")
+        assert code == 0 and name in printed and name in page
+
+
+# ---- settings, recipes, suites ----
+
+WORDS = st.sampled_from(
+    ("num_layers", "=", "[1,", "[", "]", ",", "!!python/object/apply:os.system [true]", "&a [*a]",
+     "2020-01-01", "9" * 400, ".inf", "null", "~", "{", "a: b", "\x1b[2J", "\x00", "2", ":", "'")
+)  # fmt: skip
+
+
+@SOME
+@given(st.lists(WORDS, max_size=6).map("".join))
+@example("num_layers=[1,")
+@example("num_layers=!!python/object/apply:os.system [touch x]")
+@example("num_layers=2020-01-01")
+@example(f"num_layers={'9' * 400}")
+def test_settings_of_a_model_are_plain_data_or_refused(text):
+    try:
+        found = presets.values(text)
+    except BadInput as error:
+        assert len(str(error)) < 400
+    else:
+        json.dumps(found, allow_nan=False)
+
+
+@SOME
+@given(st.text(alphabet="dpz3bf16+:=,[]{}.-\x1b\x00\n\u20ac", max_size=40))
+@example("ddp+" * 3000)
+@example("checkpoint:every=" + "9" * 400)
+def test_a_recipe_is_read_or_refused(text):
+    with contextlib.suppress(BadInput):
+        assert parse(parse(text).text).text == parse(text).text
+
+
+SUITE = (ROOT / "harness/suite/catalog/smoke.yaml").read_text(encoding="utf-8")
+
+
+@SOME
+@given(st.integers(0, len(SUITE)), st.integers(0, len(SUITE)), WORDS)
+@example(0, 0, "a: &a [x]\nb: *a\n")
+@example(0, 0, "\x1b[2J")
+def test_a_suite_is_read_or_refused_with_its_name(start, end, word):
+    path = Path(os.environ["PYTEST_TMP"]) / "suite.yaml"
+    path.write_text(SUITE[: min(start, end)] + word + SUITE[max(start, end) :], encoding="utf-8")
+    try:
+        load_suite(str(path), "cpu")
+    except SuiteError as error:
+        assert "suite.yaml" in str(error)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_TMP", str(tmp_path))
+
+
+def test_devices_pipes_and_giants_are_no_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "giant").open("wb") as file:
+        file.truncate(files.LARGEST + 1)
+    for path in ("/dev/zero", tmp_path, tmp_path / "pipe", tmp_path / "giant"):
+        with pytest.raises(BadFile, match=str(path)):
+            read_json(path)
+    assert held(["plan", "--model", "diffusers:X", "--config", "/dev/zero"], (2,))[0] == 2
+
+
+HEAD = json.dumps(
+    {
+        "__metadata__": {"architecture": "wan2.1"},
+        "latents": {"dtype": "F32", "shape": [1, 2, 2], "data_offsets": [0, 16]},
+        "text": {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]},
+    }
+)
+"""The header of a file of tensors, as safetensors writes it."""
+
+
+@SOME
+@given(broken(HEAD), st.integers(0, 40))
+@example(HEAD, 22)
+@example(HEAD.replace("[1, 2, 2]", "[99999999999999999999, 1, 1]"), 22)
+@example(HEAD.replace("[0, 16]", "[-16, 0]"), 22)
+@example("[" * 100_000, 22)
+def test_a_file_of_tensors_is_read_or_refused_with_its_name(text, size):
+    path = Path(os.environ["PYTEST_TMP"]) / "cache.safetensors"
+    head = text.encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    try:
+        found = tensors.contents(path)
+    except BadInput as error:
+        assert "cache.safetensors" in str(error) and (text, size) != (HEAD, 22)
+    else:
+        assert all(tensors.tensor(part).numel() < 2**20 for part in found.parts.values())
+
+
+@SOME
+@given(st.sampled_from([f.name for f in dataclasses.fields(Spec)]), st.sampled_from(HOSTILE))
+def test_a_spec_is_checked_or_refused_by_name(name, value):
+    data = dataclasses.asdict(Spec(recipe="ddp")) | {name: value}
+    with contextlib.suppress(BadInput, ValueError):
+        resolve(build(Spec, json.loads(json.dumps(data)), "spec"))
+
+
+# ---- what is written, and where ----
+
+
+def test_what_is_written_follows_no_link_and_keeps_the_users_umask(tmp_path):
+    outside, inside = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    inside.mkdir()
+    (outside / "kept").write_text("kept")
+    for name in (".lock", "report.md"):
+        (inside / name).symlink_to(outside / "kept")
+    before = os.umask(0o027)
+    try:
+        write_json(inside / "a.json", {})
+        with whole_file(inside / "report.md") as stream:
+            stream.write("new")
+    finally:
+        os.umask(before)
+    assert (inside / "a.json").stat().st_mode & 0o777 == 0o640
+    assert not (inside / "report.md").is_symlink()
+    with pytest.raises(files.NotOurs, match="symbolic link"), files.lock_file(inside / ".lock"):
+        pass
+    (inside / "owned").write_text("content")
+    with files.lock_file(inside / "owned"):
+        pass
+    assert (inside / "owned").read_text() == "content"
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_a_scratch_folder_of_somebody_else_is_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADROOM_SCRATCH", str(tmp_path))
+    left = tmp_path / f"headroom-{os.getuid()}-aaaaaaaaaaaa-0"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    left.symlink_to(tmp_path / "elsewhere")
+    with own_folder("bbbbbbbbbbbb", 0) as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+    assert left.is_symlink() and (tmp_path / "elsewhere" / "kept").exists()
+    with pytest.raises(files.NotOurs), own_folder("aaaaaaaaaaaa", 0):
+        pass
+
+
+def test_cells_that_a_spreadsheet_would_run_are_text():
+    for text in ("=1+1", "@x", "+cmd|' /C calc'!A0", "-2+3", "\tx"):
+        assert files.cell(text) == f"'{text}"
+    for value in ("-", "-1.5", "+inf", "ddp+bf16", -3, None, ""):
+        assert files.cell(value) == value
+
+
+@pytest.mark.parametrize("name", ["../ESCAPED", "/tmp/x", ".hidden", "a/b", "a\x1b[2J/"])
+def test_an_atlas_of_such_a_model_is_refused(name, tmp_path):
+    path = tmp_path / "atlas.csv"
+    row = [name if head == "Model" else "x" for head in HEADS]
+    path.write_text(",".join(HEADS) + "\n" + ",".join(row) + "\n", encoding="utf-8")
+    words = ["atlas", "--from", str(path), "--out", str(tmp_path / "made")]
+    assert "is no model's name" in held(words, (2,))[1]
+    assert not (tmp_path / "ESCAPED.md").exists()
+
+
+def test_calibrations_that_cannot_be_used_are_named_and_left_out(tmp_path, capsys):
+    made().write(tmp_path / "good.json")
+    (tmp_path / "odd.json").write_text(ESCAPE)
+    assert store.every(tmp_path) == [made()]
+    said = capsys.readouterr().err
+    assert "odd.json" in said and "\x1b" not in said
+
+
+# ---- modules of one's own ----
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys; sys.exit(0)", "line 1: SystemExit: 0"),
+        ("def make():\n    raise ValueError('odd')\n", "line 2: ValueError: odd"),
+        ("def make(x): pass\n", "missing 1 required positional argument"),
+        ("def make(:\n", "line 1: SyntaxError"),
+        ("def make():\n    return 1\n", "it returned int"),
+    ],
+)
+def test_a_module_that_fails_is_one_line(text, said, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    _, printed = held(["plan", "--model", f"{path}:make", "--gpu", "RTX-4090"], (2,))
+    assert said in printed and str(path) in printed
+
+
+def test_a_name_of_thousands_of_characters_is_one_short_line():
+    for model in ("a" * 5000, "a" * 5000 + ".py:make"):
+        _, printed = held(["plan", "--model", model, "--gpu", "RTX-4090"], (2,))
+        assert len(printed) < 1200
+
+
+# ---- who can reach a run ----
+
+STORE = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+import torch.distributed
+from harness.launch.command import free_port
+from harness.launch.on_loopback import listen_on_loopback
+if sys.argv[1] == "ours":
+    listen_on_loopback()
+port = free_port()
+made = sys.modules["torch.distributed.rendezvous"]._create_c10d_store
+store = made("127.0.0.1", port, 0, 1, timedelta(seconds=30))
+store.set("a", "b")
+lines = [l for n in ("tcp", "tcp6") for l in Path(f"/proc/net/{n}").read_text().splitlines()]
+print(*[l.split()[1].split(":")[0] for l in lines if l.split()[1].endswith(f":{port:04X}")
+        and l.split()[3] == "0A"])
+"""
+
+
+def test_a_store_of_one_machine_is_not_reached_from_others():
+    def listens(mode: str) -> str:
+        words = [sys.executable, "-c", STORE, mode]
+        return subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert listens("ours") == "0100007F"
+    assert listens("torch") != "0100007F", "torch listens there alone by itself: ours can go"
