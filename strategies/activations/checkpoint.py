@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -94,9 +93,8 @@ class Checkpoint(Strategy):
             )
         return None
 
-    def by_block(self, depth: int) -> Sequence[tuple[int, int]]:
-        """The size of the part in which each block is recomputed, and its place there; (0, 0) where
-        it keeps its activations."""
+    def by_block(self, depth: int) -> list[tuple[int, int]]:
+        """The size of each block's part, and its place there; (0, 0) where it is not recomputed."""
         count = self._count(depth) or depth
         sizes, _ = self._split(depth)(count, 0)
         parts = [(size, place) for size in sizes for place in range(size)]
@@ -105,16 +103,10 @@ class Checkpoint(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         policy = keep_products if self.keep == "products" else None
         blocks = subject.blocks(module)
-        split, random = self._split(len(blocks)), subject.random_blocks
-        count = self._count(len(blocks))
+        split, count = self._split(len(blocks)), self._count(len(blocks))
         chosen = None if count is None else blocks[:count]
-        surround(
-            module,
-            subject,
-            lambda inner: Recompute(
-                inner, split, policy, random=random, chosen=chosen, reentrant=self.reentrant
-            ),
-        )
+        more = {"random": subject.random_blocks, "chosen": chosen, "reentrant": self.reentrant}
+        surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
 
     def _count(self, depth: int) -> int | None:
         """How many blocks are recomputed, where it is not all."""

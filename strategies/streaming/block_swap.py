@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,8 +23,7 @@ WHOLE = {
     "hooks_allreduce": "replaces the all-reduce of gradients",
     "scales_gradients": "scales gradients on the device",
 }
-"""Trait of another part -> what it does that weights in host memory, where they train, are not in
-for."""
+"""Trait of another part -> what it does that weights that train in host memory are not in for."""
 
 
 def spread(count: int, depth: int) -> list[int]:
@@ -87,11 +85,9 @@ class BlockSwap(Strategy):
                 return f"another part {met}, and these weights train in host memory; take adamw"
         return None
 
-    def by_block(self, depth: int) -> Sequence[int]:
-        """Each block's turn among those that are streamed, 0 where its weights stay: it comes with
-        the one before it, and goes when the next but one comes."""
-        turns = {index: turn for turn, index in enumerate(spread(self.blocks, depth), 1)}
-        return [turns.get(index, 0) for index in range(depth)]
+    def by_block(self, depth: int) -> list[int]:
+        """1 where a block is streamed, 0 where its weights stay; more where blocks are too few."""
+        return [*map(spread(self.blocks, depth).count, range(depth))]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.streaming.taking import stay_on_host
