@@ -7,6 +7,7 @@ Raw numbers only, in base units (seconds, bytes). Whatever can be derived from t
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 SCHEMA = 1
+REHEARSED = "rehearsed"
+"""Device of a row for which host memory took the place of a GPU. No reader takes such a row for a
+measurement."""
 
 
 class Status(str, Enum):
@@ -351,16 +355,31 @@ class Result:
         write_json(path, self.to_json())
 
 
+def is_rehearsed() -> bool:
+    """Return whether host memory takes the place of GPUs in this process (``tests/rehearsal``)."""
+    return "REHEARSAL_CARDS" in os.environ
+
+
+def reported_name(name: str) -> str:
+    """The name of a GPU as results and calibrations keep it: ``name``, or ``REHEARSED``."""
+    return REHEARSED if is_rehearsed() else name
+
+
 def load(path: Path) -> Result:
     """Read one result.
 
     Raises:
-        BadResult: not JSON, another schema, or a field of the wrong shape; names the file.
+        BadResult: not JSON, another schema, a field of the wrong shape, or a row of a rehearsed GPU
+            outside a rehearsal; names the file.
     """
     try:
-        return read_json(path, Result, name="result", schema=SCHEMA)
+        found = read_json(path, Result, name="result", schema=SCHEMA)
     except BadFile as error:
         raise BadResult(str(error)) from None
+    devices = {found.environment.get("device"), *(rank.device for rank in found.ranks)}
+    if REHEARSED in devices and not is_rehearsed():
+        raise BadResult(f"{path}: of a rehearsed GPU, which is host memory: no measurement")
+    return found
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from harness.calibration.record import Device
+from harness.result import reported_name
 from harness.system import gpus, kernel
 from harness.system.gpus import Gpu
 from harness.system.machine import Machine
@@ -34,7 +35,7 @@ def _gpu(machine: Machine) -> Device:
     first: Gpu = machine.gpus[0]
     seen = next(iter((machine.probe or {}).get("gpus", [])), {})
     return Device(
-        name=first.name,
+        name=reported_name(first.name),
         kind="cuda",
         memory_bytes=first.total_bytes,
         cores=kernel.cores(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.json_files import BadFile, read_json, write_json
+from harness.result import REHEARSED, is_rehearsed
 from strategies.base import BadInput
 
 __all__ = [
@@ -188,7 +189,10 @@ def load(path: Path) -> Calibration:
         BadInput: unreadable, of another schema, or a field of the wrong shape; names the file.
     """
     try:
-        return read_json(path, Calibration, name="calibration", schema=SCHEMA)
+        found = read_json(path, Calibration, name="calibration", schema=SCHEMA)
     except BadFile as error:
         again = "make it again with ./run.sh calibrate"
         raise BadInput(f"calibration {error}; {again}") from None
+    if found.device.name == REHEARSED and not is_rehearsed():
+        raise BadInput(f"calibration {path}: of a rehearsed GPU, which is host memory; remove it")
+    return found

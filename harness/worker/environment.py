@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from harness import ROOT
 from harness.launch.sources import MEASURED, digest
+from harness.result import reported_name
 from harness.system import kernel
 from harness.system.probe import version
 
@@ -38,7 +39,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts |= {
-            "device": properties.name,
+            "device": reported_name(properties.name),
             "device_bytes": properties.total_memory,
             "capability": list(torch.cuda.get_device_capability(device)),
             "cuda": torch.version.cuda,

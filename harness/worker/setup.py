@@ -15,6 +15,7 @@ from harness.data.cached import Cached
 from harness.data.feed import TOGETHER, Dataset, Feed, open_data
 from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved
+from harness.result import reported_name
 from harness.subjects.named_objectives import objective_of
 from harness.worker import world
 from harness.worker.building import Building
@@ -173,4 +174,6 @@ def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], An
 
 def to_device_note(device: torch.device) -> str:
     """How the device is called in a result."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    if device.type != "cuda":
+        return "cpu"
+    return reported_name(torch.cuda.get_device_name(device))

@@ -14,6 +14,7 @@ from harness.memory.dissect.timeline import TimelineTracer
 from harness.memory.portrait import Kept, OpCost, Portrait, Timeline
 from harness.memory.traced_step import following, register_living, trace_step
 from harness.resolve import Resolved
+from harness.result import reported_name
 from strategies.engine import Trained
 from strategies.evidence import forward
 from strategies.evidence.stored import stored
@@ -49,7 +50,9 @@ def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
     elsewhere = sum(row.made for row in kept if not row.module)
     return Portrait(
         recipe=str(resolved.recipe),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        device=reported_name(torch.cuda.get_device_name(device))
+        if device.type == "cuda"
+        else "cpu",
         dtype=str(dtype).removeprefix("torch."),
         global_batch=resolved.spec.global_batch,
         micro_batch=resolved.micro_batch,
