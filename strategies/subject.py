@@ -296,6 +296,17 @@ class Subject:
         return self.survey.parameters
 
     @property
+    def block_parameters(self) -> tuple[int, ...]:
+        """Elements of each block's parameters, in order; blocks of a group are alike."""
+        depths = self.depths
+        if not depths:
+            return (self.sizes.block,) * self.depth
+        few = dict.fromkeys(depths, 2)
+        base = self.deep(few).parameters
+        each = {key: self.deep({**few, key: 3}).parameters - base for key in depths}
+        return tuple(each[key] for key, count in depths.items() for _ in range(count))
+
+    @property
     def sizes(self) -> Sizes:
         """What the sizes of an engine's buffers follow from, in elements, with every weight
         trained."""

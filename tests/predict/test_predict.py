@@ -13,10 +13,11 @@ from harness import cli
 from harness.commands.planning.plan.answer import answer
 from harness.commands.planning.plan.check import check_line
 from harness.commands.planning.plan.held import held_back, held_notes
+from harness.json_files import BadFile
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
 from harness.predict import limits, pool, residuals, verdict, workers, workspace
-from harness.predict.prediction import Prediction, load
+from harness.predict.prediction import Prediction, kept, load
 from harness.predict.speed import cards, rates, roofline
 from harness.predict.speed.roofline import Work
 from harness.predict.tracing.allocator import Allocator, replay
@@ -453,9 +454,11 @@ def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
     found = prediction(3)
     found.write(tmp_path / "p.json")
     assert load(tmp_path / "p.json") == found
-    assert load(tmp_path / "none.json") is None
+    assert kept(tmp_path / "none.json") is None
     (tmp_path / "p.json").write_text('{"schema": 99}')
-    assert load(tmp_path / "p.json") is None
+    assert kept(tmp_path / "p.json") is None
+    with pytest.raises(BadFile, match="schema 99"):
+        load(tmp_path / "p.json")
 
 
 def test_a_worker_that_fails_is_no_prediction_with_the_reason(monkeypatch, tmp_path):

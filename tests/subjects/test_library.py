@@ -80,6 +80,9 @@ def test_a_preset_has_as_many_parameters_as_was_published(name):
         module = public(name).make()
     found = sum(p.numel() for p in module.parameters())
     assert found == told["built"]
+    subject = public(name)
+    blocks = [subject.block_of(module, key) for key in subject.depths]
+    assert [sum(p.numel() for p in block.parameters()) for block in blocks] == told["blocks"]
     counted = found + sum(many * held(module, at) for at, many in told.get("other", {}).items())
     if isinstance(told["published"], int):
         assert counted == told["published"]
@@ -167,7 +170,7 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("flux-dev", {"data": "digits"}, "give --data synthetic"),
         ("flux-dev", {"config": "x.json"}, "has its own; leave --config out"),
         ("flux-dev", {"set": "num_layers"}, "write KEY=VALUE"),
-        ("diffusers:FluxTransformer2DModel", {"config": "none.json"}, "cannot be read as JSON"),
+        ("diffusers:FluxTransformer2DModel", {"config": "none.json"}, "No such file"),
         ("diffusers:NoSuchModel", {}, "what NoSuchModel is given is not known; one of Aura"),
         ("DiT-S/4", {"text": 9}, "text is 9, which model DiT-S/4 does not know"),
         ("flux", {}, "did you mean flux-dev"),

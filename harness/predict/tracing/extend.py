@@ -220,15 +220,27 @@ def _extended(
         told = [p[name] for p in plain]
         fullest = functools.partial(_fullest, [traced["host"] for traced in found], line, begin)
         base[name] = _told(told, fullest(), line) if all(told) else None
-    base["phases"] = {
-        name: _fullest(places, line, f"1/{name}/", f"2/{name}/").bytes for name in base["phases"]
-    }
+    base["phases"] = {name: _peak_of(name, places, plain, line) for name in base["phases"]}
     base["beyond"] = _beyond(places, line)
     base["beyond_state"] = max(base["beyond"].values(), default=0)
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
     base["work"] = _work([p["work"] for p in plain], more)
     base |= _pool(plain, base["peak"].bytes, ordered)
     return Prediction(**base)
+
+
+def _peak_of(
+    phase: str,
+    places: Sequence[Places],
+    plain: Sequence[Mapping[str, Any]],
+    line: Callable[..., int],
+) -> int:
+    """Bytes of a phase's peak; the phases' own peaks extended if models share none of its parts,
+    as where each marks other events in its optimizer's step."""
+    begins = f"1/{phase}/", f"2/{phase}/"
+    if any(name.startswith(begins) for name in set(places[0]).intersection(*places[1:])):
+        return _fullest(places, line, *begins).bytes
+    return line(p["phases"][phase] for p in plain)
 
 
 def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:

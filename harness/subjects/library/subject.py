@@ -248,6 +248,26 @@ class Library(Subject):
         return _survey(self)
 
     @property
+    def parameters(self) -> int:
+        """Of a preset as its file has them, which needs no torch."""
+        counted = self._counted
+        return counted["built"] if counted else super().parameters
+
+    @property
+    def block_parameters(self) -> tuple[int, ...]:
+        each = self._counted.get("blocks")
+        if not each:
+            return super().block_parameters
+        counts = zip(each, self.depths.values(), strict=True)
+        return tuple(size for size, count in counts for _ in range(count))
+
+    @property
+    def _counted(self) -> Mapping[str, Any]:
+        """The elements that a preset's file says; empty where the configuration is another."""
+        known = presets.table().get(self.model)
+        return known.parameters if known and known.config == self.config else {}
+
+    @property
     def attention_linears(self) -> tuple[str, ...]:
         return tuple(name for name in self.linears if name.endswith(ADAPTED))
 

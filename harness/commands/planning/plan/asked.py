@@ -26,6 +26,7 @@ from harness.system import gpus
 from strategies import CATALOG, parse
 from strategies.base import BadInput, Slot
 from strategies.recipe import name_of
+from strategies.streaming.block_swap import AT_ONCE
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
@@ -38,6 +39,7 @@ PUBLIC_ALONE = [
     "single+bf16_pure+lora:rank=16",
     "single+bf16_pure+lora:rank=16+checkpoint",
     "single+bf16_pure+cast:to=fp8+lora:rank=16+checkpoint",
+    "single+bf16_pure+qlora:rank=16+checkpoint",
     "single+bf16_pure+checkpoint+adam8bit",
     "single+bf16_pure+checkpoint+optimizer_in_backward",
     "single+bf16+checkpoint",
@@ -45,17 +47,27 @@ PUBLIC_ALONE = [
     "zero3_offload+bf16+checkpoint",
 ]
 PUBLIC = [
+    "ddp+bf16_pure+lora:rank=16",
     "ddp+bf16_pure+lora:rank=16+checkpoint",
+    "zero3+bf16+lora:rank=16",
     "zero3+bf16+lora:rank=16+checkpoint",
     "ddp+bf16_pure+checkpoint+adam8bit",
     "zero2+bf16+checkpoint",
     "zero3+bf16",
     "zero3+bf16+checkpoint",
+    "fsdp2+bf16",
+    "fsdp2+bf16+checkpoint",
     "zero3_offload+bf16+lora:rank=16+checkpoint",
     "zero3_offload+bf16+checkpoint",
 ]
 """What is planned of a public model where no recipes are named, on one GPU and on more: what its
 trainers do, from adapters over 16-bit weights to all weights with float32 masters."""
+SWAPPED = [
+    "single+bf16_pure+block_swap:blocks={half}+lora:rank=16+checkpoint",
+    "single+bf16_pure+block_swap:blocks={most}+lora:rank=16+checkpoint",
+    "single+bf16_pure+block_swap:blocks={most}+checkpoint",
+]
+"""The same on one GPU with half of the blocks, and all but four, in host memory."""
 GPUS, CPU_PROCESSES = 8, 2
 """Processes where none are asked for; of a public model one."""
 
@@ -105,7 +117,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     buckets = _buckets(options)
     base = _base(options)
     rows, refused = [], []
-    for recipe in _across(options, base, gpu) or _recipes(options):
+    for recipe in _across(options, base, gpu) or [*_recipes(options), *_swapped(options, base)]:
         try:
             rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
         except BadInput as error:
@@ -320,6 +332,16 @@ def _with_sharding(recipe: str, processes: int) -> str:
         return f"single+{recipe}"
     named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
     raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; one of {named}")
+
+
+def _swapped(options: argparse.Namespace, base: Spec) -> list[str]:
+    """``SWAPPED`` with the model's numbers, where ``PUBLIC_ALONE`` is planned."""
+    named = options.recipes or options.suite or options.workload == SAMPLE
+    if named or options.cpu or options.processes > 1 or not kind_of(base.model).brings_samples:
+        return []
+    depth = resolve(dataclasses.replace(base, recipe="single")).subject.depth
+    counts = {"half": depth // 2, "most": depth - 2 * AT_ONCE}
+    return [text.format(**counts) for text in SWAPPED] if counts["half"] > 2 * AT_ONCE else []
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
