@@ -87,6 +87,7 @@ class Tables:
             "mean_error": first * to_noise,
         }
         self._on: dict[torch.device, Tensor] = {}
+        self._traced: tuple[object, Tensor] | None = None
 
     def at(self, t_B: Tensor, like: Tensor, *names: str) -> Iterator[Tensor]:
         """The named columns at steps ``t_B``, float32 on t's device, each [B, 1, ..., 1] with as
@@ -96,12 +97,16 @@ class Tables:
         return (rows[(slice(None), order.index(name), *axes)] for name in names)
 
     def _on_device_of(self, t_B: Tensor) -> Tensor:
-        if t_B.device in self._on and type(t_B) is Tensor:
+        mode = getattr(t_B, "fake_mode", None)  # of a trace: its tensors must not leave it
+        if mode is None and t_B.device in self._on:
             return self._on[t_B.device]
+        if mode is not None and self._traced and self._traced[0] is mode:
+            return self._traced[1]
         stacked = np.stack(list(self.columns.values()), axis=1)
         table = torch.from_numpy(stacked).float().to(t_B.device)
-        # A fake tensor (a step traced without memory) must not be met by the next real step.
-        if type(table) is Tensor:
+        if mode is not None:
+            self._traced = (mode, table)
+        elif type(table) is Tensor:
             self._on[t_B.device] = table
         return table
 

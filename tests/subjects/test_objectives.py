@@ -243,3 +243,12 @@ def test_agrees_with_a_checkout_at_every_tenth_step():
     expected = process.training_losses(lambda *_, **__: out, x, t, {}, noise=noise)["loss"]
     found = OBJECTIVES["epsilon"].loss(lambda *_: out, x, t, noise)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-5)
+
+
+def test_a_trace_makes_the_tables_once_as_a_training_does():
+    tables = Epsilon().tables
+    for _ in range(2):  # one trace, and another after it: a fake tensor must not leave its trace
+        with FakeTensorMode():
+            first, second = (tables._on_device_of(torch.zeros(1, dtype=torch.int64)) for _ in "ab")
+        assert first is second and isinstance(first, FakeTensor)
+    assert type(tables._on_device_of(torch.zeros(1, dtype=torch.int64))) is torch.Tensor
