@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from harness.memory import resizing, unseen
@@ -25,6 +25,7 @@ from harness.memory.record import Record, Storage
 from strategies.engine import Trained
 from strategies.evidence.stored import stored, within, wrapped
 from strategies.holdings import Maker
+from strategies.sizes import pinned_block
 
 __all__ = ["BEFORE", "Tracer"]
 
@@ -258,11 +259,20 @@ class Tracer(TorchDispatchMode):
         self.left_out.discard(key)
 
     def _follow(self, storage: Any, pool: str, op: str, site: str, category: str | None) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        index = self._add(Storage(size, pool, self.phase, op, site, category))
+        key = storage._cdata
+        index = self._add(Storage(self._taken(storage), pool, self.phase, op, site, category))
         if self.places is not None:
             self.places.put(key, pool)
         self._live[key] = (index, weakref.ref(storage, lambda _: self._free(key, index)))
+
+    def _taken(self, storage: Any) -> int:
+        """Bytes that a storage takes: whole blocks where torch's allocator pinned it for a GPU, its
+        own size where it was registered (``strategies.streaming.weights``)."""
+        size, registered = storage.nbytes(), getattr(storage, "registered", False)
+        if self.places is not None or storage.device.type != "cpu" or registered:
+            return size
+        with _disable_current_modes():
+            return pinned_block(size) if storage.is_pinned() else size
 
     def _resized(self, storage: Any) -> None:
         """A storage has another size: what it held is freed, and what it holds is made now."""

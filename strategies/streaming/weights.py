@@ -88,7 +88,9 @@ def _pin(tensor: Tensor) -> None:
     allocator takes the next power of two."""
     cuda, address = torch.cuda.cudart(), tensor.data_ptr()
     torch.cuda.check_error(cuda.cudaHostRegister(address, tensor.nbytes, 0))
-    weakref.finalize(tensor.untyped_storage(), cuda.cudaHostUnregister, address)
+    storage = tensor.untyped_storage()
+    storage.registered = True  # read by harness.memory.tracer: no block of torch's allocator
+    weakref.finalize(storage, cuda.cudaHostUnregister, address)
 
 
 class Streamed:

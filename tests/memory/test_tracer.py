@@ -97,3 +97,27 @@ def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype, near):
         profiled_peak(prof), rel=near
     )
     assert out.shape == (64, 1024)
+
+
+@pytest.mark.parametrize(("registered", "taken"), [(False, 32768), (True, 20000)])
+def test_what_torch_pinned_for_a_gpu_takes_whole_blocks(registered, taken, monkeypatch):
+    """What a strategy registered itself takes as much as it has; each before a step and in one."""
+    monkeypatch.setattr(torch.UntypedStorage, "is_pinned", lambda self: self.nbytes() == 20000)
+    before, tracer = torch.ones(5000), Tracer({"cpu": "device"})
+    before.untyped_storage().registered = registered
+    tracer.places = None  # a GPU's run: tensors' devices tell
+    tracer.see(before, "before")
+    with tracer:
+        later, small = torch.ones(5000), torch.ones(100)
+    assert later.numel() and small.numel()
+    assert [s.size for s in tracer.record.storages] == [taken, 32768, 400]
+
+
+def test_a_storage_that_dispatch_modes_watch_is_asked_whether_it_is_pinned():
+    tracer = Tracer({"cpu": "device"})
+    tracer.places = None
+    with tracer:
+        kept = torch.ones(5000)
+        tracer.see(kept[:3], "gradient")
+        kept.untyped_storage().resize_(8000)
+    assert kept.numel() and [s.size for s in tracer.record.storages] == [20000, 8000]
