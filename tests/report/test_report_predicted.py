@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -102,6 +103,23 @@ def test_without_a_trace_no_category_is_guessed():
     assert compared(ddp, bare).categories == () == tuple(grids["parts"].lines)
     assert "Worst category" not in grids["predicted"].heads
     assert "categories above" not in sentences.prediction_errors(report.groups[0])
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "error"),
+    [
+        (108_000, 1_888, None),
+        (2 * MIB, 1_888, 1109.78),
+        (MIB, 2 * MIB, -0.5),
+        (None, 2 * MIB, None),
+    ],
+)
+def test_a_host_that_holds_a_few_samples_alone_is_not_judged(predicted, measured, error):
+    ddp = cpu_set()["ddp"]
+    found = dataclasses.replace(
+        compared(ddp, foretold(ddp)), hosted_predicted=predicted, hosted_measured=measured
+    )
+    assert found.hosted_error == (error and pytest.approx(error, abs=0.01))
 
 
 # ---- a GPU's allocator ----

@@ -32,6 +32,8 @@ FILE = "prediction.json"
 """Beside a run's result."""
 LEAST_SHARE = 0.05
 """Of the traced peak: a category with less is not compared."""
+LEAST_HOSTED = 2**20
+"""Bytes of host memory from which on its prediction is judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,9 @@ class PredictedAndMeasured:
 
     @property
     def hosted_error(self) -> float | None:
+        """None below ``LEAST_HOSTED``, where a few pinned samples are all that there is."""
+        if max(self.hosted_predicted or 0, self.hosted_measured or 0) < LEAST_HOSTED:
+            return None
         return relative_error(self.hosted_predicted, self.hosted_measured)
 
     @property
