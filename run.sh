@@ -16,12 +16,12 @@ say() { printf 'headroom: %s\n' "$*" >&2; }
 die() { say "$*"; exit 2; }
 
 # The first supported Python on the PATH, the default one before others; not the environment's own,
-# which may be half made, and goes when it is made anew.
+# which may be half made, and goes when it is made anew. It runs the Python code $1, if one is given.
 find_python() {
     local name PATH=$PATH
     PATH=$(printf '%s' "$PATH" | tr ':' '\n' | { grep -vxF "$venv/bin" || true; } | paste -sd ':' -)
     for name in python3 python python3.13 python3.12 python3.11 python3.10; do
-        if supported "$name"; then command -v "$name"; return; fi
+        if supported "$name" && "$name" -c "${1:-pass}" >/dev/null 2>&1; then command -v "$name"; return; fi
     done
     die "no Python 3.10 to 3.13 found; install one, or name yours: HEADROOM_PYTHON=/path/to/python"
 }
@@ -67,11 +67,11 @@ set_up() {
         printf '%s' "$stamp" > "$venv/headroom.installed"
     fi
     rm -rf "$venv/torch_extensions"  # half of an op, and its lock, that an earlier set-up left
-    say "compiling DeepSpeed's ops"
+    say "step 3 of 3, some minutes: compiling DeepSpeed's ops"
     # What cannot be compiled here is told later, by the rows that need it and by doctor. In the
     # foreground: else Ctrl-C would not reach it.
     (cd "$here" && timeout --foreground 1800 "$venv/bin/python" -m harness.system.probe --build shm_comm cpu_adam async_io) \
-        >/dev/null 2>&1 || say "some did not compile; ./run.sh doctor says which"
+        >> "$venv/headroom.log" 2>&1 || say "some did not compile; ./run.sh doctor says which"
     printf '%s' "$stamp" > "$venv/headroom.stamp.new"
     mv "$venv/headroom.stamp.new" "$venv/headroom.stamp"
     trap - EXIT
@@ -122,7 +122,8 @@ begin() {
         find "$venv/" -mindepth 1 -maxdepth 1 -not -name 'headroom.*' -not -name pyvenv.cfg -exec rm -rf {} +
         rm "$venv/pyvenv.cfg"
     fi
-    say "setting up $venv with $("$1" --version) (once; a few minutes)"
+    say "setting up $venv with $("$1" --version) (once; minutes, or as long as the download takes)"
+    : > "$venv/headroom.log"
     # Also where there is one: that gives an environment without pip its pip.
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then "$1" -m venv "$venv"; fi
 }
@@ -136,13 +137,25 @@ cut_short() {
             say "the disk of $folder has $free MiB free; the environment takes up to $ENVIRONMENT_GIB GiB"
         fi
     done
-    say "the set-up did not end; if pip said why, it is above. The same command mends it (what was downloaded is kept by pip)"
+    say "the set-up did not end; pip's words are in $venv/headroom.log. The same command mends it (what was downloaded is kept by pip)"
 }
 ROOM_MIB=1024
 ENVIRONMENT_GIB=8
 
+# pip's output, warnings included, goes to headroom.log; the end of it is shown when pip fails.
+pip_install() {
+    local code=0 before
+    before=$(wc -l < "$venv/headroom.log")
+    "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" \
+        >> "$venv/headroom.log" 2>&1 || code=$?
+    if [ "$code" != 0 ]; then
+        say "pip failed; the end of $venv/headroom.log:"
+        tail -n "+$((before + 1))" "$venv/headroom.log" | tail -n 20 >&2
+    fi
+    return "$code"
+}
+
 install() {
-    local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
     # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
     # The pinned one, or the build of it that this machine's driver can run, as far as that shows.
     local pinned torch
@@ -151,14 +164,14 @@ install() {
         say "cannot tell which build of torch runs here; taking the pinned one"
         torch=$pinned
     }
-    say "installing $torch"
-    "${pip[@]}" "$torch"
-    "${pip[@]}" setuptools wheel packaging ninja numpy psutil py-cpuinfo
-    say "installing accelerate, deepspeed and the rest"
+    say "step 1 of 3, up to 3 GiB to download: installing $torch"
+    pip_install "$torch"
+    pip_install setuptools wheel packaging ninja numpy psutil py-cpuinfo
+    say "step 2 of 3: installing accelerate, deepspeed and the rest"
     { printf '%s\n' "$torch"; pins "" | grep -v '^torch=='; pins recipes; pins test; } \
         > "$venv/requirements.txt"
     # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
-    DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement "$venv/requirements.txt"
+    DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip_install --no-build-isolation --requirement "$venv/requirements.txt"
 }
 
 # Where DeepSpeed's ops are compiled: they belong to one environment (two that share a cache rebuild
@@ -172,14 +185,15 @@ ops_folder() {
     fi
 }
 
-# What reports and comparisons need of a Python; they need no torch.
+# What reports, comparisons and lists need of a Python; they need no torch.
+READS='import numpy, rich, yaml'
 check_reader() {
-    "$1" - <<'PY' || exit 2
+    "$1" - "$2" <<'PY' || exit 2
 import importlib.util, sys
 needed = {"numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
 if missing:
-    print(f"headroom: {sys.executable} lacks: {', '.join(missing)}, which reports need\n"
+    print(f"headroom: {sys.executable} lacks: {', '.join(missing)}, which {sys.argv[1]} needs\n"
           f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
           file=sys.stderr)
 sys.exit(bool(missing))
@@ -206,6 +220,23 @@ sys.exit(bool(hard))
 PY
 }
 
+# Help and the version need a bare Python alone: nothing is set up for them. `test --help` is pytest's.
+asks_help() {
+    case $# in
+    1) [[ $1 =~ ^(-h|--help|--version)$ ]] ;;
+    2) [[ $1 =~ ^[a-z-]+$ && $1 != test && $2 =~ ^(-h|--help)$ ]] ;;
+    *) false ;;
+    esac
+}
+
+if asks_help "$@"; then
+    python=${HEADROOM_PYTHON:-}
+    supported "$python" || python=$(find_python)
+    PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m harness.bare_help "$@"
+fi
+
+reads=
+if [[ ${1:-} =~ ^(report|compare|list)$ ]]; then reads=$1; fi
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
@@ -218,7 +249,7 @@ if [ -n "${HEADROOM_PYTHON:-}" ]; then
             export PYTHONPATH="$carried${PYTHONPATH:+:$PYTHONPATH}" PATH="$carried/bin:$PATH"
         fi
     fi
-    if [[ ${1:-} =~ ^(report|compare)$ ]]; then check_reader "$python"; else check_own "$python"; fi
+    if [ -n "$reads" ]; then check_reader "$python" "$reads"; else check_own "$python"; fi
 else
     python=$venv/bin/python
     export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$(ops_folder)}
@@ -226,10 +257,12 @@ fi
 # ninja and accelerate of this environment before the system's.
 export PATH="$(dirname "$python"):$PATH"
 if [ -z "${HEADROOM_PYTHON:-}" ]; then
-    # Reports need no torch: any Python with these three will do where nothing is set up yet.
-    if [[ ${1:-} =~ ^(report|compare)$ && ! -e $venv/headroom.stamp ]] &&
-        own=$(find_python) && "$own" -c 'import numpy, rich, yaml' 2>/dev/null; then
-        python=$own
+    # Where nothing is set up yet, any Python with what reports need will do for them.
+    if [ -n "$reads" ] && [ ! -e "$venv/headroom.stamp" ]; then
+        if own=$(find_python "$READS" 2>/dev/null); then python=$own; else
+            say "no Python on the PATH has numpy, rich and PyYAML, which $reads needs; setting up the environment"
+            set_up
+        fi
     else
         set_up
     fi

@@ -8,11 +8,13 @@ Imports stay inside the commands: bad input is answered before anything heavy is
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness import ROOT
 from harness.commands.options import folder_name, overrides
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit code."""
     open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words = ["run", *words]
     with lasting_streams(warns=words[0] in LONG) as out, Ending() as ending:
         code = _act(words, ending)
@@ -93,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with its defaults and an example. Without a command: run, "
         "with the suite default. Read on: README.md.",
     )
+    parser.add_argument("--version", action="version", version=f"headroom {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
     rest = (
@@ -109,6 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     for command in commands.choices.values():
         _say_defaults(command)
     return parser
+
+
+def _version() -> str:
+    """The version in ``pyproject.toml``. Python 3.10 cannot read TOML."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
 
 
 def _say_defaults(command: argparse.ArgumentParser) -> None:

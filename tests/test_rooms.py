@@ -14,6 +14,7 @@ from strategies.engines import ENGINES
 from tests.made.imports import Sources, circle, imported, sources
 
 ORDER = (
+    "harness.bare_help",
     "harness.cli",
     "harness.train",
     "harness.commands",

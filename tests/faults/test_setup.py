@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ROOT
+from harness import ROOT, cli
 
 STAND_IN = """#!/bin/bash
 here=$(dirname "$0"); venv=$(dirname "$here")
@@ -38,6 +38,7 @@ case "$1 $2" in
     cp "$0" "$3/bin/python3"; step venv "$3"; exit ;;
 "-m pip")
     [ -e "$venv/whole-venv" ] || { echo "No module named pip" >&2; exit 1; }
+    case "$*" in *--version) ;; *) echo "WARNING: pip chatters" >&2 ;; esac
     case "$*" in
     *--version) ;; *torch==*) step torch "$venv" ;; *setuptools*) step tools "$venv" ;;
     *) step rest "$venv" ;;
@@ -78,7 +79,7 @@ class Checkout:
         env |= {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "AT": at, "HOW": how}
         env |= {n: str(self.folder / n.lower()) for n in ("REACHED", "GO", "JOURNAL")}
         child = subprocess.Popen(
-            ["bash", "run.sh", *(words or ("list",))],
+            ["bash", "run.sh", *(words or ("doctor",))],
             cwd=self.folder,
             env=env | more,
             stdin=subprocess.DEVNULL,
@@ -166,7 +167,75 @@ def test_a_set_up_that_was_cut_short_is_mended_by_the_same_command(checkout, at,
 def test_a_lost_network_is_said_and_the_next_set_up_is_whole(checkout):
     code, said = checkout.run(at="rest", how="fail")
     assert code != 0 and "no route to host" in said and "did not end" in said
+    assert "pip chatters" in said, "the end of pip's log"
     assert checkout.run()[0] == 0 and checkout.whole
+
+
+def test_pips_warnings_are_kept_in_its_log_and_not_shown(checkout):
+    code, said = checkout.run()
+    assert (code, "chatters" in said) == (0, False)
+    assert (checkout.venv / "headroom.log").read_text().count("pip chatters") == 3
+    assert [f"step {n} of 3" in said for n in (1, 2, 3)] == [True] * 3
+
+
+IGNORED = shutil.ignore_patterns("__pycache__")
+BARE = f'#!/bin/bash\nexec "{sys.executable}" -S "$@"\n'
+"""A Python without packages of its own."""
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "run --help", "plan -h", "list --help"])
+def test_help_and_the_version_set_up_nothing(words, checkout, monkeypatch, capsys):
+    """On a Python without packages they are the same as in the environment."""
+    checkout.tool("python3", BARE)
+    monkeypatch.setenv("COLUMNS", "80")
+    shutil.copytree(ROOT / "harness", checkout.folder / "harness", ignore=IGNORED)
+    shutil.copytree(ROOT / "strategies", checkout.folder / "strategies", ignore=IGNORED)
+    code, said = checkout.run(*words.split(), COLUMNS="80")
+    assert (code, checkout.venv.exists()) == (0, False), said
+    with pytest.raises(SystemExit):
+        cli.main(words.split())
+    assert said == capsys.readouterr().out != ""
+
+
+EACH = r"""
+import contextlib, sys
+from harness.bare_help import main
+for name in sys.argv[1:]:
+    with contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    print(end="\0")
+"""
+
+
+def test_the_help_of_every_command_needs_no_package():
+    (commands,) = (a for a in cli._parser()._actions if a.dest == "command")
+    wanted = [command.format_help() for command in commands.choices.values()]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", EACH, *commands.choices],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split("\0") == [*wanted, ""], done.stderr
+
+
+def test_list_sets_up_nothing_where_a_python_has_its_packages(checkout):
+    code, said = checkout.run("list")
+    assert (code, checkout.venv.exists()) == (0, False) and "runs with" in said
+    checkout.tool("python3", STAND_IN % f"{checkout.folder}/bin/bare")
+    checkout.tool("bare", BARE)
+    code, said = checkout.run("list")
+    assert code == 0 and checkout.whole
+    assert "no Python on the PATH has numpy, rich and PyYAML, which list needs; setting up" in said
+
+
+def test_building_a_package_is_refused_with_the_reason(tmp_path):
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "."]
+    done = subprocess.run(pip, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and "run from its sources" in done.stdout + done.stderr
+    assert list(tmp_path.glob("*.whl")) == []
 
 
 def test_where_the_build_of_torch_cannot_be_chosen_the_pinned_one_is_installed(checkout):
@@ -244,7 +313,7 @@ def test_another_user_of_an_environment_compiles_into_a_folder_of_their_own(open
     assert checkout.run()[0] == 0
     (checkout.folder / "bin" / "python3").write_text("#!/bin/bash\nexit 1\n")  # nothing to make
     child = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "bash", "run.sh", "list"],
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "bash", "run.sh", "doctor"],
         cwd=checkout.folder,
         env={"PATH": f"{checkout.folder}/bin:/usr/bin:/bin", "HOME": "/nonexistent"},
         capture_output=True,
@@ -254,11 +323,11 @@ def test_another_user_of_an_environment_compiles_into_a_folder_of_their_own(open
     assert "runs with /nonexistent/.cache/headroom/ops-" in child.stdout
 
 
-@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize("command", ["report", "compare", "list"])
 def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     checkout.tool("bare", f'#!/bin/bash\nexec "{sys.executable}" -I -S "$@"\n')
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
-    assert code == 2 and "lacks: numpy, rich, pyyaml, which reports need" in said
+    assert code == 2 and f"lacks: numpy, rich, pyyaml, which {command} needs" in said
     assert "Traceback" not in said and "-m pip install numpy rich pyyaml" in said
 
 
