@@ -78,7 +78,7 @@ LONGEST = (
     "predict/test_closed_form", "strategies/test_stubs", "test_recount", "launch/test_launch",
     "predict/test_inverses", "nodes/test_two_nodes", "strategies/test_zero_settings",
     "memory/test_places", "test_questions", "worker/test_sabotage",
-    "predict/test_atlas_published", "export/test_export_files", "predict/test_remembered",
+    "export/test_export_files", "predict/test_remembered",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 

@@ -95,7 +95,7 @@ class Control:
 class _Quiet(Progress):
     """Says which control runs; how each reads is a table at the end."""
 
-    def _finished(self, result: Result, after: str) -> None:
+    def _finished(self, result: Result, after: str, name: str) -> None:
         self.done += 1
 
 

@@ -39,6 +39,7 @@ def told(monkeypatch) -> list[str]:
     return asked
 
 
+@pytest.mark.usefixtures("sure")
 def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
     rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
@@ -67,6 +68,7 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
 
 
+@pytest.mark.usefixtures("sure")
 def test_the_next_size_is_sought_between_two_that_are_traced(told, tmp_path, monkeypatch):
     """Memory grows by 2 GiB with each sample's worth of elements: on a card that is short of the
     line by far, or has far more, nothing between is traced."""
@@ -90,11 +92,12 @@ def test_the_next_size_is_sought_between_two_that_are_traced(told, tmp_path, mon
         return sorted({round(size) for size in sizes if size > 1})
 
     found: dict[str, str] = {}
-    assert larger("27GiB") == [8] and found["27GiB"] == "2912x2912"
-    assert larger("23GiB") == [4, 8] and found["23GiB"] == "2048x2048"
+    assert larger("27GiB") == [4, 8] and found["27GiB"] == "2912x2912"
+    assert larger("23GiB") == [2, 4, 8] and found["23GiB"] == "2048x2048"
     assert larger("80GiB") == [8] and found["80GiB"].startswith("above 2")
 
 
+@pytest.mark.usefixtures("sure")
 def test_what_is_slower_than_a_recipe_that_fits_is_not_asked(told, tmp_path):
     """LoRA fits one card by itself, and not the other; all weights fit none but with offload."""
     words = [
@@ -110,7 +113,8 @@ def test_what_is_slower_than_a_recipe_that_fits_is_not_asked(told, tmp_path):
     ]
     assert cli.main([*words, "--cards", "RTX-4090"]) == 0
     assert "single+bf16_pure+lora:rank=16" in told
-    assert not any(recipe.endswith("lora:rank=16+checkpoint") for recipe in told)
+    assert "single+bf16_pure+lora:rank=16+checkpoint" not in told
+    assert not any("block_swap" in recipe and "lora" in recipe for recipe in told)
     hosted = "zero3_offload+bf16+checkpoint"
     assert told.index(hosted) > told.index("single+bf16+checkpoint"), "after those that do not fit"
     told.clear()
@@ -118,7 +122,7 @@ def test_what_is_slower_than_a_recipe_that_fits_is_not_asked(told, tmp_path):
     assert hosted not in told and "single+bf16_pure+checkpoint+adam8bit" in told
     told.clear()
     assert cli.main([*words, "--cards", "12GiB"]) == 0
-    assert len(told) == 8, "all that a plan tries"
+    assert len(told) == 12, "all that a plan tries"
 
 
 def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):
@@ -184,6 +188,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert set(re.findall(r"at\('(\w+)'\)", script)) <= ids, "the script looks for none in vain"
 
 
+@pytest.mark.usefixtures("sure")
 def test_markdown_says_models_by_cards_and_has_a_page_a_model(told, tmp_path):
     words = ["atlas", "--models", "flux-dev", "flux-schnell", *WORDS[3:5], "12GiB", "--gpus", "1"]
     assert cli.main([*words, "--out", str(tmp_path)]) == 0

@@ -53,7 +53,8 @@ def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> 
 
 
 def _name(row: Resolved, gpu: Card) -> str:
-    return f"{row.spec.model} {row.recipe} x {row.spec.processes}"
+    gpus = f" x {row.spec.processes}" if row.spec.processes > 1 else ""
+    return f"{row.spec.model} {row.recipe}{gpus}"
 
 
 class Replicas:
