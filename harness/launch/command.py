@@ -19,6 +19,7 @@ from harness.system import gpus, kernel
 
 __all__ = [
     "ALLOCATOR",
+    "GROUP_SECONDS",
     "HEAD",
     "INTERFACE",
     "PORT",
@@ -28,6 +29,8 @@ __all__ = [
     "display",
     "environment",
     "free_port",
+    "group_limit",
+    "group_seconds",
     "inherited",
     "on_loopback",
 ]
@@ -35,6 +38,12 @@ __all__ = [
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc's: freed blocks from that size on go back to the kernel at once, so that resident size
 follows live tensors."""
+GROUP_SECONDS = "HEADROOM_GROUP_SECONDS"
+"""The variable with the timeout of a rank's process groups (``group_limit``)."""
+AFTER_DEADLINE = 60
+"""Seconds from a run's deadline to the timeout of its process groups."""
+LONG_DEADLINE = 3600
+"""Seconds: under a longer deadline a hang should end by the groups' own, shorter timeouts."""
 # Set in a shell or by an outer launcher, these would silently change how the processes start.
 INHERITED = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_", "PMI_", "MV2_", "MPI_", "PET_")
 INHERITED_NAMES = {
@@ -139,6 +148,19 @@ def inherited() -> dict[str, str]:
         if key not in INHERITED_NAMES and not key.startswith(INHERITED)
     }
     return kept | {gpus.ORDER: gpus.order()}
+
+
+def group_seconds(deadline: float | None) -> float | None:
+    """Timeout of the process groups under a run's ``deadline``, both in seconds: later, so that the
+    deadline certainly comes first. None where the groups keep their libraries' own."""
+    behind = deadline is not None and deadline <= LONG_DEADLINE
+    return deadline + AFTER_DEADLINE if behind else None
+
+
+def group_limit(deadline: float | None) -> dict[str, str]:
+    """``group_seconds`` as a variable for the ranks, which set it (``worker.setup``)."""
+    seconds = group_seconds(deadline)
+    return {} if seconds is None else {GROUP_SECONDS: str(seconds)}
 
 
 def _accelerate() -> list[str]:

@@ -18,7 +18,15 @@ from typing import Any
 from harness import ROOT, result
 from harness.json_files import BadFile, read_json
 from harness.launch import log, outcome, recordings
-from harness.launch.command import command, display, environment, free_port, inherited, on_loopback
+from harness.launch.command import (
+    command,
+    display,
+    environment,
+    free_port,
+    group_limit,
+    inherited,
+    on_loopback,
+)
 from harness.resolve import Resolved
 from harness.result import LaunchRecord, Result
 from harness.spec import Spec
@@ -31,6 +39,7 @@ __all__ = [
     "display",
     "environment",
     "free_port",
+    "group_limit",
     "own_caches",
     "peak",
     "prepare",
@@ -114,7 +123,7 @@ def _start(
         return process.run_child(
             argv,
             cwd=ROOT,
-            env=inherited() | variables | own_caches(folder / COMPILED),
+            env=inherited() | group_limit(timeout) | variables | own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from harness.launch.command import group_seconds
 from harness.launch.log import decisive, first_match
 from harness.phases import RUN_PHASES
 from harness.result import Status
@@ -224,6 +225,10 @@ def _timed_out(facts: Facts) -> Outcome | None:
         return None
     limit = f"{facts.timeout_seconds:g} s" if facts.timeout_seconds else "its deadline"
     reason = f"not done after {limit}: stopped in {_at(facts)}"
+    if facts.processes > 1:
+        waits = group_seconds(facts.timeout_seconds)
+        of = f" of {waits:g} s" if waits else ""
+        reason += f"; this deadline came before the process groups' timeout{of}"
     return Outcome(Status.TIMEOUT, reason, "give a longer --timeout, or fewer --steps")
 
 
@@ -254,7 +259,7 @@ def _of_log(facts: Facts) -> Outcome | None:
         reason = f"the port for the processes to meet was taken: {_line(line)}"
         return Outcome(Status.FAILED, reason, "run it again: a free port is chosen each time")
     if line := first_match(WATCHDOG, facts.log):
-        reason = f"a collective of NCCL did not end in {_at(facts)}: {_line(line)}"
+        reason = f"a collective of NCCL ran into its group's timeout in {_at(facts)}: {_line(line)}"
         return Outcome(Status.FAILED, reason, _way_out(line))
     return None
 

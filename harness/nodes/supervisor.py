@@ -18,7 +18,16 @@ from pathlib import Path
 
 from harness import ROOT
 from harness.launch import launch
-from harness.launch.command import HEAD, INTERFACE, PORT, RANK, as_node, free_port, inherited
+from harness.launch.command import (
+    HEAD,
+    INTERFACE,
+    PORT,
+    RANK,
+    as_node,
+    free_port,
+    group_limit,
+    inherited,
+)
 from harness.nodes import network, preflight
 from harness.nodes.files import End, Go, Order, Ready, log_of, read, write
 from harness.nodes.local import own_folder
@@ -128,7 +137,7 @@ def _environment(order: Order, ready: Ready, interface: str, local: Path) -> dic
     own = {key: interface if value == INTERFACE else value for key, value in given}
     own["OMP_NUM_THREADS"] = str(max(1, ready.cores // order.processes))
     own |= {"HEADROOM_TOKEN": order.token, "HEADROOM_LOCAL": str(local)}
-    own |= launch.own_caches(local / launch.COMPILED)
+    own |= launch.own_caches(local / launch.COMPILED) | group_limit(order.timeout)
     if ready.cpu != order.cpu:
         # An op compiled for another processor may hold instructions that this one lacks.
         name = "".join(c if c.isalnum() else "_" for c in ready.cpu)

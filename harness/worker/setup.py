@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 
 from harness.data.brought import Brought
 from harness.data.cached import Cached
 from harness.data.feed import TOGETHER, Dataset, Feed, open_data
+from harness.launch.command import GROUP_SECONDS
 from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved
 from harness.result import reported_name
@@ -32,7 +35,24 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
     if resolved.spec.world:
         world.simulate(resolved.spec.world)
     listen_on_loopback()
-    return Accelerator(**resolved.recipe.accelerator_kwargs(resolved.launch))
+    given = resolved.recipe.accelerator_kwargs(resolved.launch)
+    return Accelerator(**_with_timeout(given, os.environ.get(GROUP_SECONDS)))
+
+
+def _with_timeout(given: dict[str, Any], seconds: str | None) -> dict[str, Any]:
+    """``given`` for ``Accelerator``, with ``seconds`` as the timeout of every process group: of the
+    first by accelerate's handler, of those made later by torch's defaults, which have no setter."""
+    if seconds is None:
+        return given
+    limit, c10d = timedelta(seconds=float(seconds)), torch.distributed.distributed_c10d
+    c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = limit
+    handlers = given.setdefault("kwargs_handlers", [])
+    if not any(isinstance(h, InitProcessGroupKwargs) for h in handlers):
+        handlers.append(InitProcessGroupKwargs())
+    for handler in handlers:
+        if isinstance(handler, InitProcessGroupKwargs):
+            handler.timeout = limit
+    return given
 
 
 def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:

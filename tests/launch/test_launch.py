@@ -200,18 +200,30 @@ def test_a_free_port_can_be_bound():
 def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, processes, kind):
     spec = Spec(recipe=recipe, processes=processes)
     words = launch.command(resolve(spec), tmp_path, port=launch.free_port())
-    script = [*words[: words.index("-m")], "-m", "tests.children.accelerated", str(tmp_path), kind]
-    env = {**os.environ, **launch.environment(resolve(spec))}
+    script = [*words[: words.index("-m")], "-m", "tests.children.accelerated", str(tmp_path)]
+    script += [recipe, str(processes)]
+    env = {**os.environ, **launch.environment(resolve(spec)), **launch.group_limit(600.0)}
     ended = process.run_child(script, cwd=ROOT, env=env, log=tmp_path / "log", timeout=240)
     said = (tmp_path / "log").read_text()
     assert ended.exit_code == 0, said
     ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
     threads = launch.environment(resolve(spec))["OMP_NUM_THREADS"]
     facts = {"type": kind, "processes": processes, "device": "cpu", "precision": "no"}
+    facts["timeouts"] = [660.0, 660.0] if processes > 1 else []
     assert ranks == [{**facts, "threads": threads}] * processes
     assert "were not passed to" not in said and "Setting OMP_NUM_THREADS" not in said
     # launcher and workers, and at most one tool that DeepSpeed asks while each is importing it
     assert ended.tree_processes <= 1 + processes * (1 + (kind == "DEEPSPEED"))
+
+
+@pytest.mark.parametrize(("deadline", "told"), [(300.0, "360.0"), (86400.0, None), (None, None)])
+def test_the_deadline_comes_before_the_timeout_of_the_ranks_groups(tmp_path, deadline, told):
+    """But not a long one: a hang would go on until then."""
+    code = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
+    words = [sys.executable, "-c", code, str(tmp_path / "variables.json")]
+    launch.run(resolve(SPEC), tmp_path, timeout=deadline, argv=lambda port: words)
+    found = json.loads((tmp_path / "variables.json").read_text())
+    assert found.get("HEADROOM_GROUP_SECONDS") == told
 
 
 def test_a_parent_without_torch():

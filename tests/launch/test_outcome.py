@@ -256,6 +256,12 @@ CASES = {
         "not done after 90 s: stopped in phase measure, step 3",
         "--timeout",
     ),
+    "deadline of several processes": (
+        {"stopped": "timeout", "timeout_seconds": 90.0, "processes": 2},
+        TIMEOUT,
+        "this deadline came before the process groups' timeout of 150 s",
+        "--timeout",
+    ),
     "bus error": ({"log": BUS}, FAILED, "bus error", "--shm-size"),
     "SIGBUS": ({"log": "traceback : Signal 7 (SIGBUS) received by PID 1"}, FAILED, "bus", "shm"),
     "shm full": ({"log": SHM}, FAILED, "shared memory is full", "--shm-size"),

@@ -61,6 +61,7 @@ def test_each_node_runs_its_own_part_with_its_own_facts(tmp_path):
     ]
     assert {v["GLOO_SOCKET_IFNAME"] for v in variables} == {"lo"}
     assert {v["HEADROOM_TOKEN"] for v in variables} == {"abc"}
+    assert {v["HEADROOM_GROUP_SECONDS"] for v in variables} == {"80.0"}, "after the deadline"
     assert len({v["HEADROOM_LOCAL"] for v in variables}) == 2
     assert int(variables[0]["OMP_NUM_THREADS"]) == kernel.cores()
     assert not any(Path(v["HEADROOM_LOCAL"]).exists() for v in variables)
