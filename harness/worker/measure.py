@@ -105,6 +105,7 @@ def _watch(bench: Bench) -> Watch | None:
     of everything alone."""
     if bench.resolved.spec.world:
         return None
+    bench.meter.close()  # the watch's table of signs is not the training's
     watch = Watch(bench.run.trained, bench.run.feed)
     bench.log.inputs = watch.inputs
     return watch

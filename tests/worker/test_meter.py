@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from harness.memory.traced_step import trace_step
 from harness.phases import PEAK_PHASES
 from harness.predict.tracing import trace
 from harness.result import Peak
-from harness.worker import environment
+from harness.spec import Spec
+from harness.worker import environment, measure, projections
 from harness.worker.loop import Log, optimizer_step
 from harness.worker.measuring import meter, sampling
 
@@ -82,6 +84,19 @@ def test_a_phase_keeps_the_maximum_of_each_count():
     counts.close()
     assert counts.phases["steady"] == Peak(allocated=100, reserved=160, active=101, process=150)
     assert counts.phases["load"] == Peak(allocated=7)
+
+
+def test_no_phase_counts_the_table_of_the_watch(train_here, monkeypatch):
+    run, log = train_here(Spec(recipe="single", model="DiT-T/4", global_batch=8), 1)
+    counts, seen = Counts(Peak(allocated=100)), []
+    counts.enter("prepare")
+    make = projections.signs
+    monkeypatch.setattr(
+        projections, "signs", lambda on: (seen.append(counts._running), make(on))[1]
+    )
+    spec = SimpleNamespace(spec=SimpleNamespace(world=0))
+    measure._watch(SimpleNamespace(resolved=spec, run=run, log=log, meter=counts))
+    assert seen == [None] and counts.phases["prepare"].allocated == 100
 
 
 def test_what_is_taken_and_given_back_within_a_phase_is_seen():
