@@ -97,12 +97,25 @@ class Dora(Lora):
 
 @dataclass(frozen=True, kw_only=True)
 class Qlora(Lora):
-    """LoRA over frozen weights stored in 4 bits (nf4), two to a byte, unpacked for each product."""
+    """LoRA over frozen weights stored in 4 bits (nf4), two to a byte, unpacked for each product;
+    all linear layers are packed except those that the model's class keeps in float32
+    (``layers=blocks``: those of the blocks that can have an adapter).
+    """
 
     name: ClassVar[str] = "qlora"
     alters: ClassVar[tuple[str, ...]] = ("forward", *Lora.alters)
-    source: ClassVar[str] = "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes, peft"
+    source: ClassVar[str] = (
+        "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes, peft; diffusers, "
+        "quantizers/bitsandbytes/utils.py (which layers)"
+    )
     needs: ClassVar[tuple[str, ...]] = ("peft", "bitsandbytes")
+
+    layers: str = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers not in ("all", "blocks"):
+            raise ValueError(f"layers is {self.layers!r}; all, or blocks")
 
     def traits(self) -> frozenset[str]:
         return super().traits() | {"quantized_weights", "packed_weights"}
@@ -118,12 +131,24 @@ class Qlora(Lora):
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.adapters.nf4 import quantize
 
-        quantize(module, subject.linears)
+        quantize(module, self._packed(module, subject))
         module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
         inject(module, subject, self.rank, self.chosen(subject))
         del module.is_loaded_in_4bit
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.adapters.nf4 import packed_facts
+    def _packed(self, module: Any, subject: Subject) -> tuple[str, ...]:
+        """Names of the layers of ``module`` that are to be packed."""
+        from strategies.adapters.nf4 import unpacked
 
-        return {**super().evidence(trained), **packed_facts(trained.module)}
+        every = unpacked(module) if self.layers == "all" else ()
+        return tuple(dict.fromkeys((*subject.linears, *every)))
+
+    def evidence(self, trained: Trained) -> dict[str, Any]:
+        from strategies.adapters.nf4 import packed_facts, unpacked
+
+        whole = unpacked(trained.module) if self.layers == "all" else ()
+        demand(not whole, f"{len(whole)} linear layers are in full: {', '.join(whole[:3])}")
+        facts = packed_facts(trained.module)
+        least = len(trained.subject.linears)
+        demand(facts["packed_layers"] >= least, f"not all of {least} linear layers are packed")
+        return {**super().evidence(trained), **facts}

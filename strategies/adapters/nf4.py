@@ -18,7 +18,7 @@ from strategies.base import demand
 from strategies.evidence.stored import bytes_of, stored
 from strategies.precision.autocast import autocast_dtype
 
-__all__ = ["Packed", "packed_facts", "quantize"]
+__all__ = ["Packed", "packed_facts", "quantize", "unpacked"]
 
 NF4 = {"requires_grad": False, "quant_type": "nf4"}
 
@@ -89,6 +89,27 @@ def quantize(module: nn.Module, names: Iterable[str]) -> None:
         module.set_submodule(name, pack(module.get_submodule(name)))
 
 
+def unpacked(module: nn.Module) -> tuple[str, ...]:
+    """Names of the linear layers that are stored in full and that diffusers would pack: no
+    adapters, and no layers that the model's class keeps in float32.
+
+    Source: diffusers 0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and
+    bnb_quantizer.py, which skips ``_keep_in_fp32_modules``.
+    """
+    kept = getattr(module, "_keep_in_fp32_modules", None) or ()
+    return tuple(
+        name
+        for name, part in module.named_modules()
+        if type(part) is nn.Linear and "lora_" not in name and not _names(kept, name)
+    )
+
+
+def _names(keys: Iterable[str], name: str) -> bool:
+    """Whether one of ``keys`` is a layer's name, its last word, or a module around the layer."""
+    last = name.rpartition(".")[2]
+    return any(key in (name, last) or f"{key}." in name for key in keys)
+
+
 def packed_facts(module: nn.Module) -> dict[str, Any]:
     """Bytes of the packed weights against the elements they stand for, and how many this rank has
     of them; the scales are whole on every rank."""
@@ -103,6 +124,7 @@ def packed_facts(module: nn.Module) -> dict[str, Any]:
     scales = sum(w.quant_state.absmax.nbytes for w in weights)
     here = bytes_of(part for w in weights for part in stored(w.data) if part.numel())
     return {
+        "packed_layers": len(weights),
         "packed_elements": elements,
         "packed_bytes": packed_bytes,
         "packed_bytes_here": here,

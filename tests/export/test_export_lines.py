@@ -61,7 +61,7 @@ class Seen:
 
 def run(resolved: Resolved, lines: list[Lines]) -> tuple[Trained, Seen]:
     """The script with these lines, executed."""
-    text = script("title", "command", lines, NUMBERS.format(resolved.launch.accumulation), ())
+    text = script("title", ("command", ""), lines, NUMBERS.format(resolved.launch.accumulation), ())
     seen, usual = Seen(), torch.Tensor.backward
 
     def backward(loss: Any, *given: Any, **named: Any) -> None:
@@ -171,6 +171,11 @@ def of_kind(trained: Trained, name: str) -> int:
     return sum(type(module).__name__ == name for module in trained["model"].modules())
 
 
+def in_four_bits(trained: Trained) -> int:
+    """How many weights are stored as bytes."""
+    return sum(p.dtype == torch.uint8 for p in trained["model"].parameters())
+
+
 def captured() -> int:
     """Calls that went into compiled graphs."""
     return torch._dynamo.utils.counters["stats"]["calls_captured"]
@@ -212,9 +217,8 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "fp8:emulate=on": lambda t, s: of_kind(t, "Float8Linear") == 16,
     "lora:rank=4": lambda t, s: adapters(t, 4),
     "dora": lambda t, s: adapters(t, 8) and any("magnitude" in n for n in free(t)),
-    "qlora": lambda t, s: adapters(t, 8) and any(
-        str(p.dtype) == "torch.uint8" for p in t["model"].parameters()
-    ),
+    "qlora": lambda t, s: adapters(t, 8) and in_four_bits(t) > 16,
+    "qlora:layers=blocks": lambda t, s: adapters(t, 8) and in_four_bits(t) == 16,
     "head": lambda t, s: free(t) == {"final.weight", "final.bias"},
     "difffit": lambda t, s: sum(n.endswith(".gamma") for n in free(t)) == 8,
     "controlnet": lambda t, s: sum(n.endswith(".zero.weight") for n in free(t)) == 2,

@@ -12,6 +12,7 @@ OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
     "block_swap": ["single+block_swap:blocks=3", "single+block_swap:blocks=3+lora"],
     "cast": ["single+cast+lora", "single+cast:to=fp8+lora"],
+    "qlora": ["single+qlora", "single+qlora:layers=blocks"],
     "lora": ["single+lora", "single+lora:rank=4"],
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],

@@ -204,6 +204,7 @@ IN_FOUR_BITS = {
     # stored, whole -> bytes of a whole weight, and of the spec
     ("single+bf16_pure+nf4", "single+bf16_pure"): (2, SAMPLES),
     ("single+bf16+qlora", "single+bf16+lora"): (4, {}),
+    ("single+bf16+qlora:layers=blocks", "single+bf16+lora"): (4, {}),
 }
 
 
@@ -224,7 +225,11 @@ def test_a_gpu_holds_weights_in_four_bits_as_their_library_lays_them_out(texts, 
         fresh()
         found.append(simulate(resolve(spec)))
     plain = rows[0].subject.make()
-    names = layers.linears(plain, rows[0].subject) if fields else rows[0].subject.linears
+    names = rows[0].subject.linears
+    if fields:
+        names = layers.linears(plain, rows[0].subject)
+    elif "layers" not in texts[0]:
+        names = [name for name, part in plain.named_modules() if isinstance(part, torch.nn.Linear)]
     counts = [plain.get_submodule(name).weight.numel() for name in names]
     stored, whole = found
     assert whole.between - stored.between == sum(size * n - four_bits(n) for n in counts)

@@ -34,6 +34,7 @@ from strategies.recipe import RecipeError
 from strategies.sharding import Sharding, sharding_kinds
 from strategies.sizes import Sizes
 from strategies.step.ema import Ema
+from tests.made.publics import miniature
 from tests.made.recipes import OTHERS, SETTINGS, TRAINED_HERE
 
 FILES = ROOT / "strategies"
@@ -315,3 +316,14 @@ def test_buckets_are_even_whatever_the_model(total):
     assert sizes["allgather_bucket_size"] % 2 == sizes["reduce_bucket_size"] % 2 == 0
     small = buffer_sizes(Sizes(1000, block=100, tensor=99, bias=10))
     assert small["allgather_bucket_size"] == 100
+
+
+@pytest.mark.parametrize("layers", ["all", "blocks"])
+def test_qlora_leaves_in_full_the_layers_that_a_model_s_class_keeps(layers, train_here):
+    """Wan's class keeps its time embedder; its model reads the type of that embedder's weights."""
+    run, log = train_here(miniature("wan2.1-1.3b", f"single+bf16_pure+qlora:layers={layers}"), 1)
+    named = run.trained.module.named_modules()
+    full = {n for n, m in named if type(m) is torch.nn.Linear and "lora_" not in n}
+    kept = {f"condition_embedder.time_embedder.linear_{i}" for i in (1, 2)}
+    assert full == kept if layers == "all" else full > kept | {"proj_out"}
+    assert log.losses[0].isfinite()

@@ -24,6 +24,10 @@ def full_precision(self, module, subject):
     inject(module, subject, self.rank)
 
 
+def of_blocks_alone(self, module, subject):
+    return subject.linears
+
+
 def twice_the_rank(self, module, subject):
     inject(module, subject, 2 * self.rank)
 
@@ -115,6 +119,7 @@ LOST: Table = {
     "one layer in full": ("single+cast+lora", Cast, "edit_model", all_but_one),
     "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
     "weights decoded once and kept": ("single+cast+lora", Cast, "edit_model", decoded_once),
+    "modulations in full": ("single+qlora", Qlora, "_packed", of_blocks_alone),
     "weights in full": ("single+qlora", Qlora, "edit_model", full_precision),
     "the whole model trains": ("single+head", Head, "edit_model", nothing),
     "biases train too": ("single+head", Head, "edit_model", biases_only),
