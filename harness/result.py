@@ -79,7 +79,7 @@ class Peak:
     ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
     allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as used
-    (cudaMemGetInfo: context and libraries too, and whatever other processes hold), sampled while
+    (cudaMemGetInfo: context and libraries too, less what was used before the run), sampled while
     the phase runs where its steps are not timed, and at its end; and without one the plain resident
     high-water mark of the process.
     """

@@ -16,7 +16,13 @@ from harness.worker.loop import Log, Run
 from harness.worker.measuring.bench import Bench
 from harness.worker.measuring.gpu_watch import GpuWatch
 from harness.worker.measuring.memory_limit import hold
-from harness.worker.measuring.meter import Meter, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.measuring.meter import (
+    Meter,
+    cards_before,
+    make_meter,
+    pinned_bytes,
+    resident_peak_bytes,
+)
 from harness.worker.measuring.passes import measured_steps, training_steps, trial_steps
 from harness.worker.measuring.usage import as_usage
 from harness.worker.projections import Watch
@@ -74,10 +80,11 @@ def measure(
 
 def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None) -> Bench:
     """Everything up to the first step, each phase of it with its peak."""
+    before = cards_before(resolved.spec.device)
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
-    meter = make_meter(accelerator.device)
+    meter = make_meter(accelerator.device, before)
     if memory_limit:
         hold(accelerator.device, memory_limit)
     reporter.peak = meter.peak_bytes

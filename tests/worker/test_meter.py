@@ -22,6 +22,8 @@ from harness.phases import PEAK_PHASES
 from harness.predict.tracing import trace
 from harness.result import Peak
 from harness.spec import Spec
+from harness.system import gpus
+from harness.system.gpus import Gpu
 from harness.worker import environment, measure, projections
 from harness.worker.loop import Log, optimizer_step
 from harness.worker.measuring import meter, sampling
@@ -170,6 +172,31 @@ def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(monkeypatch)
         gpu.used = 90
         found.close()
         assert found.phases[phase].process == seen and not found.sampler.running
+
+
+@pytest.mark.parametrize(
+    ("total", "used", "order", "counted"),
+    [
+        (1040, 60, "PCI_BUS_ID", 640),  # a desktop
+        (1040, 0, "PCI_BUS_ID", 700),  # nobody, or nvidia-smi does not tell
+        (4000, 60, "PCI_BUS_ID", 700),  # the device is a slice of the card
+        (1040, 60, "FASTEST_FIRST", 700),  # perhaps another card's
+        (1040, 900, "PCI_BUS_ID", 0),  # let go of meanwhile
+    ],
+)
+def test_what_a_desktop_uses_is_not_needed_by_a_row(total, used, order, counted, monkeypatch):
+    gpu = Device(used=700)
+    for name in ("mem_get_info", "memory_stats", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    cards = [Gpu(index=i, name="a", total_bytes=total, used_bytes=used * i) for i in range(2)]
+    monkeypatch.setattr(gpus, "visible", lambda: tuple(cards))
+    monkeypatch.setenv(gpus.ORDER, order)
+    found = meter.make_meter(torch.device("cuda", 1), meter.cards_before("cuda"))
+    found.enter("steady")
+    found.close()
+    assert found.phases["steady"].process == found.baseline_bytes == counted
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert meter.cards_before("cuda") == meter.cards_before("cpu") == (), "our own context is there"
 
 
 def test_a_peak_survives_a_library_that_resets_the_counts(monkeypatch):

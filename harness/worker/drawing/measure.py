@@ -28,7 +28,7 @@ from harness.worker.measure import measured_rank, result_of, traced_steps
 from harness.worker.measuring import heap
 from harness.worker.measuring.bench import Bench
 from harness.worker.measuring.gpu_watch import GpuWatch
-from harness.worker.measuring.meter import make_meter
+from harness.worker.measuring.meter import cards_before, make_meter
 from harness.worker.sabotage import sabotage
 from harness.worker.status import Reporter
 from strategies.evidence.updates import relative_error
@@ -95,9 +95,10 @@ def measure(
 
 def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench:
     """Everything up to the first batch."""
+    before = cards_before(resolved.spec.device)
     accelerator = setup.make_accelerator(resolved)
     setup.rehearse(resolved, accelerator)
-    meter = make_meter(accelerator.device)
+    meter = make_meter(accelerator.device, before)
     reporter.peak = meter.peak_bytes
 
     def enter(phase: str) -> None:

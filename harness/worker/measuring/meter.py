@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import os
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +20,19 @@ import torch
 
 from harness.launch.command import ALLOCATOR
 from harness.result import Peak
+from harness.system import gpus
+from harness.system.gpus import Gpu
+from harness.system.machine import SLICE
 from harness.worker.measuring.sampling import Highest, Sampler, is_sampled
 
-__all__ = ["CudaMeter", "Meter", "ResidentMeter", "make_meter", "resident_peak_bytes"]
+__all__ = [
+    "CudaMeter",
+    "Meter",
+    "ResidentMeter",
+    "cards_before",
+    "make_meter",
+    "resident_peak_bytes",
+]
 
 
 class Meter(Protocol):
@@ -100,14 +111,18 @@ class CudaMeter(_Phases):
     ``process`` is total minus free bytes of the device (cudaMemGetInfo), the highest that was seen
     at the end of the phase and, where its steps are not timed, while it ran: the allocator's
     reserve, the CUDA context, NCCL and library workspaces. It is this process's alone because a run
-    is refused on a GPU that other processes use.
+    is refused on a GPU that other jobs use, and what a desktop used before is taken off.
+
+    Args:
+        before: the cards before this process had a context (``cards_before``).
     """
 
     kind = "cuda"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before: Sequence[Gpu] = ()) -> None:
         super().__init__()
         self.device = device
+        self._used_before = _used_before(device, before)
         self.notes: list[str] = []
         self.used = Highest(self._used)
         self.sampler = Sampler(self.used)
@@ -124,7 +139,7 @@ class CudaMeter(_Phases):
 
     def _used(self) -> int:
         free, total = torch.cuda.mem_get_info(self.device)
-        return total - free
+        return max(0, total - free - self._used_before)
 
     def _reset_by_others(self, *given: Any, **named: Any) -> None:
         """In the place of torch's own. DeepSpeed's ZeRO-1 and 2 reset the counts as they are made
@@ -184,9 +199,23 @@ class ResidentMeter(_Phases):
         return Peak(allocated=max(0, peak - self.baseline_bytes), process=peak)
 
 
-def make_meter(device: torch.device) -> Meter:
-    """The meter for ``device``."""
-    return CudaMeter(device) if device.type == "cuda" else ResidentMeter()
+def make_meter(device: torch.device, before: Sequence[Gpu] = ()) -> Meter:
+    """The meter for ``device``; ``before``: the cards before the process used one."""
+    return CudaMeter(device, before) if device.type == "cuda" else ResidentMeter()
+
+
+def cards_before(kind: str) -> tuple[Gpu, ...]:
+    """The cards that CUDA is to count, before this process has a context on one; none where it
+    has one, where CUDA counts in another order than nvidia-smi, or for another ``kind``."""
+    late = kind != "cuda" or torch.cuda.is_initialized()
+    return () if late or gpus.order() != gpus.BY_BUS else gpus.visible()
+
+
+def _used_before(device: torch.device, before: Sequence[Gpu]) -> int:
+    """Bytes of the card of ``device`` that were in use; 0 where it is a part of that card (MIG)."""
+    total, place = torch.cuda.mem_get_info(device)[1], device.index or 0
+    whole = place < len(before) and total > SLICE * before[place].total_bytes
+    return before[place].used_bytes if whole else 0
 
 
 def resident_peak_bytes() -> int:
