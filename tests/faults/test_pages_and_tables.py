@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from harness import cli
-from harness.commands import listing
+from harness.commands import console, listing
 from harness.commands.console import print_listed
 from harness.report import SuiteHead, build, compare, print_comparison, print_report, write_report
 from harness.report.data.grid import text_grid
@@ -220,3 +220,10 @@ def test_a_log_is_as_wide_as_columns_says(asked, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", asked)
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert make_console().width == columns
+
+
+def test_a_console_highlights_no_number_by_itself() -> None:
+    """Rich takes seconds to highlight a cell of thousands of digits."""
+    out = io.StringIO()
+    console.PlainConsole(file=out, width=100, force_terminal=True).print("row 123")
+    assert out.getvalue() == "row 123\n"
