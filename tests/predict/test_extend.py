@@ -105,10 +105,11 @@ def test_a_shallow_model_is_traced_whole():
 UNLIKE = (
     "single+bf16_pure+checkpoint:share=0.5", "single+bf16_pure+checkpoint:share=0.9",
     "single+bf16_pure+lora+block_swap:blocks=3", "zero3_offload_partial+bf16", "pp+bf16",
+    "zero2_offload+bf16", "zero3_offload+bf16", "zero3_nvme+bf16+lora",
 )  # fmt: skip
 ALIKE = (
     "single+bf16", "single+bf16_pure+lora+checkpoint", "single+bf16_pure+checkpoint:keep=products",
-    "zero3+bf16+checkpoint", "fsdp2+bf16_pure+dora", "zero2_offload+bf16",
+    "zero3+bf16+checkpoint", "fsdp2+bf16_pure+dora", "fsdp2_offload+bf16",
 )  # fmt: skip
 
 

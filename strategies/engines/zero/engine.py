@@ -133,9 +133,11 @@ class Zero(Engine):
         return "device" if device == "none" else device
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Each block by itself where some pieces of the optimizer are dealt to host memory: pieces
-        end within blocks."""
-        return range(depth) if self.partly else super().by_block(depth)
+        """Each block by itself where host memory holds a part of the training: buffers span
+        blocks, and torch rounds each pinned one to a power of two (``sizes.pinned_block``), so
+        that host memory grows in steps and not with the number of blocks."""
+        on_device = all(self.place(what) == "device" for what in BLOCK_OF)
+        return super().by_block(depth) if on_device else range(depth)
 
     def refuses(self, launch: Launch) -> str | None:
         groups = chosen.refusal(self.zero, launch.processes)
