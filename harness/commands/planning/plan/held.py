@@ -30,7 +30,7 @@ def held_back(fit: Fit) -> int:
 
 def held_notes(fits: Sequence[Fit]) -> list[str]:
     """Of the rows that may fit, where it may be more than what is left of the card."""
-    able = [fit for fit in fits if fit.may_fit and held_back(fit) > fit.margin_bytes]
+    able = [fit for fit in fits if fit.may_fit and held_back(fit) > max(0, fit.margin_bytes)]
     return [
         f"{fit.label}: up to {gib(held_back(fit))} GiB more, gathered weights that are let go of, "
         "may be held until the GPU has used them: the allocator would then wait, which is slow."
