@@ -116,8 +116,8 @@ class Subject:
 
     ``model`` is its name as a spec spells it. ``objectives`` are the ways in which it can be
     trained (``harness.subjects.objectives``), the usual one first. ``brings_samples``: whether
-    ``samples`` gives any, so that the spec's data is "synthetic". ``of_library``: its steps are the
-    Python of a library, or of a user, whose host plans count as public trainers' were measured.
+    ``samples`` gives any, so that the spec's data is "synthetic". ``of_library``: its model is a
+    library's, or a user's, and draws no noise of other ranks.
     ``random_blocks``: blocks may draw random numbers, so what is recomputed needs the generator's
     state again. ``parts`` are keys of ``PARTS``.
     """

@@ -233,8 +233,7 @@ def _seconds(
     if not prediction.work:
         return None
     tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)
-    library = resolved.subject.of_library
-    return seconds(prediction.work, gpu, resolved.spec.processes, tf32, library, slower)
+    return seconds(prediction.work, gpu, resolved.spec.processes, tf32, slower)
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

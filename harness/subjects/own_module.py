@@ -59,7 +59,7 @@ class OwnModule(Subject):
 
     objectives: ClassVar[tuple[str, ...]] = ("own",)
     brings_samples: ClassVar[bool] = True
-    of_library: ClassVar[bool] = True  # it is Python that issues operations one by one, too
+    of_library: ClassVar[bool] = True
     function: ClassVar[Callable[[], Any]]
 
     @classmethod

@@ -125,15 +125,15 @@ def covered(known: float, got: float, spread: float) -> bool:
 # ---- families that the figures did not see ----
 
 ISSUE, SHARE = 35e-6, 0.35
-"""What a plan of a public model counts for an operation of its host, and how uncertain its
+"""What a plan counts for an operation of its host, and how uncertain its
 computation is (``harness.predict.speed``)."""
 
 
 def left_out(record: Mapping[str, Found]) -> dict[str, tuple[float, int, int]]:
     """Model -> what the slowest host takes for an operation, in seconds, where that is chosen on
     all other models' rows alone (the least with which nine of ten of them are covered); how many of
-    this model's rows that covers, and of how many. Of DiTs, planned without a host, none, and of
-    rows that came "after" the figures."""
+    this model's rows that covers, and of how many. None of DiTs, on which no figure was chosen, and
+    none of rows that came "after" the figures."""
     models = {row["name"]: row["run"]["model"] for row in rows()
               if not row.get("after") and not row["run"]["model"].startswith("DiT")}  # fmt: skip
     found = [(models[name], _issued(record[name], known, got))

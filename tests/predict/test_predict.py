@@ -13,6 +13,7 @@ from harness import cli
 from harness.commands.planning.plan.answer import answer
 from harness.commands.planning.plan.check import check_line
 from harness.commands.planning.plan.held import held_back, held_notes
+from harness.commands.planning.plan.table import notes
 from harness.json_files import BadFile
 from harness.memory.categories import CATEGORIES
 from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
@@ -317,22 +318,48 @@ def test_time_is_the_slower_of_flops_and_bytes():
     assert 0.3 * both.total <= both.spread <= 0.6 * both.total
 
 
-def test_a_library_s_host_issues_each_operation_and_may_be_slow():
+@pytest.mark.parametrize(
+    ("device", "switch", "dtype"),
+    [("meta", True, "tf32"), ("meta", False, "float32"), ("cpu", True, "float32")],
+)
+def test_a_gpu_s_float32_convolutions_are_tf32_unless_a_recipe_says_no(
+    device, switch, dtype, monkeypatch
+):
+    """As a VAE's are, which encodes images beside a training in 16 bits."""
+    import torch
+
+    from harness.predict.tracing.work import Counter
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", switch)
+    x, weight = (torch.empty(2, 4, 8, 8, device=device) for _ in range(2))
+    counter, convolution = Counter(device, "cpu"), torch.ops.aten.convolution.default
+    given = (x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    counter.see("forward", convolution, given, convolution(*given))
+    counter.see("forward", torch.ops.aten.mm.default, (x[0, 0], x[0, 0]), x[0, 0] @ x[0, 0])
+    assert [work.dtype for work in counter.work()] == [dtype, "float32"]
+    card = cards.find("A100-80GB")
+    assert rates.rates(card, 1).product("tf32") == rates.rates(card, 1).product("float32", True)
+
+
+def test_the_host_issues_each_operation_and_may_be_slow():
     card, count = cards.find("H100-80GB"), 10_000
     small = Work(phase="forward", kind="memory", dtype="", flops=0, bytes=8, count=count)
-    own, public = (roofline.seconds([small], card, 1, by_library=on) for on in (False, True))
-    assert own.total == pytest.approx(count * rates.LAUNCH) and own.overhead == 0
-    assert public.total == pytest.approx(count * rates.ISSUE) and public.compute == own.compute
-    assert public.total + public.spread == pytest.approx(count * rates.SLOWEST)
+    found = roofline.seconds([small], card, 1)
+    assert found.compute == pytest.approx(count * rates.LAUNCH)
+    assert found.total == pytest.approx(count * rates.ISSUE)
+    assert found.total + found.spread == pytest.approx(count * rates.SLOWEST)
     large = dataclasses.replace(small, kind="product", dtype="bfloat16", flops=10**12)
-    hidden = roofline.seconds([large], card, 1, by_library=True)
-    assert hidden.total == roofline.seconds([large], card, 1).total, "the device is the later"
+    hidden = roofline.seconds([large], card, 1)
+    assert hidden.overhead == 0, "the device is the later"
     assert hidden.spread == pytest.approx(0.35 * hidden.total)
-    judged = [
-        verdict.judge(row, prediction(1, work=[small]), card).seconds.total
+    fits = [
+        verdict.judge(row, prediction(1, work=work), card)
         for row in (asked("single"), resolve(miniature("flux-dev", "single")))
+        for work in ([small], [large])
     ]
-    assert judged == pytest.approx([own.total, public.total])
+    assert [fit.seconds.total for fit in fits] == pytest.approx([found.total, hidden.total] * 2)
+    said = [[note for note in notes([fit]) if "floor of the host" in note] for fit in fits]
+    assert [len(some) for some in said] == [1, 0, 1, 0] and "10,000" in said[0][0]
 
 
 def test_what_is_sent_beside_a_phase_hides_behind_that_phase_alone():

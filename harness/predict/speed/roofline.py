@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from harness.calibration.residuals import Fitted
 from harness.predict.speed.cards import NODE, Card
 from harness.predict.speed.rates import ISSUE, SLOWEST, Rates, rates
 
@@ -33,11 +34,9 @@ __all__ = [
 BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped", "passed")
 KERNELS = ("product", "attention", "memory")
-SPREAD = {"compute": 0.30, "communication": 0.50, "offload": 0.60}
-"""Relative uncertainty of each part, uncalibrated."""
-LIBRARY_SPREAD = {**SPREAD, "compute": 0.35}
-"""The same of a library's models: with the slowest host's, nine of ten public rows lie within it
-(tests/test_public_peaks.py)."""
+SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
+"""Relative uncertainty of each part, uncalibrated: with the slowest host's, nine of ten public rows
+lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """The same of a CPU that is known by its cores alone: half or twice is common."""
 
@@ -109,24 +108,22 @@ def seconds(
     gpu: Card,
     processes: int,
     tf32: bool = False,
-    by_library: bool = False,
     slower: Slower = AS_TYPICAL,
 ) -> Seconds:
-    """Predicted seconds of one step on ``gpu``, one of ``processes``. ``by_library``: whether
-    the model is Python of a library, whose host is counted as those of public trainers are, unless
-    whole steps were measured. ``slower``: what if the card, or the links, took longer."""
-    found, typical = rates(gpu, processes), LIBRARY_SPREAD if by_library else SPREAD
-    found = found.slowed(slower.compute, slower.communication)
-    usual = CPU_SPREAD if gpu.shared else typical
+    """Predicted seconds of one step on ``gpu``, one of ``processes``. The host that issues the
+    operations is counted as those of public trainers are, unless whole steps were measured.
+    ``slower``: what if the card, or the links, took longer."""
+    found = rates(gpu, processes).slowed(slower.compute, slower.communication)
+    usual = CPU_SPREAD if gpu.shared else SPREAD
     parts = parts_of(work, found, processes, tf32)
-    fitted = gpu.calibrated.fitted if gpu.calibrated else None
-    factors = fitted.factors if fitted else {}
-    count = issued(work) if by_library and not fitted and not gpu.shared else 0
+    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
+    factors = fitted.factors
+    count = 0 if fitted.rows or gpu.shared else issued(work)
     return Seconds(
         **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
         overhead=max(0.0, ISSUE * count - sum(parts.values())),
         slowest=SLOWEST * count,
-        shares={**usual, **(fitted.shares if fitted else {})},
+        shares={**usual, **fitted.shares},
     )
 
 

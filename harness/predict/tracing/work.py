@@ -120,6 +120,12 @@ class Counter:
             for key, count in self.tally.items()
         ]
 
+    def _rounds(self, func: Any) -> bool:
+        """True for a convolution on a GPU while cuDNN may compute float32 in TF32, its default.
+        Matrix products follow the recipe instead (``roofline.seconds``)."""
+        is_convolution = "convolution" in func._schema.name
+        return self.device != "cpu" and is_convolution and torch.backends.cudnn.allow_tf32
+
     def _kind(
         self, func: Any, args: Any, ins: list[Any], outs: list[Any], out: Any
     ) -> tuple[str, str, int, int]:
@@ -133,6 +139,8 @@ class Counter:
         if formula is None:
             return "memory", dtype, 0, size
         flops = int(formula(*args, out_val=out))
+        if dtype == "float32" and self._rounds(func):
+            dtype = "tf32"
         kind = "attention" if "attention" in func._schema.name else "product"
         return kind, dtype, flops, size
 

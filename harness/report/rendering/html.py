@@ -244,7 +244,8 @@ def _unfinished(report: Report) -> str:
         return ""
     listed = report.unfinished[:MANY]
     grid = html_parts.table(tables.unfinished_grid(listed))
-    grid += tag("p", sentences.left_out(len(listed), len(report.unfinished)), "note")
+    if left := sentences.left_out(len(listed), len(report.unfinished)):
+        grid += tag("p", left, "note")
     logs = [
         f"<details><summary>{escape(unfinished.label)}<small>end of its log</small></summary>"
         f"<pre>{escape(unfinished.result.log_tail)}</pre></details>"

@@ -14,6 +14,8 @@ from harness.commands.planning.plan.why import why
 from harness.predict import beside, residuals, verdict
 from harness.predict.speed import calibrated
 from harness.predict.speed.cards import Card
+from harness.predict.speed.rates import ISSUE
+from harness.predict.speed.roofline import issued
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.data.grid import text_grid
@@ -127,7 +129,21 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
-    return [*notes, *_of_each(fits)]
+    return [*notes, *_host_bound(fits), *_of_each(fits)]
+
+
+def _host_bound(fits: Sequence[Fit]) -> list[str]:
+    """Name the rows whose step time the host sets, and the least time that it sets."""
+    bound = [fit for fit in fits if fit.seconds and fit.seconds.overhead]
+    if not bound:
+        return []
+    some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
+    least = min(issued(fit.prediction.work) for fit in bound)
+    return [
+        f"The host, not the card, sets the step time of {some}: Python issues {least:,} or more "
+        f"operations a step, each in {ISSUE * 1e6:.0f} microseconds. That floor of the host is "
+        f"{ISSUE * least:.2f} s on any card. A larger batch costs no time until the card is slower."
+    ]
 
 
 def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
