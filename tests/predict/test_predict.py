@@ -155,6 +155,14 @@ def test_reserved_memory_counts_the_streams_of_sharding_engines(tmp_path):
     assert reserved == pytest.approx(ALLOCATOR_MIB, abs=2)
 
 
+def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(tmp_path):
+    row = resolve(Spec(recipe="fsdp2+bf16_pure+lora", model="DiT-T/4", data="synthetic",
+                       global_batch=4, processes=2, device="cuda", ema=0.0))  # fmt: skip
+    (found,) = pool.predict_all([row], tmp_path, jobs=1)
+    assert found.method == "trace", found.fault
+    assert found.steady.categories["parameters"] == pytest.approx(row.subject.parameters, rel=0.1)
+
+
 def test_under_a_limit_cache_is_returned_before_it_fails():
     events = [(1, 0, 40 * MIB), (-1, 0, 40 * MIB), (1, 1, 60 * MIB)]
     assert replay(events).reserved == 100 * MIB

@@ -170,9 +170,10 @@ def _unpack(part: nn.Module, device: torch.device) -> None:
 
 
 def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """A part of a weight, which is cut where the whole was drawn, moved to where it will be."""
-    cut = hasattr(p, "share") and not isinstance(p, DTensor)
-    return initial.moved(p, device) if cut and p.device.type != device.type else p
+    """A part of a weight, which is cut where the whole was drawn, moved to where it will be. So is
+    any weight without storage, adapters among them: torch would move it by its data."""
+    alone = (hasattr(p, "share") or initial.storageless()) and not isinstance(p, DTensor)
+    return initial.moved(p, device) if alone and p.device.type != device.type else p
 
 
 @contextlib.contextmanager
