@@ -286,7 +286,7 @@ def test_the_least_memory_of_a_card_is_told_with_what_it_takes_of_the_host(monke
 def test_what_is_planned_unasked_traces_few_blocks_and_offloads_adapters():
     """Seconds follow from blocks: a recipe of Flux traces 16 of 57, some 20 s of a processor. Only
     one that swaps blocks, or offloads by DeepSpeed in buffers across blocks, is traced whole."""
-    for gpus, most in ((1, 12), (8, 12)):
+    for gpus, most in ((1, 12), (8, 13)):
         words = ["--model", "flux-dev", "--gpu", "RTX-4090", "--gpus", str(gpus)]
         parser = argparse.ArgumentParser()
         add_arguments(parser)

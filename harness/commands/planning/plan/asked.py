@@ -51,6 +51,7 @@ PUBLIC = [
     "ddp+bf16_pure+lora:rank=16+checkpoint",
     "zero3+bf16+lora:rank=16",
     "zero3+bf16+lora:rank=16+checkpoint",
+    "fsdp2+bf16_pure+lora:rank=16+checkpoint",
     "ddp+bf16_pure+checkpoint+adam8bit",
     "zero2+bf16+checkpoint",
     "zero3+bf16",
