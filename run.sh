@@ -145,7 +145,7 @@ ENVIRONMENT_GIB=8
 # pip's output, warnings included, goes to headroom.log; the end of it is shown when pip fails.
 pip_install() {
     local code=0 before
-    before=$(wc -l < "$venv/headroom.log")
+    before=$({ cat "$venv/headroom.log" 2>/dev/null || true; } | wc -l)
     "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" \
         >> "$venv/headroom.log" 2>&1 || code=$?
     if [ "$code" != 0 ]; then

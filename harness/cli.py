@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Each command has --help with its defaults and an example. Without a command: run, "
         "with the suite default. Read on: README.md.",
     )
-    parser.add_argument("--version", action="version", version=f"headroom {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
     rest = (
@@ -114,10 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _version() -> str:
-    """The version in ``pyproject.toml``. Python 3.10 cannot read TOML."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
+class _Version(argparse.Action):
+    """Prints the version in ``pyproject.toml``. Python 3.10 cannot read TOML."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        found = re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
+        print(f"headroom {found}")
+        parser.exit()
 
 
 def _say_defaults(command: argparse.ArgumentParser) -> None:

@@ -140,7 +140,7 @@ def test_a_dit_s_closed_forms_are_what_a_survey_finds(model, objective):
         (MODEL.replace(":Strip", ""), {}, "'' in .* is no strategies.subject.Subject"),
         (MODEL.replace("Strip", "Net"), {}, "'Net' in .* is no strategies.subject.Subject"),
         (MODEL, {"objective": "epsilon"}, "cannot be trained to 'epsilon'; give --objective flow"),
-        ("BROKEN", {}, "cannot be imported: ZeroDivisionError"),
+        ("BROKEN", {}, "line 1: ZeroDivisionError"),
     ],
 )
 def test_a_file_that_names_no_subject_is_bad_input(model, change, words, tmp_path):
