@@ -32,9 +32,9 @@ class Edge(NamedTuple):
 
 
 EDGES = {
-    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=9", "9 blocks"),
-    8: Edge("--recipes single+bf16 --global-batch 3", "micro batch 3"),
-    9: Edge(f"--recipes {ADAPTED} --frames 201", "480x832 of 201"),
+    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=17", "17 blocks"),
+    8: Edge("--recipes single+bf16+checkpoint --global-batch 14", "micro batch 14"),
+    9: Edge(f"--recipes {ADAPTED} --frames 157", "480x832 of 157"),
     13: Edge("--recipes single+bf16", "From single+bf16: no, needs"),
 }
 """Question -> what decides it."""
