@@ -3,7 +3,7 @@
     PYTHONPATH=.:tests .venv/bin/python tests/bench/large_report.py [ROWS] [GROUPS] [--predictions]
 
 ROWS (default 5,000) are spread over GROUPS (default 1); with ``--predictions`` each row has one.
-Issue 30 asks for 5,000 rows within 30 s of CPU, 500 MB, and a page below 5 MB.
+The goal: 5,000 rows within 30 s of CPU and 500 MB, and a page below 5 MB.
 """
 
 from __future__ import annotations
