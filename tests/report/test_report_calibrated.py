@@ -15,7 +15,7 @@ from harness.predict.speed.roofline import Work
 from harness.report import build, read_suite
 from harness.report.data.rows import SuiteHead
 from harness.report.figures.predicted import predicted_and_measured
-from harness.report.figures.predicted_fit import predicted_fit
+from harness.report.figures.predicted_fit import machine_facts, predicted_fit
 from harness.report.rendering import export, html, markdown, sentences, tables
 from harness.result import Status
 from tests.made.calibrations import CPU, GIB, H200, MIB, made, row, rows
@@ -85,7 +85,10 @@ def test_no_calibration_knows_the_network_between_machines():
 def test_processes_of_several_machines_do_not_share_one_memory():
     ddp = cpu_set()["ddp"]
     apart = dataclasses.replace(ddp, spec=dataclasses.replace(ddp.spec, nodes=2))
-    needs = [predicted_fit(one, Status.OK, foretold(one), [one]).need_bytes for one in (ddp, apart)]
+    needs = [
+        predicted_fit(one, Status.OK, foretold(one), machine_facts([one])).need_bytes
+        for one in (ddp, apart)
+    ]
     assert needs[0] == 2 * needs[1] > 0
 
 
@@ -106,17 +109,18 @@ def test_a_gpu_s_reserve_and_fit_hold_what_was_measured_to_stand_beside():
     told = foretold(ddp, allocated=30 * GIB, reserved=31 * GIB, least=29 * GIB)
     found = predicted_and_measured([ddp], {ddp.spec.key: told}, made(CARD))
     assert found.run_predicted == 30 * GIB + 70 * MIB
-    need = predicted_fit(ddp, Status.OK, told, [ddp], made(CARD)).need_bytes
+    need = predicted_fit(ddp, Status.OK, told, machine_facts([ddp]), made(CARD)).need_bytes
     beside = 570 + 200 * (ddp.spec.processes > 1)
     assert need == 29 * GIB + beside * MIB
-    assert need != predicted_fit(ddp, Status.OK, told, [ddp]).need_bytes
+    assert need != predicted_fit(ddp, Status.OK, told, machine_facts([ddp])).need_bytes
 
 
 def test_a_row_that_ran_out_of_memory_is_judged_by_it_too():
     lost = dataclasses.replace(gpu_set()["ddp"], status=Status.GPU_OOM)
     told = foretold(gpu_set()["ddp"], least=29 * GIB)
-    with_it = predicted_fit(lost, Status.GPU_OOM, told, [gpu_set()["ddp"]], made(CARD))
-    without = predicted_fit(lost, Status.GPU_OOM, told, [gpu_set()["ddp"]])
+    card = machine_facts([gpu_set()["ddp"]])
+    with_it = predicted_fit(lost, Status.GPU_OOM, told, card, made(CARD))
+    without = predicted_fit(lost, Status.GPU_OOM, told, card)
     assert with_it.need_bytes != without.need_bytes
 
 

@@ -34,7 +34,12 @@ from harness.report.figures import derive, drawn, parity
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import numbers
 from harness.report.figures.predicted import predicted_and_measured
-from harness.report.figures.predicted_fit import OUT_OF_MEMORY, predicted_fit
+from harness.report.figures.predicted_fit import (
+    OUT_OF_MEMORY,
+    Machines,
+    machine_facts,
+    predicted_fit,
+)
 from harness.result import Result, Status
 from harness.spec import Spec
 
@@ -56,8 +61,9 @@ def build(
     suite, predictions = suite or SuiteHead(), predictions or {}
     ends = [(result, *derive.effective_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]
+    machines = machine_facts(results)
     unfinished = [
-        _unfinished(result, status, reason, results, predictions, suite.calibration)
+        _unfinished(result, status, reason, machines, predictions, suite.calibration)
         for result, status, reason in ends
         if status is not Status.OK
     ]
@@ -85,13 +91,13 @@ def _unfinished(
     result: Result,
     status: Status,
     reason: str | None,
-    others: list[Result],
+    machines: Machines,
     predictions: Predictions,
     found: Calibration | None,
 ) -> Unfinished:
     fit = None
     if status in OUT_OF_MEMORY:
-        fit = predicted_fit(result, status, predictions.get(result.spec.key), others, found)
+        fit = predicted_fit(result, status, predictions.get(result.spec.key), machines, found)
     return Unfinished(
         label=label(result.spec),
         status=status,
@@ -117,12 +123,13 @@ def _rows(
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
         repetitions.setdefault(key, []).append(result)
     lost: dict[Spec, list[str]] = {}
+    machines = machine_facts(ranked)
     for ended in unfinished:
         spec = dataclasses.replace(ended.result.spec, repeat=0)
         lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
     return [
         dataclasses.replace(
-            _row(results, ranked, predictions, found), notes=tuple(lost.get(spec, ()))
+            _row(results, machines, predictions, found), notes=tuple(lost.get(spec, ()))
         )
         for (spec, _), results in repetitions.items()
     ]
@@ -130,7 +137,7 @@ def _rows(
 
 def _row(
     results: list[Result],
-    others: list[Result],
+    machines: Machines,
     predictions: Predictions,
     found: Calibration | None,
 ) -> Row:
@@ -141,7 +148,7 @@ def _row(
         results=tuple(results),
         numbers=numbers(results),
         predicted=predicted_and_measured(results, predictions, found),
-        predicted_fit=predicted_fit(first, Status.OK, prediction, others, found),
+        predicted_fit=predicted_fit(first, Status.OK, prediction, machines, found),
         calibrated=calibrated_row(results, prediction, found),
     )
 

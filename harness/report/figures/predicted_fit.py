@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,13 @@ from harness.predict.speed import calibrated
 from harness.predict.verdict import decide
 from harness.result import Result, Status
 
-__all__ = ["OUT_OF_MEMORY", "PredictedFit", "predicted_fit"]
+__all__ = ["OUT_OF_MEMORY", "PredictedFit", "machine_facts", "predicted_fit"]
 
 OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
+
+
+Machines = Mapping[str, Mapping[str, Any]]
+"""Device -> facts of the environment of a set's results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +38,18 @@ def predicted_fit(
     result: Result,
     status: Status,
     prediction: Prediction | None,
-    others: Sequence[Result],
+    machines: Machines,
     found: Calibration | None = None,
 ) -> PredictedFit | None:
     """The prediction for one run against the memory of its device; against the host's where that
     ran out, or where the device is a CPU. None where one of the two is not known.
 
-    ``others`` of the same set tell of the machine what a run that died could not; ``found`` is the
+    ``machines`` (``machine_facts``) tell what a run that died could not; ``found`` is the
     calibration of its device.
     """
     if prediction is None:
         return None
-    facts = _machine_facts(result, others)
+    facts = {**machines.get(result.spec.device, {}), **result.environment}  # the run's own win
     on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
     beside = _beside(result, facts, found)
     need = _host_need(prediction, result) if on_host else _device_need(prediction, beside)
@@ -54,12 +58,12 @@ def predicted_fit(
     return PredictedFit(need_bytes=need, have_bytes=have) if need and have else None
 
 
-def _machine_facts(result: Result, others: Iterable[Result]) -> Mapping[str, Any]:
-    alike = (other.environment for other in others if other.spec.device == result.spec.device)
-    merged: dict[str, Any] = {}
-    for facts in (*alike, result.environment):
-        merged |= facts  # the run's own come last, and win
-    return merged
+def machine_facts(results: Iterable[Result]) -> Machines:
+    """Device (cpu or cuda) -> the facts of the environment that any of the results has."""
+    machines: dict[str, dict[str, Any]] = {}
+    for result in results:
+        machines.setdefault(result.spec.device, {}).update(result.environment)
+    return machines
 
 
 def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
