@@ -100,9 +100,9 @@ def set_faults(folder: Path) -> Iterator[str]:
         yield from (f"{folder.name}/{page.name}: {f}" for f in page_faults(page, results, []))
 
 
-def _elsewhere(heads: Sequence[str]) -> bool:
+def _elsewhere(heads: list[str]) -> bool:
     """Whether tests of predictions hold a table: of memory's classes, and of rehearsed rows."""
-    return heads[:2] in (["class", "what it is"], ["cards", "recipe"]) or "shows" in heads
+    return list(heads[:2]) in (["class", "what it is"], ["cards", "recipe"]) or "shows" in heads
 
 
 def page_faults_of(page: Path, root: Path = ROOT) -> Iterator[str]:
