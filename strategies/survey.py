@@ -57,14 +57,24 @@ def of(
 
 
 def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
-    """Names of the parameters that a backward of all that ``run`` returns leaves without a
-    gradient."""
-    loss = sum(out.float().sum() for out in _floats(run()))
-    loss.backward()
+    """Return the names of the parameters that no gradient reaches from what ``run`` returns.
+
+    The graph is walked, and no backward runs: a build of torch for CUDA starts threads for it, and
+    forks of a process with such threads cannot run backward (torch's "Autograd and Fork").
+    """
+    waiting = [out.grad_fn for out in _floats(run())]
+    seen: set[Any] = {None}
+    reached: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # AccumulateGrad, of a leaf
+            reached.add(id(node.variable))
+        waiting += [before for before, _ in node.next_functions]
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    found = tuple(name for name, p in named if p.grad is None)
-    module.zero_grad(set_to_none=True)
-    return found
+    return tuple(name for name, p in named if id(p) not in reached)
 
 
 def _floats(out: Any) -> Iterator[Tensor]:
