@@ -49,6 +49,7 @@ def in_forks(function: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
     for one in cases:
         into, child = os.pipe(), os.fork()
         if child == 0:
+            torch.set_num_threads(1)  # as in harness.predict.tracing.forks
             before = set(sys.modules)
             with os.fdopen(into[1], "w") as pipe:
                 json.dump([function(one), imported(before)], pipe)

@@ -204,6 +204,7 @@ def program(asked: dict[str, Any], files: dict[str, int]) -> None:
     os.environ.update(asked["env"])
     os.dup2(files["log"], 1)
     os.dup2(files["log"], 2)
+    torch.set_num_threads(1)  # as in harness.predict.tracing.forks
     sys.argv[1:] = [str(files.get(word, word)) for word in asked["words"]]
     runpy.run_module(asked["program"], run_name="__main__", alter_sys=True)
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from harness.predict.tracing.remembered import known, learn, learned
 from harness.system.imports import imported, load
 from harness.system.process import die_with_parent
@@ -96,6 +98,10 @@ def _start(index: int, function: Function) -> tuple[int, _Fork]:
     code = 1
     try:
         die_with_parent()
+        # A fork makes torch's pool of threads anew at the first call that asks for it. Autograd's
+        # threads ask all at once, and one of them then finds no pool ("Invalid thread pool!",
+        # caffe2/utils/threadpool/pthreadpool-cpp.cc). So this thread asks first.
+        torch.set_num_threads(torch.get_num_threads())
         os.close(out)
         before, answers = set(sys.modules), known()
         with os.fdopen(into, "w") as pipe:
