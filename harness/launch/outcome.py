@@ -31,7 +31,7 @@ GPU_OOM = re.compile(
     r"|(?:CUDA|HIP)(?: driver| runtime)? error: out of memory"
     r"|Error \[CUDA\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
     r"|cudaErrorMemoryAllocation|CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
-    r"|Cuda failure.*out of memory|NCCL WARN Failed to CUDA (?!host)"
+    r"|Cuda failure.*out of memory|Failed to CUDA [mc]alloc"
     r"|CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublas(?:Lt)?Create"
     r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
     r"|NVML_SUCCESS == .* INTERNAL ASSERT FAILED at .*CUDACachingAllocator"
@@ -41,7 +41,7 @@ GPU_OOM = re.compile(
 ASSERTED = re.compile(r"device-side assert|Assertion .* failed|illegal memory access")
 # Pinned memory is host memory, though the message comes from CUDA.
 PINNED = re.compile(
-    r"\bCudaError: out of memory \(2\)|NCCL WARN Failed to CUDA host"
+    r"\bCudaError: out of memory \(2\)|Failed to CUDA host alloc"
     r"|(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc).*out of memory"
     r"|out of memory.*(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc)",
     re.DOTALL,
@@ -49,7 +49,7 @@ PINNED = re.compile(
 PINNING = re.compile(r"pin[_ ]memory|get_pinned|pinned_allocator|CachingHostAllocator")
 HOST_OOM = re.compile(
     r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (?:can't|not enough)"
-    r"|Cannot allocate memory|\[Errno 12\]|Unable to allocate .* for an array"
+    r"|(?<!with error )Cannot allocate memory|\[Errno 12\]|Unable to allocate .* for an array"
     r"|System unable to allocate necessary resources"
     r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
     # bitsandbytes' paged optimizer takes managed memory there, which the host has to back.
@@ -76,6 +76,7 @@ WAYS_OUT = {
     r"invalid device ordinal|Duplicate GPU": "give --processes no more than there are GPUs",
     r"ModuleNotFoundError|ImportError": "install what is missing; doctor names what is needed",
     r"no kernel image is available": "install a torch build that supports this GPU",
+    r"Call to ibv_\w+ failed .*Cannot allocate": "raise ulimit -l, locked memory's limit",
     r"Watchdog caught|Timed out waiting": "one rank waited for another in vain; see log.txt",
 }
 SHELL_SIGKILL = 128 + signal.SIGKILL

@@ -303,52 +303,112 @@ CASES = {
 }
 
 
+GITHUB = "https://github.com/"
+NCCL = GITHUB + "NVIDIA/nccl/blob/master/src/include/alloc.h"
+RAISED_BY_NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/"
+    "NCCLUtils.cpp:76, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version "
+    "2.20.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
 MESSAGES = {
-    # torch 2.13, torch/cuda/__init__.py (check_error): of cudaHostRegister, through cudart()
-    "CudaError: out of memory (2)": HOST,
-    # QMCPACK/qmcpack#5557
-    "cudaErrorMemoryAllocation out of memory when calling cudaHostRegister": HOST,
-    # pytorch/serve#1993, EleutherAI/lm-evaluation-harness#1689: no room for the library's handle
-    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling "
-    "`cublasCreate(handle)`": GPU,
-    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": GPU,
-    # pytorch/pytorch#185240 (Jetson), #112377 (containers): the message itself fails without NVML
-    "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
-    '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":995, please report a bug to PyTorch.': GPU,
-    # jllllll/bitsandbytes-windows-webui#14; bitsandbytes prints it and exits
-    "Error out of memory at line 88 in file /src/csrc/ops.cu": GPU,
-    # bitsandbytes-foundation/bitsandbytes#464: cudaMallocManaged of a paged optimizer
-    "Error out of memory at line 351 in file /src/csrc/pythonInterface.c": HOST,
-    # cuDNN 8 and older: torch/torch7#780; cuDNN 9: cudnn_graph.h
-    "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED": GPU,
-    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": GPU,
-    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED": HOST,
-    # NVIDIA/nccl#1235, NVIDIA/TensorRT-LLM#1670; nccl src/include/alloc.h
-    "n3:28:66152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'": GPU,
-    "n3:28:66152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes": GPU,
-    "n3:28:66152 [3] include/alloc.h:76 NCCL WARN Failed to CUDA host alloc 4096 bytes": HOST,
-    # NVIDIA/nccl#1410, the same call with another error
-    "Cuda failure 1 'invalid argument'": FAILED,
-    # xcena-dev/maru#64
-    "torch.AcceleratorError: CUDA error: out of memory": GPU,
-    # triton-lang/triton#8182: a kernel wants more shared memory than a block may have
+    # ---- torch: pinned memory; no room for a library's handle; no NVML for its own message ----
+    "CudaError: out of memory (2)": (
+        HOST,
+        GITHUB + "pytorch/pytorch/blob/main/torch/cuda/__init__.py",  # check_error
+    ),
+    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": (
+        GPU,
+        GITHUB + "pytorch/serve/issues/1993",
+    ),
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": (
+        GPU,
+        GITHUB + "QwenLM/Qwen3/issues/873",
+    ),
+    'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator'
+    '.cpp":830, please report a bug to PyTorch.': (GPU, GITHUB + "pytorch/pytorch/issues/122068"),
+    "RuntimeError: NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+    '"../c10/cuda/CUDACachingAllocator.cpp":813, please report a bug to PyTorch.': (
+        GPU,
+        GITHUB + "pytorch/pytorch/issues/130486",
+    ),
+    "torch.AcceleratorError: CUDA error: out of memory": (
+        GPU,
+        GITHUB + "Lightricks/LTX-Desktop/issues/139",
+    ),
+    # ---- bitsandbytes prints and exits; a paged optimizer's memory is managed ----
+    "Error out of memory at line 88 in file D:\\a\\bitsandbytes-windows-webui\\"
+    "bitsandbytes-windows-webui\\csrc\\ops.cu": (
+        GPU,
+        GITHUB + "jllllll/bitsandbytes-windows-webui/issues/14",
+    ),
+    "Error out of memory at line 351 in file /home/developer/bitsandbytes/csrc/pythonInterface.c": (
+        HOST,
+        GITHUB + "bitsandbytes-foundation/bitsandbytes/issues/464",
+    ),
+    # ---- cuDNN: 8 and older; 9 (include/cudnn_graph_v9.h of the package) ----
+    "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED": (
+        GPU,
+        GITHUB + "torch/torch7/issues/780",
+    ),
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": (
+        GPU,
+        "https://pypi.org/project/nvidia-cudnn-cu13",
+    ),
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED": (
+        HOST,
+        "https://pypi.org/project/nvidia-cudnn-cu13",
+    ),
+    # ---- NCCL: in the log, and as torch raises its last warning ----
+    "ng30903:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'": (
+        GPU,
+        GITHUB + "NVIDIA/nccl/issues/1235",
+    ),
+    "ng30903:3063028:3066152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 "
+    "bytes": (GPU, GITHUB + "NVIDIA/nccl/issues/1235"),
+    "n3:28:66152 [3] include/alloc.h:159 NCCL WARN Failed to CUDA host alloc 4096 bytes": (
+        HOST,
+        NCCL,
+    ),
+    f"{RAISED_BY_NCCL}Failed to CUDA calloc 67108864 bytes": (
+        GPU,
+        GITHUB + "sgl-project/sglang/issues/1116",
+    ),
+    f"{RAISED_BY_NCCL}Failed to CUDA malloc 67108864 bytes": (GPU, NCCL),
+    f"{RAISED_BY_NCCL}Failed to CUDA host alloc 4096 bytes": (HOST, NCCL),
+    f"{RAISED_BY_NCCL}Cuda failure 2 'out of memory'": (
+        GPU,
+        GITHUB + "NVIDIA/nccl/blob/master/src/include/cudawrap.h",
+    ),
+    f"{RAISED_BY_NCCL}Cuda failure 'invalid argument'": (
+        FAILED,
+        GITHUB + "pytorch/pytorch/issues/111187",
+    ),
+    # The limit of locked memory (ulimit -l), which is no want of memory.
+    "msm-h200-2:4016:4653 [7] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with "
+    "error Cannot allocate memory": (FAILED, GITHUB + "deepseek-ai/DeepEP/issues/143"),
+    # ---- Triton, and Inductor's name for the same: shared memory of a block ----
     "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, "
-    "Hardware limit: 101376.": FAILED,
-    # pytorch/torchtitan#1437: Inductor's name for the same
-    "RuntimeError: No valid triton configs. OutOfMemoryError: out of resource: triton_mm "
-    "Required: 262144 Hardware limit:232448": FAILED,
+    "Hardware limit: 101376. Reducing block sizes or `num_stages` may help.": (
+        FAILED,
+        GITHUB + "triton-lang/triton/issues/8182",
+    ),
+    "ERROR:torch._inductor.select_algorithm:Exception No valid triton configs. OutOfMemoryError: "
+    "out of resource: triton_mm Required: 294912 Hardware limit:232448": (
+        FAILED,
+        GITHUB + "pytorch/pytorch/pull/181198",
+    ),
 }
-"""A line that a library writes -> the end that it means; each under its source."""
+"""A line that a library writes -> the end that it means, and where it was seen or is written."""
 
 
 @pytest.mark.parametrize("reported", [True, False], ids=["raised", "logged"])
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_library_s_own_words_for_full_memory_are_recognised(message, reported):
-    kind, _, said = message.rpartition("Error: ")
-    failure = fail(f"{kind.rpartition(' ')[2]}Error", said) if kind else fail("Exception", message)
+    kind, named, said = message.partition("Error: ")
+    failure = fail(f"{kind.rpartition(' ')[2]}Error", said) if named else fail("Exception", message)
     known = {"failures": (failure,)} if reported else {"log": message}
     ended = classify(Facts(exit_code=1, **known))
-    assert ended.status is MESSAGES[message], ended.reason
+    assert ended.status is MESSAGES[message][0], ended.reason
     if ended.status is not FAILED:
         assert ended.status in OUT_OF_MEMORY, "a search for the largest batch goes on"
 
