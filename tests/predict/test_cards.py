@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -102,6 +103,33 @@ def test_larger_workspaces_of_cublas_follow_from_the_capability():
     assert large == set(new)
 
 
+def rows() -> dict[str, dict]:
+    return {row["name"]: row for row in json.loads(cards.TABLE.read_text())["gpus"]}
+
+
+@pytest.mark.parametrize("name", rows())
+def test_a_card_s_memory_is_the_least_that_was_seen(name):
+    row = rows()[name]
+    seen = row["memory_seen"]
+    seen = rows()[seen[3:]]["memory_seen"] if seen.startswith("as ") else seen
+    sizes = [float(size) for size in re.findall(r"(\d+\.\d{2,}) [A-Za-z]", seen)]
+    sizes += [int(size) / 1024 for size in re.findall(r"(\d+) MiB", seen)]
+    assert 0 <= min(sizes) - row["memory_gib"] < 0.011, seen
+
+
+@pytest.mark.parametrize("name", rows())
+def test_a_card_s_peaks_follow_from_its_generation(name):
+    """The rules of NVIDIA's white papers, by which the tables of others are made too."""
+    row = rows()[name]
+    half, exact = row["fp16_tflops"], row["fp32_tflops"]
+    new = row["capability"] is None or row["capability"] >= [8, 0]
+    assert row["bf16_tflops"] == (half if new else None)
+    assert row["tf32_tflops"] == (pytest.approx(half / 2, rel=0.015) if new else None)
+    if tuple(row["capability"] or ()) in ((8, 6), (8, 9), (12, 0)):
+        times = 2 if "GeForce" in row["device"] else 4
+        assert half == pytest.approx(times * exact, rel=0.015)
+
+
 # ---- what a card cannot run ----
 
 
@@ -175,6 +203,23 @@ def test_what_cannot_run_is_a_row_and_no_answer(capsys, monkeypatch, tmp_path):
     assert found["zero2"]["verdict"] == "fits" and found["zero2"]["lack"] == ""
     text, tried, _ = planned(monkeypatch, capsys, "--gpu", "V100-16GB", "--recipes", "ddp+bf16")
     assert "None of these can run on this card" in text and not tried
+
+
+@pytest.mark.parametrize(
+    ("card", "words", "old"),
+    [
+        ("T4", ["--model", "pixart-sigma"], True),
+        ("T4", ["--gpus", "2"], True),
+        ("V100-32GB", ["--model", "pixart-sigma", "--gpus", "8"], True),
+        ("T4", ["--scale", "1", "2"], True),
+        ("A100-80GB", ["--model", "pixart-sigma"], False),
+    ],
+)
+def test_a_card_without_bfloat16_is_offered_float16(card, words, old, monkeypatch, capsys):
+    text, tried, _ = planned(monkeypatch, capsys, "--gpu", card, *words)
+    parts = {part for recipe in tried for part in recipe.split("+")}
+    assert ("fp16" in parts, bool(parts & {"bf16", "bf16_pure"})) == (old, not old)
+    assert "bf16" not in text if old else "fp16" not in text
 
 
 def test_a_plan_is_for_the_kind_of_its_card(capsys, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from harness.subjects import kind_of
 from harness.subjects.library import presets
 from harness.suite.matrix import unreplicated
 from harness.system import gpus
+from harness.system.capability import shortfall
 from strategies import CATALOG, parse
 from strategies.base import BadInput, Slot
 from strategies.recipe import name_of
@@ -30,7 +32,7 @@ from strategies.streaming.block_swap import AT_ONCE
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
-__all__ = ["Asked", "PlanError", "asked_for", "card_of"]
+__all__ = ["Asked", "PlanError", "asked_for", "card_of", "for_card"]
 
 DEFAULT_GPU_BATCH = 32
 """Samples a GPU of a DiT; of a public model one, as its trainers begin."""
@@ -118,17 +120,27 @@ def asked_for(options: argparse.Namespace) -> Asked:
     buckets = _buckets(options)
     base = _base(options)
     rows, refused = [], []
-    for recipe in _across(options, base, gpu) or [*_recipes(options), *_swapped(options, base)]:
+    named = options.recipes or options.suite
+    usual = _across(options, base, gpu) or [*_recipes(options), *_swapped(options, base)]
+    for recipe in usual if named else for_card(usual, gpu):
         try:
             rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
         except BadInput as error:
             if options.recipes:
                 raise
-            refused.append((recipe, str(error)))
+            if recipe in usual:
+                refused.append((recipe, str(error)))
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
     told = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
     return Asked(resolved=rows, refused=refused, **told)
+
+
+def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
+    """Recipes that nobody named, with mixed precision in float16 where ``gpu`` has no bfloat16."""
+    if gpu.capability is None or not shortfall("bf16", gpu.capability, gpu.name):
+        return list(recipes)
+    return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
 
 
 def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:

@@ -20,6 +20,8 @@ from harness.commands.planning.plan.asked import (
     Asked,
     PlanError,
     asked_for,
+    card_of,
+    for_card,
     model_name,
 )
 from harness.commands.planning.plan.asking import Asking
@@ -145,7 +147,8 @@ def _folder(folder: Path | None) -> Path | None:
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     """Every recipe on every number of GPUs, in each regime; on one GPU plain training too, and that
     alone of replicas."""
-    recipes = [parse(text).text for text in options.recipes or RECIPES]
+    usual = for_card(RECIPES, card_of(options))
+    recipes = [parse(text).text for text in options.recipes or usual]
     regimes, counts = _regimes(options), sorted(set(options.scale))
     batches = [(n, _batch(options, regime, n, counts[0])) for regime in regimes for n in counts]
     alone = [Cell(plain(recipe), n, b) for recipe in recipes for n, b in batches if n == 1]
