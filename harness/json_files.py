@@ -12,19 +12,20 @@ import json
 import math
 import os
 import secrets
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from strategies.files import DEEPEST, bounded_text, nested, printable
+from strategies.files import DEEPEST, bounded_text, printable
 
 __all__ = ["BadFile", "build", "read_json", "whole", "write_json"]
 
-DIGITS = 19
-"""Of the longest integer: 2**63 - 1 has so many."""
+BEYOND = 10**19
+"""Above every integer that is read: 2**63 - 1 has 19 digits."""
 
 
 class BadFile(ValueError):
@@ -65,20 +66,12 @@ def _other_schema(data: Any, name: str, schema: int) -> str:
 
 def _decode(text: str) -> Any:
     try:
-        data = json.loads(text, parse_int=_integer, parse_float=_number)
+        data = json.loads(text, parse_float=_number)
     except RecursionError:
         raise ValueError("unreadable as JSON (nested too deep)") from None
     except ValueError as error:
         raise ValueError(f"unreadable as JSON ({error})") from None
-    if any(depth > DEEPEST for value, depth in nested(data) if isinstance(value, (dict, list))):
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
-    return _printable(data)
-
-
-def _integer(text: str) -> int:
-    if len(text.lstrip("-")) > DIGITS:
-        raise ValueError(f"an integer of {len(text)} digits")
-    return int(text)
+    return _plain_data(data, 1)
 
 
 def _number(text: str) -> float:
@@ -88,16 +81,29 @@ def _number(text: str) -> float:
     return value
 
 
-def _printable(data: Any) -> Any:
-    """``data`` with its text made printable; a lone surrogate is an error, as no file has one."""
-    if isinstance(data, str):
-        data.encode("utf-8")
-        return data if data.isprintable() else printable(data)
-    if isinstance(data, dict):
-        return {_printable(key): _printable(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_printable(item) if isinstance(item, (str, dict, list)) else item for item in data]
-    return data
+def _plain_data(data: Any, depth: int) -> Any:
+    """Return ``data`` with its text made printable, within the bounds of ``read_json``."""
+    kind = type(data)
+    if kind is str:
+        return _text(data)
+    if kind is int and not -BEYOND < data < BEYOND:
+        raise ValueError(f"an integer of {len(str(abs(data)))} digits")
+    if kind not in (dict, list):
+        return data
+    if depth > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if kind is list:
+        return [_plain_data(item, depth + 1) for item in data]
+    return {_text(key): _plain_data(value, depth + 1) for key, value in data.items()}
+
+
+def _text(text: str) -> str:
+    """``text`` made printable; a lone surrogate is an error, as no file has one. Equal texts are
+    one object: the files of a set repeat most of theirs."""
+    if text.isascii() and text.isprintable():
+        return sys.intern(text)
+    text.encode("utf-8")
+    return sys.intern(printable(text))
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
@@ -141,51 +147,117 @@ def _plain(value: Any) -> Any:
 
 
 def build(kind: Any, data: Any, where: str) -> Any:
-    """``data`` as ``kind``: dataclasses, enums, lists, dicts and optional values, checked."""
+    """``data`` as ``kind``: dataclasses, enums, lists, dicts and optional values, checked.
+
+    Raises:
+        ValueError: a value is of another type than its field; names the field, below ``where``.
+    """
+    try:
+        return _reader(kind)(data)
+    except _Misfit as misfit:
+        raise ValueError(f"{where}{''.join(reversed(misfit.path))}{misfit}") from None
+
+
+class _Misfit(Exception):
+    """A value of another type than its field; ``path`` leads to it, its last step first."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault)
+        self.path: list[str] = []
+
+
+Reader = Callable[[Any], Any]
+"""Takes plain data and returns it as one type; raises ``_Misfit``."""
+
+
+@functools.cache
+def _reader(kind: Any) -> Reader:
+    """Return the reader of a type. It is made once: a large set has millions of values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if data is None and type(None) in arguments:
-            return None
-        return build(next(a for a in arguments if a is not type(None)), data, where)
+        some = _reader(next(a for a in arguments if a is not type(None)))
+        empty = type(None) in arguments
+        return lambda data: None if empty and data is None else some(data)
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, data, where)
+        return _record(kind)
     if kind is Any:
-        return data
+        return lambda data: data
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
+        return kind
     if origin in (list, tuple, Sequence):
-        _expect(isinstance(data, (list, tuple)), where, "a list", data)
-        made = tuple if origin is tuple else list
-        return made(build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        return _items(_reader(arguments[0]), tuple if origin is tuple else list)
     if origin in (dict, Mapping):
-        _expect(isinstance(data, dict), where, "a mapping", data)
-        return {key: build(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
-    if kind is float and isinstance(data, int):
-        return float(data)
-    _expect(
-        isinstance(data, kind) and (kind is bool or not isinstance(data, bool)), where, kind, data
-    )
-    return data
+        return _mapping(_reader(arguments[1]))
+    return _scalar(kind)
 
 
-def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
-    _expect(isinstance(data, dict), where, "a mapping", data)
-    hints = _hints(kind)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise ValueError(f"{where}: unknown field {unknown[0]!r}")
+def _scalar(kind: Any) -> Reader:
+    def read(data: Any) -> Any:
+        if type(data) is kind:
+            return data
+        if kind is float and isinstance(data, int):
+            return float(data)
+        _expect(isinstance(data, kind) and not isinstance(data, bool), kind, data)
+        return data
+
+    return read
+
+
+def _items(item: Reader, made: type) -> Reader:
+    def read(data: Any) -> Any:
+        _expect(isinstance(data, (list, tuple)), "a list", data)
+        found: list[Any] = []
+        try:
+            for value in data:
+                found.append(item(value))
+        except _Misfit as misfit:
+            misfit.path.append(f"[{len(found)}]")
+            raise
+        return found if made is list else made(found)
+
+    return read
+
+
+def _mapping(item: Reader) -> Reader:
+    def read(data: Any) -> Any:
+        _expect(isinstance(data, dict), "a mapping", data)
+        return _fields(data, lambda key: item)
+
+    return read
+
+
+def _record(kind: Any) -> Reader:
+    """Return the reader of a dataclass."""
+
+    @functools.cache  # made at the first read: a dataclass may hold others of its own type
+    def readers() -> dict[str, Reader]:
+        return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def read(data: Any) -> Any:
+        _expect(isinstance(data, dict), "a mapping", data)
+        if unknown := data.keys() - readers().keys():
+            raise _Misfit(f": unknown field {min(unknown)!r}")
+        fields = _fields(data, readers().__getitem__)
+        try:
+            return kind(**fields)
+        except TypeError as error:
+            raise _Misfit(f": {error}") from None
+
+    return read
+
+
+def _fields(data: dict[str, Any], reader_of: Callable[[str], Reader]) -> dict[str, Any]:
+    found, key = {}, ""
     try:
-        return kind(
-            **{key: build(hints[key], item, f"{where}.{key}") for key, item in data.items()}
-        )
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from None
+        for key, value in data.items():
+            found[key] = reader_of(key)(value)
+    except _Misfit as misfit:
+        misfit.path.append(f".{key}")
+        raise
+    return found
 
 
-_hints = functools.cache(typing.get_type_hints)
-
-
-def _expect(fact: bool, where: str, wanted: Any, data: Any) -> None:
+def _expect(fact: bool, wanted: Any, data: Any) -> None:
     if not fact:
         name = getattr(wanted, "__name__", wanted)
-        raise ValueError(f"{where} should be {name}, not {data!r:.60}")
+        raise _Misfit(f" should be {name}, not {data!r:.60}")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.commands.console import FAILED, OK, make_console, short
 from harness.report import compare as compare_folders
-from harness.report import print_comparison, print_report, read_suite, write_report
+from harness.report import print_comparison, write_report
 from harness.result import Result, load_all
 from harness.spec import SpecError
 
@@ -38,9 +38,8 @@ def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: 
     lost: list[str] = []
     if not results:
         return True
-    paths = write_report(results, skipped, out, lost=lost)
     console.print()
-    print_report(results, skipped, console, suite=read_suite(out), folder=out)
+    paths = write_report(results, skipped, out, lost=lost, console=console)
     console.print()
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)

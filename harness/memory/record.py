@@ -85,7 +85,7 @@ class Record:
         return [(name, at, end) for (at, name), end in zip(self.marks, ends, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
     """Storages alike that lived at a peak: how many, how large together, and who made them."""
 
@@ -97,7 +97,7 @@ class Held:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Instant:
     """The fullest instant of a pool: when, at which op and line, and what lived, in bytes."""
 

@@ -51,8 +51,9 @@ def write_report(
     folder: Path,
     reference: str | None = None,
     lost: list[str] | None = None,
+    console: Console | None = None,
 ) -> list[Path]:
-    """Write every format to ``folder``; the paths written.
+    """Write every format to ``folder``, and print the report to ``console``; the paths written.
 
     ``folder/suite.json`` may name the suite and its reference row; the recipe ``reference`` takes
     that row's place. ``skipped`` has a line for each file that was no result.
@@ -69,7 +70,11 @@ def write_report(
     suite = _with_reference(read_suite(folder), reference)
     left_out = [*skipped, *suite.skipped]
     predictions = read_predictions(folder, left_out)
-    texts = of_usable(results, left_out, suite, predictions, _texts)
+
+    def rendered(report: Report) -> tuple[dict[str, str], str]:
+        return _texts(report), _printed(report, console) if console else ""
+
+    texts, printed = of_usable(results, left_out, suite, predictions, rendered)
     paths = []
     for name, text in texts.items():
         try:
@@ -78,6 +83,8 @@ def write_report(
             if lost is None:
                 raise
             lost.append(f"{folder / name}: {error.strerror or error}")
+    if console:
+        console.file.write(printed)
     return paths
 
 
@@ -96,25 +103,20 @@ def print_report(
     *,
     suite: SuiteHead | None = None,
     reference: str | None = None,
-    folder: Path | None = None,
 ) -> None:
-    """Print the ranking, the answers and what did not finish.
-
-    ``folder`` is where predictions lie beside the results.
-    """
-    from harness.report.rendering import terminal
-
+    """Print the ranking, the answers and what did not finish."""
     suite = _with_reference(suite or SuiteHead(), reference)
     left_out = [*skipped, *suite.skipped]
-    predictions = read_predictions(folder, left_out) if folder else {}
-
-    def printed(report: Report) -> str:
-        with console.capture() as captured:
-            terminal.render(report, console)
-        return captured.get()
-
-    text = of_usable(results, left_out, suite, predictions, printed)
+    text = of_usable(results, left_out, suite, {}, lambda report: _printed(report, console))
     console.file.write(text)
+
+
+def _printed(report: Report, console: Console) -> str:
+    from harness.report.rendering import terminal
+
+    with console.capture() as captured:
+        terminal.render(report, console)
+    return captured.get()
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

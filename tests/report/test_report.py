@@ -20,10 +20,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness import ROOT
+from harness.commands import reports
+from harness.predict.prediction import load
 from harness.report import SuiteHead, build, print_report, write_report
 from harness.report.data import speed
-from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
+from harness.report.data.answers import (
+    IN_FULL,
+    MANY,
+    answers,
+    fastest_that_fits,
+    in_detail,
+    in_full,
+)
 from harness.report.data.rows import read_suite
+from harness.report.figures import predicted
 from harness.report.rendering import export, html, markdown, sentences, tables, terminal
 from harness.report.rendering.charts import svg
 from harness.result import Status, load_all
@@ -572,3 +583,60 @@ def test_the_front_and_the_ranks_are_those_of_every_pair():
         for need, rate in points
     ]
     assert [row.versus.front for row in group.rows] == [not lost for lost in beaten]
+
+
+def grouped_set(count: int, each: int) -> list:
+    """``large_set`` in groups of ``each`` rows, which differ in their global batch."""
+    return [
+        dataclasses.replace(
+            result,
+            spec=dataclasses.replace(
+                result.spec,
+                global_batch=2 * (1 + index // each),
+                recipe="ddp" if index % each == 0 else result.spec.recipe,
+            ),
+        )
+        for index, (_, result) in enumerate(large_set(count))
+    ]
+
+
+def test_a_page_of_many_groups_shows_the_first_in_full_and_all_rows_of_the_others():
+    results = grouped_set(300, 5)
+    results[-1].parity, results[-1].losses[-1] = "exact", 3.0
+    report = build(results, [], SuiteHead(reference="ddp"))
+    shown = in_full(report.groups)
+    assert len(report.groups) == 60 and sum(len(part.rows) for _, part in shown) == IN_FULL
+    assert [group for group, _ in shown] == report.groups[: len(shown)]
+    page, text = html.render(report), markdown.render(report)
+    stream = io.StringIO()
+    terminal.render(report, Console(file=stream, width=100))
+    others = tables.others(report.groups, len(shown))
+    rows = [row for group in report.groups[len(shown) :] for row in group.rows]
+    assert [line[2] for line in others.lines] == [row.label for row in rows]
+    assert others.lines[0][0] == str(len(shown) + 1) and "global_batch" in others.lines[0][-1]
+    (table,) = re.findall(r'<table data-key="others" data-rows.*?</table>', page, re.S)
+    assert table.count("<tr") == 1 + len(rows) and page.count('<div class="command">') == IN_FULL
+    assert page.count("<h2>Group ") == len(shown) and page.count('<table data-key="facts"') > 0
+    (bad,) = [row for row in rows if row.versus.wrong]
+    for told in (html_text.unescape(page), text, " ".join(stream.getvalue().split())):
+        assert sentences.others(report, len(shown)) in told and bad.label in told
+
+
+def test_the_page_of_many_groups_grows_by_a_line_for_each_row():
+    sizes = [
+        len(html.render(build(grouped_set(count, 5), [], SuiteHead()))) for count in (300, 600)
+    ]
+    most = 5e6 - sizes[0]
+    assert (sizes[1] - sizes[0]) / 300 < most / 4700, "5,000 rows in 1,000 groups stay below 5 MB"
+
+
+def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
+    shutil.copytree(GOLDEN / "cpu", tmp_path, dirs_exist_ok=True)
+    source = next((ROOT / "docs/results/cpu-2-cores/runs").glob("*/prediction.json"))
+    runs = sorted(path.parent for path in tmp_path.glob("runs/*/result.json"))
+    for run in runs:
+        shutil.copy(source, run / "prediction.json")
+    read = []
+    monkeypatch.setattr(predicted, "load", lambda path: read.append(path) or load(path))
+    reports.report(tmp_path)
+    assert sorted(path.parent for path in read) == runs

@@ -41,7 +41,7 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """The same of a CPU that is known by its cores alone: half or twice is common."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
     (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of

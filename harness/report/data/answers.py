@@ -18,7 +18,15 @@ from harness.report.data.rows import Group, Row
 from harness.report.data.speed import differ
 from harness.report.figures import derive, units
 
-__all__ = ["MANY", "Answer", "FastestThatFits", "answers", "fastest_that_fits", "in_detail"]
+__all__ = [
+    "MANY",
+    "Answer",
+    "FastestThatFits",
+    "answers",
+    "fastest_that_fits",
+    "in_detail",
+    "in_full",
+]
 
 GPU_LIMITS_GIB = (8, 12, 16, 24, 40, 48, 80, 96, 141)
 """Sizes that GPUs come in."""
@@ -27,6 +35,8 @@ ROUND = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 MOST_LIMITS = 5
 MANY = 100
 """Rows from which on a part of a report shows only some of them."""
+IN_FULL = 150
+"""Rows that a report shows in detail, over all its groups."""
 MOST_CLOSE = 3
 """Rows not told from the fastest that are named; more are counted."""
 
@@ -83,19 +93,34 @@ def weighed(group: Group) -> list[Row]:
 # ---- which rows are shown in detail ----
 
 
-def in_detail(group: Group) -> Group:
-    """The group with the rows that charts and detailed tables have room for.
+def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+    """The first groups, until ``IN_FULL`` rows are shown in detail; each with its ``in_detail``.
 
-    Of more than ``MANY`` rows: the reference, the front, the fastest row for each size of memory,
-    and the fastest of the others.
+    ``tables.others`` has the rows of the other groups.
     """
-    if len(group.rows) <= MANY:
+    shown: list[tuple[Group, Group]] = []
+    room = IN_FULL
+    for group in groups:
+        if room <= 0:
+            break
+        shown.append((group, in_detail(group, min(MANY, room))))
+        room -= len(shown[-1][1].rows)
+    return shown
+
+
+def in_detail(group: Group, most: int = MANY) -> Group:
+    """The group with the ``most`` rows that charts and detailed tables have room for.
+
+    They are the reference, the front, the fastest row for each size of memory, and the fastest of
+    the others.
+    """
+    if len(group.rows) <= most:
         return group
     front = [row for row in group.rows if row.versus.front]
     fits = [fit.row for fit in fastest_that_fits(group) if fit.row]
-    wanted = {id(row) for row in [group.reference, *fits, *front][:MANY]}
+    wanted = {id(row) for row in [group.reference, *fits, *front][:most]}
     for row in group.rows:
-        if len(wanted) < MANY:
+        if len(wanted) < most:
             wanted.add(id(row))
     return dataclasses.replace(group, rows=[row for row in group.rows if id(row) in wanted])
 

@@ -247,10 +247,11 @@ def environment_differences(old: Report, new: Report) -> list[tuple[str, str, st
     """(fact, old, new) for each fact of the environment that differs; all values a set has."""
     before, after = (_facts(report) for report in (old, new))
     names = [n for n in dict.fromkeys([*before, *after]) if n not in environment_facts.IGNORED]
-    sides = [(n, before.get(n, units.NONE), after.get(n, units.NONE)) for n in names]
-    return [(name, a, b) for name, a, b in sides if a != b]
+    sides = [(n, before.get(n, [units.NONE]), after.get(n, [units.NONE])) for n in names]
+    listed = environment_facts.listed
+    return [(name, listed(a), listed(b)) for name, a, b in sides if a != b]
 
 
-def _facts(report: Report) -> dict[str, str]:
+def _facts(report: Report) -> dict[str, list[str]]:
     rows = [row for group in report.groups for row in group.rows]
-    return {n: " / ".join(sorted(values)) for n, values in environment_facts.merged(rows).items()}
+    return {n: sorted(values) for n, values in environment_facts.merged(rows).items()}

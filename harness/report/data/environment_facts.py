@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.report.data.rows import Row
 from harness.report.figures import units
 
-__all__ = ["IGNORED", "differing", "merged"]
+__all__ = ["IGNORED", "differing", "listed", "merged"]
 
 IGNORED = ("changed_files",)
 """Facts that change whenever a file is edited between two runs, and explain no number."""
+MOST = 20
+"""Values of a fact that are listed."""
 
 
 def merged(rows: Iterable[Row]) -> dict[str, list[str]]:
@@ -27,6 +29,12 @@ def merged(rows: Iterable[Row]) -> dict[str, list[str]]:
 def differing(rows: Iterable[Row]) -> dict[str, list[str]]:
     """The facts in which rows that are compared with each other do not agree."""
     return {n: v for n, v in merged(rows).items() if len(v) > 1 and n not in IGNORED}
+
+
+def listed(values: Sequence[str]) -> str:
+    """Values of a fact as text; of more than ``MOST`` the first, and how many more."""
+    more = [f"{len(values) - MOST} more"] if len(values) > MOST else []
+    return " / ".join([*values[:MOST], *more])
 
 
 def flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -173,7 +173,8 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     )
     first = ordered[0][0] if ordered else ()
     drafts = [_draft(same, wanted, _unlike(work, first)) for work, same in ordered]
-    return [_group(draft, lent_floor(draft, drafts)) for draft in drafts]
+    lenders = [draft for draft in drafts if draft.floor]
+    return [_group(draft, lent_floor(draft, lenders)) for draft in drafts]
 
 
 def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,14 @@ class Rows:
         self.model = first.model if first else None
         self.device = first.device if first else None
 
+    @functools.cached_property
+    def of_recipe(self) -> dict[str, list[Row]]:
+        """The rows of each recipe."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.spec.recipe, []).append(row)
+        return found
+
     def get(self, recipe: str, **fields: Any) -> Row:
         """The row of ``recipe`` whose spec has these fields, each a value or a test of one; of the
         reference row's model, unless another is named.
@@ -46,7 +55,7 @@ class Rows:
         """
         recipe = parse(recipe).text
         is_wanted = self._wanted(recipe, fields)
-        row = next((row for row in self.rows if is_wanted(row.spec)), None)
+        row = next((r for r in self.of_recipe.get(recipe, ()) if is_wanted(r.spec)), None)
         if row is not None:
             return row
         ended = (row for row in self.unfinished if is_wanted(row.result.spec))

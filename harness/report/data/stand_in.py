@@ -25,15 +25,13 @@ def with_asked(
     was tried on its work too."""
     there = [row.spec.recipe for group in groups for row in group.rows]
     measured = any(same_recipe(recipe, wanted) for recipe in there)
-    return [_with_asked(group, wanted, unfinished, measured) for group in groups]
+    tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
+    return [_with_asked(group, wanted, tried, measured) for group in groups]
 
 
-def _with_asked(
-    group: Group, wanted: str, unfinished: Sequence[Unfinished], measured: bool
-) -> Group:
+def _with_asked(group: Group, wanted: str, tried: Sequence[Unfinished], measured: bool) -> Group:
     if not wanted or same_recipe(group.reference.spec.recipe, wanted):
         return group
-    tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
     here = [u for u in tried if _work(u.result.spec) == _work(group.reference.spec)]
     if measured and not here:
         return group

@@ -166,20 +166,28 @@ def _with_blanks(facts: dict[str, Any]) -> dict[str, Any]:
 
 def json_text(report: Report) -> str:
     """Everything derived, with the raw samples it was derived from."""
+    stream = io.StringIO()
     data = {
         "schema": "headroom-report-1",
-        "suite": _suite(report.suite),
+        "suite": _finite(_suite(report.suite)),
         "groups": [_group(group) for group in report.groups],
         "unfinished": [
-            {**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)}
+            _finite({**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)})
             for unfinished in report.unfinished
         ],
         "skipped": report.skipped,
     }
-    return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
+    json.dump(data, stream, indent=1, allow_nan=False)
+    stream.write("\n")
+    return stream.getvalue()
 
 
 def _group(group: Group) -> dict[str, Any]:
+    """Its facts, and its rows, each made finite by itself: all at once would be there twice."""
+    return {**_finite(_of_group(group)), "rows": [_finite(_row(group, row)) for row in group.rows]}
+
+
+def _of_group(group: Group) -> dict[str, Any]:
     return {
         "device": group.device,
         "meter": group.meter,
@@ -205,7 +213,6 @@ def _group(group: Group) -> dict[str, Any]:
             }
             for f in fastest_that_fits(group)
         ],
-        "rows": [_row(group, row) for row in group.rows],
     }
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 from harness.report import stories
 from harness.report.data import speed
-from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
+from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
@@ -76,9 +76,11 @@ def render(report: Report) -> str:
     parts += ["</head><body>", tag("h1", f"Headroom: {name}"), _under_title(report)]
     parts.append(_story(report))
     several = len(report.groups) > 1
-    for index, group in enumerate(report.groups):
-        parts.append(_group(group, index, several))
+    groups = in_full(report.groups)
+    for index, (group, shown) in enumerate(groups):
+        parts.append(_group(group, shown, index, several))
     parts += [
+        _others(report, len(groups)),
         memory_only.html(report),
         recorded.html(report),
         _unfinished(report),
@@ -112,8 +114,17 @@ def _story(report: Report) -> str:
     return "\n".join([*grids, charted])
 
 
-def _group(group: Group, index: int, several: bool) -> str:
-    shown = in_detail(group)
+def _others(report: Report, first: int) -> str:
+    """The rows of the groups that are not shown in full."""
+    text = sentences.others(report, first)
+    if not text:
+        return ""
+    kind = "warn" if sentences.alarming(text) else "note"
+    grid = tables.others(report.groups, first)
+    return section("others", grid.title, tag("p", text, kind), html_parts.table(grid))
+
+
+def _group(group: Group, shown: Group, index: int, several: bool) -> str:
     grids = tables.group_grids(shown)
     parts = [_head(group, index, several), _answers(group)]
     reference = f"{grids['ranking'].title}<small> against {escape(_reference(group))}</small>"
@@ -260,5 +271,7 @@ def _skipped(report: Report) -> str:
     if not report.skipped:
         return ""
     return section(
-        "skipped", "Files skipped", *(tag("p", line, "warn mild") for line in report.skipped)
+        "skipped",
+        "Files skipped",
+        *(tag("p", line, "warn mild") for line in sentences.skipped(report.skipped)),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.data import environment_facts
-from harness.report.data.answers import MANY, in_detail
+from harness.report.data.answers import MANY, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.figures import parity, units
@@ -200,8 +200,9 @@ def _plain(value: Any) -> str:
 
 
 def environment(report: Report) -> str:
-    """Facts of the machine and software of each group's rows, once where they are the same."""
-    blocks = dict.fromkeys(_facts_list(environment_facts.merged(g.rows)) for g in report.groups)
+    """Facts of the machine and software of each shown group, once where they are the same."""
+    shown = in_full(report.groups)
+    blocks = dict.fromkeys(_facts_list(environment_facts.merged(g.rows)) for g, _ in shown)
     blocks = [block for block in blocks if block]
     return section("environment", "Environment", "<hr>".join(blocks)) if blocks else ""
 
@@ -211,14 +212,14 @@ def _facts_list(facts: dict[str, list[str]]) -> str:
     for name, values in facts.items():
         title = name.removeprefix("versions.").replace("_bytes", " memory").replace("_", " ")
         title = "memory" if name == "memory_bytes" else title
-        text = " / ".join(values)
+        text = environment_facts.listed(values)
         items.append(f"<div><span>{escape(title)}</span>{escape(text)}</div>")
     return f'<div class="facts">{"".join(items)}</div>' if items else ""
 
 
 def commands(report: Report) -> str:
     """Each row's exact command, to be pasted at the repository's root."""
-    shown = [row for group in report.groups for row in in_detail(group).rows]
+    shown = [row for _, group in in_full(report.groups) for row in group.rows]
     every = [(row.label, row.first.command) for row in shown]
     unfinished = report.unfinished[:MANY]
     every += [(f"{u.label} ({u.status.value})", u.result.command) for u in unfinished]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.report import stories
 from harness.report.data import environment_facts, speed
-from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, in_detail
+from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, in_full
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
@@ -29,8 +29,11 @@ def render(report: Report) -> str:
     lines += [plain(fits), ""] if fits else []
     for grid in stories.tables(report):
         lines += _table(grid)
-    for group in report.groups:
-        lines += _group(group)
+    groups = in_full(report.groups)
+    for group, shown in groups:
+        lines += _group(group, shown)
+    if text := sentences.others(report, len(groups)):
+        lines += [plain(text), "", *_table(tables.others(report.groups, len(groups)))]
     lines += memory_only.markdown(report) + recorded.markdown(report)
     lines += in_force.markdown(report)
     if report.unfinished:
@@ -39,7 +42,8 @@ def render(report: Report) -> str:
         left = sentences.left_out(len(listed), len(report.unfinished))
         lines += [left, ""] if left else []
     if report.skipped:
-        lines += ["## Files skipped", "", *(f"- {code(line)}" for line in report.skipped), ""]
+        skipped = sentences.skipped(report.skipped)
+        lines += ["## Files skipped", "", *(f"- {code(line)}" for line in skipped), ""]
     lines += [*_environment(report), *_commands(report)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -55,7 +59,7 @@ def render_story(report: Report) -> str:
     return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
 
 
-def _group(group: Group) -> list[str]:
+def _group(group: Group, shown: Group) -> list[str]:
     lines = [f"## {plain(sentences.setting(group))}", ""]
     if group.unlike:
         lines += [f"Not ranked with the rows above: {plain(group.unlike)}.", ""]
@@ -67,7 +71,7 @@ def _group(group: Group) -> list[str]:
     lines += [f"- {plain(text)}" for text in told if text]
     lines += ["", *_fits(group), _reference(group), ""]
     lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
-    shown, ranking = in_detail(group), tables.ranking(group)
+    ranking = tables.ranking(group)
     grids = tables.group_grids(shown)
     lines += [*table_lines(ranking), "", ranking.note, ""]
     lines += [sentences.detailed(group, shown), ""] if shown is not group else []
@@ -111,15 +115,15 @@ def _table(grid: Grid, level: str = "##") -> list[str]:
 
 def _environment(report: Report) -> list[str]:
     lines = []
-    for group in report.groups:
+    for group, _ in in_full(report.groups):
         facts = environment_facts.merged(group.rows)
-        texts = [f"{name} {' / '.join(values)}" for name, values in facts.items()]
+        texts = [f"{name} {environment_facts.listed(values)}" for name, values in facts.items()]
         lines += [f"- {plain(', '.join(texts))}"] if texts else []
     return ["## Environment", "", *dict.fromkeys(lines), ""] if lines else []
 
 
 def _commands(report: Report) -> list[str]:
-    shown = [row for group in report.groups for row in in_detail(group).rows]
+    shown = [row for _, group in in_full(report.groups) for row in group.rows]
     every = [(row.label, row.first.command) for row in shown]
     every += [(ended.label, ended.result.command) for ended in report.unfinished[:MANY]]
     commands = [f"# {label}\n{command}" for label, command in every if command]

@@ -7,6 +7,7 @@ from harness.report.data.rows import Report, label
 from harness.report.figures import derive
 from harness.report.rendering import html_parts
 from harness.report.rendering.markdown_parts import table_lines
+from harness.report.rendering.sentences import some
 
 __all__ = ["grid", "html", "markdown", "sentence"]
 
@@ -37,7 +38,7 @@ def sentence(report: Report) -> str:
         f"{label(r.spec)} {(derive.need_bytes(r.ranks, r.meter) or 0) / 2**30:.2f} GiB"
         for r in report.memory_only
     ]
-    return f"Memory only, measured side by side, never ranked: {', '.join(needs)}."
+    return f"Memory only, measured side by side, never ranked: {some(needs)}."
 
 
 def html(report: Report) -> str:

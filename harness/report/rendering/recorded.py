@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
+from harness.report.data.answers import MANY
 from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Report, label
 from harness.report.rendering import html_parts
 from harness.report.rendering.markdown_parts import code, table_lines
+from harness.report.rendering.sentences import some
 from harness.result import Result
 
 __all__ = ["html", "markdown", "sentence"]
@@ -29,7 +31,7 @@ AVERAGES = (
 
 def sentence(report: Report) -> str:
     """Which runs were recorded; empty without one."""
-    names = ", ".join(label(result.spec) for result in report.recorded)
+    names = some([label(result.spec) for result in report.recorded])
     return f"Recorded, not ranked: {names}." if names else ""
 
 
@@ -38,7 +40,7 @@ def html(report: Report) -> str:
     if not report.recorded:
         return ""
     parts = [html_parts.tag("p", NOTE, "note")]
-    for result in report.recorded:
+    for result in report.recorded[:MANY]:
         parts.append(html_parts.tag("h3", label(result.spec)))
         files = "<br>".join(f"<code>{escape(str(name))}</code>" for name in result.recordings)
         parts.append(f"<p>{files}</p>")
@@ -52,7 +54,7 @@ def markdown(report: Report) -> list[str]:
     if not report.recorded:
         return []
     lines = ["## Recorded runs, not ranked", "", NOTE, ""]
-    for result in report.recorded:
+    for result in report.recorded[:MANY]:
         files = [f"- {code(name)}" for name in result.recordings]
         lines += [f"### {code(label(result.spec))}", "", *files, ""]
         if result.key_averages:

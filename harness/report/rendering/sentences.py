@@ -21,9 +21,12 @@ __all__ = [
     "detailed",
     "introduction",
     "left_out",
+    "others",
     "predicted_fits",
     "prediction_errors",
     "setting",
+    "skipped",
+    "some",
     "stamp",
     "stand_in",
     "summary",
@@ -46,19 +49,26 @@ def summary(report: Report) -> str:
         labels["of memory only"] = [label(result.spec) for result in report.memory_only]
     if not measured and not labels:
         return "No run finished: the result set is empty."
-    counts = [f"{len(names)} {word} ({_some(names)})" for word, names in labels.items()]
+    counts = [f"{len(names)} {word} ({some(names)})" for word, names in labels.items()]
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
-        return " ".join([text, *dict.fromkeys(filter(None, map(stand_in, report.groups)))])
+        return " ".join([text, *dict.fromkeys(filter(None, map(stand_in, report.groups[:MANY])))])
     start = "Nothing to rank" if recorded or report.memory_only else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], between: str = ", ") -> str:
     """All names, or of more than ``MANY`` the first three."""
     if len(names) <= MANY:
-        return ", ".join(names)
-    return f"{', '.join(names[:3])} and {len(names) - 3} more"
+        return between.join(names)
+    return f"{between.join(names[:3])} and {len(names) - 3} more"
+
+
+def skipped(lines: Sequence[str]) -> list[str]:
+    """The lines on skipped files; of more than ``MANY`` the first, and how many more."""
+    if len(lines) <= MANY:
+        return list(lines)
+    return [*lines[:MANY], f"{len(lines) - MANY} more files; report.json of the folder has all"]
 
 
 def left_out(shown: int, rows: int) -> str:
@@ -66,6 +76,23 @@ def left_out(shown: int, rows: int) -> str:
     if shown == rows:
         return ""
     return f"The first {shown} of {rows} are listed; report.json has every row."
+
+
+def others(report: Report, first: int) -> str:
+    """A sentence on the groups from the one of index ``first`` on, which are not shown in full;
+    empty if there are none."""
+    rows = [row for group in report.groups[first:] for row in group.rows]
+    if not rows:
+        return ""
+    wrong = [f"{row.label} ({row.versus.parity})" for row in rows if row.versus.wrong]
+    text = (
+        f"{first} of {len(report.groups)} groups are shown in full. The other groups have "
+        f"{len(rows)} rows: report.html and report.md have a table of them, report.csv and "
+        "report.json every value."
+    )
+    if not wrong:
+        return text
+    return f"{text} Computed something else than promised: {some(wrong)}."
 
 
 # ---- a group ----
@@ -147,7 +174,7 @@ def warnings(group: Group) -> list[str]:
     texts = [stand_in(group)] if group.asked else []
     if wrong:
         texts.append(
-            f"Computed something else than promised: {'; '.join(wrong)}. Left out of the answers "
+            f"Computed something else than promised: {some(wrong, '; ')}. Left out of the answers "
             "and of the front."
         )
     if group.reference.versus.differs_in:
@@ -156,16 +183,18 @@ def warnings(group: Group) -> list[str]:
             f"({group.reference.versus.differs_in}): the other rows' distances to it say less."
         )
     if noisy:
-        texts.append(f"Noisy step times: {', '.join(noisy)}. More --steps, or a quieter machine.")
+        texts.append(f"Noisy step times: {some(noisy)}. More --steps, or a quieter machine.")
     texts += _disturbed(group) + _paused(group) + _not_alone(group) + _hindered(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment_facts.differing(group.rows).items():
-        texts.append(f"Rows were not all measured alike: {name} is {' / '.join(values)}.")
+        texts.append(
+            f"Rows were not all measured alike: {name} is {environment_facts.listed(values)}."
+        )
     texts += _unknown_places(group)
     texts += _missing_flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
-    return [*texts, *(f"Meter: {note}." for note in notes)]
+    return [*texts, *(f"Meter: {note}." for note in list(notes)[:MANY])]
 
 
 def stand_in(group: Group) -> str:
@@ -199,7 +228,7 @@ def _disturbed(group: Group) -> list[str]:
         return []
     return [
         "Disturbed steps, in which the machine was elsewhere: "
-        f"{', '.join(marked)}. Their times are too long: measure again on a quieter machine."
+        f"{some(marked)}. Their times are too long: measure again on a quieter machine."
     ]
 
 
@@ -209,7 +238,7 @@ def _paused(group: Group) -> list[str]:
     if not marked:
         return []
     return [
-        f"Network paused? Steps far above the median: {', '.join(marked)}. Look at the "
+        f"Network paused? Steps far above the median: {some(marked)}. Look at the "
         "link between the nodes, and measure again."
     ]
 
@@ -222,7 +251,7 @@ def _not_alone(group: Group) -> list[str]:
     if not names:
         return []
     return [
-        f"Another Headroom was at work on the machine during {', '.join(names)}: their times say "
+        f"Another Headroom was at work on the machine during {some(names)}: their times say "
         "little. Measure again with one at a time."
     ]
 
@@ -234,7 +263,7 @@ def _unknown_places(group: Group) -> list[str]:
         f"Places of {label}: {word}; all of its tensors count as on the device."
         for label, word in said.items()
         if word.startswith("unknown")
-    ]
+    ][:MANY]
 
 
 def _hindered(group: Group) -> list[str]:
@@ -243,17 +272,17 @@ def _hindered(group: Group) -> list[str]:
         row.label: dict.fromkeys(word for r in row.results for word in hindered(r.gpu_samples))
         for row in group.rows
     }
-    return [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
+    return [f"{name}: {', '.join(words)}." for name, words in found.items() if words][:MANY]
 
 
 def _missing_flops(group: Group) -> list[str]:
     """Which rows have no FLOP/s, and why a GPU's rows have no MFU."""
     uncounted = [row.label for row in group.rows if row.numbers.flops_per_second is None]
-    counted = [row.numbers for row in group.rows if row.label not in uncounted]
+    counted = [r.numbers for r in group.rows if r.numbers.flops_per_second is not None]
     reasons = dict.fromkeys(n.mfu_missing for n in counted if n.mfu_missing)
     texts = [f"No MFU: {reason}." for reason in reasons if group.meter == "cuda"]
     if uncounted:
-        texts.append(f"No FLOP/s: {', '.join(uncounted)}. {derive.NO_FLOPS}.")
+        texts.append(f"No FLOP/s: {some(uncounted)}. {derive.NO_FLOPS}.")
     return texts
 
 
@@ -293,7 +322,7 @@ def prediction_errors(group: Group) -> str:
         _spread("reserved", [r.reserved_error for r in rows]),
     ]
     none = [row.label for row in group.rows if row.predicted and row.predicted.method == "none"]
-    texts += [f"not predicted: {', '.join(none)}"] if none else []
+    texts += [f"not predicted: {some(none)}"] if none else []
     known = "; ".join(text for text in texts if text)
     return f"Predicted without running: {known}." if known else ""
 
@@ -335,11 +364,12 @@ def predicted_fits(report: Report) -> str:
         return ""
     missed = [unfinished.label for unfinished in known if unfinished.predicted_fit.fits]
     unknown = [unfinished.label for unfinished in out if not unfinished.predicted_fit]
-    notes = [f"predicted to fit: {', '.join(missed)}"] if missed else []
-    notes += [f"not predicted: {', '.join(unknown)}"] if unknown else []
+    notes = [f"predicted to fit: {some(missed)}"] if missed else []
+    notes += [f"not predicted: {some(unknown)}"] if unknown else []
     foreseen = f"{len(known) - len(missed)} of {len(out)} rows that ran out of memory"
     wrong = f"{len(feared)} of {len(finished)} rows that finished"
-    return f"Predicted not to fit: {foreseen}{_noted(notes)}, {wrong}{_noted(feared)}."
+    names = [some(feared, "; ")] if feared else []
+    return f"Predicted not to fit: {foreseen}{_noted(notes)}, {wrong}{_noted(names)}."
 
 
 def _noted(notes: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from harness.report.rendering.columns.time import TIME, TYPES
 from harness.report.rendering.drawn import DRAWING_PHASES, DRAWN
 from harness.report.rendering.explanations import NOTES
 
-__all__ = ["group_grids", "ranking", "short_ranking", "unfinished_grid"]
+__all__ = ["group_grids", "others", "ranking", "short_ranking", "unfinished_grid"]
 
 
 def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
@@ -60,6 +60,36 @@ def short_ranking(group: Group) -> Grid:
     if group.world:
         return ranking(group)
     return _table("ranking", "Ranking", SHORT, group.rows)
+
+
+def others(groups: Sequence[Group], first: int) -> Grid:
+    """Rows of the groups from the one of index ``first`` on, each against its own reference."""
+    rows = [
+        (row, index + 1, group.unlike if row is group.rows[0] else "")
+        for index, group in enumerate(groups)
+        for row in group.rows
+        if index >= first
+    ]
+    columns = [Column("Group", lambda entry: entry[1], "count")]
+    columns += [_of_entry(column) for column in RANKING]
+    columns += [Column("Differs from group 1 in", lambda entry: entry[2])]
+    marks = [_marks(row) for row, _, _ in rows]
+    return tabulate("others", "Other groups", columns, rows, marks=marks, note=NOTES["ranking"])
+
+
+def _of_entry(column: Column) -> Column:
+    """A column of the ranking for rows of all kinds; a simulated one has no times to show."""
+    simulated = {c.head: c.take for c in SIMULATED}
+
+    def take(entry: tuple[Row, int, str]) -> Any:
+        row = entry[0]
+        return simulated.get(column.head, _nothing)(row) if row.spec.world else column.take(row)
+
+    return Column(column.head, take, column.kind)
+
+
+def _nothing(row: Row) -> None:
+    return None
 
 
 def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:

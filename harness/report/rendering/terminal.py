@@ -9,7 +9,7 @@ from rich.padding import Padding
 
 from harness.report import stories
 from harness.report.data import speed
-from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
+from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
 from harness.report.data.compare import Comparison
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.figures import parity
@@ -32,8 +32,11 @@ def render(report: Report, console: Console) -> None:
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
         print_grid(grid, console)
         console.print(escape(grid.note), style="dim", highlight=False)
-    for group in report.groups:
-        _group(group, console)
+    groups = in_full(report.groups)
+    for group, shown in groups:
+        _group(group, shown, console)
+    if text := sentences.others(report, len(groups)):
+        console.print(f"\n{escape(text)}", style="red" if parity.alarming(text) else "dim")
     if report.memory_only:
         console.print(escape(memory_only.sentence(report)), highlight=False)
     if report.recorded:
@@ -44,7 +47,7 @@ def render(report: Report, console: Console) -> None:
         for unfinished in listed:
             _unfinished(unfinished, console)
         console.print(sentences.left_out(len(listed), len(report.unfinished)), end="")
-    for line in report.skipped:
+    for line in sentences.skipped(report.skipped):
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
 
 
@@ -61,7 +64,7 @@ def render_comparison(compared: Comparison, console: Console) -> None:
         console.print(escape(line), highlight=False)
 
 
-def _group(group: Group, console: Console) -> None:
+def _group(group: Group, shown: Group, console: Console) -> None:
     console.print(f"\n[bold]{escape(sentences.setting(group))}[/bold]")
     if group.unlike:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
@@ -71,7 +74,6 @@ def _group(group: Group, console: Console) -> None:
         console.print(escape(speed.noise_floor(group).replace(speed.NONE_SEEN, speed.ALIKE)))
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
-    shown = in_detail(group)
     print_grid(tables.short_ranking(shown), console)
     if shown is not group:
         console.print(sentences.detailed(group, shown), style="dim", highlight=False)
