@@ -220,11 +220,51 @@ def _folder(tmp_path, monkeypatch):
 def test_devices_pipes_and_giants_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "giant").open("wb") as file:
-        file.truncate(files.LARGEST + 1)
-    for path in ("/dev/zero", tmp_path, tmp_path / "pipe", tmp_path / "giant"):
-        with pytest.raises(BadFile, match=str(path)):
+        file.truncate(2**40)  # without blocks: whoever reads it whole runs out of memory
+    odd = "it is no regular file"
+    kinds = {"/dev/zero": odd, tmp_path: "Is a directory", tmp_path / "pipe": odd}
+    for path, said in {**kinds, tmp_path / "giant": f"more than {files.LARGEST} bytes"}.items():
+        with pytest.raises(BadFile, match=f"{path}: .*{said}"):
             read_json(path)
     assert held(["plan", "--model", "diffusers:X", "--config", "/dev/zero"], (2,))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 41 + "]" * 41, "nested deeper than 40 levels"),
+        ("9" * 20, "an integer of 20 digits"),
+        ("-1e400", "beyond a float's range"),
+        ('"\\ud800"', "surrogates not allowed"),
+    ],
+)
+def test_what_no_file_of_ours_has_is_named(text, said, tmp_path):
+    (tmp_path / "it.json").write_text(text)
+    with pytest.raises(BadFile, match=f"it.json: .*{said}"):
+        read_json(tmp_path / "it.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &x 1\nb: *x", "line 2: .*alias"),
+        ("[" * 41 + "]" * 41, "nested deeper than 40 levels"),
+        ("9" * 20, "a whole number of 67 bits"),
+        ("-.inf", "no finite number"),
+        ("a: 1\na: 2", "line 2: .*given twice"),
+        ("!!python/object:os.system {}", "line 1: "),
+    ],
+)
+def test_what_yaml_has_beyond_plain_data_is_named(text, said):
+    with pytest.raises(ValueError, match=said):
+        files.parse_yaml(text)
+    assert files.parse_yaml("day: 2026-11-24") == {"day": "2026-11-24"}
+
+
+def test_text_of_others_comes_back_printable(tmp_path):
+    write_json(tmp_path / "it.json", {ESCAPE: [ESCAPE, "\x00a\tb"]})
+    plain = ESCAPE.rpartition("\x1b[2J")[2]
+    assert read_json(tmp_path / "it.json") == {plain: [plain, "?a\tb"]}
 
 
 HEAD = json.dumps(
