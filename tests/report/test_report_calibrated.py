@@ -116,12 +116,14 @@ def test_a_gpu_s_reserve_and_fit_hold_what_was_measured_to_stand_beside():
 
 
 def test_a_row_that_ran_out_of_memory_is_judged_by_it_too():
-    lost = dataclasses.replace(gpu_set()["ddp"], status=Status.GPU_OOM)
+    """What died wrote nothing of its machine: the other rows of the set did."""
+    lost = dataclasses.replace(gpu_set()["ddp"], status=Status.GPU_OOM, environment={})
     told = foretold(gpu_set()["ddp"], least=29 * GIB)
     card = machine_facts([gpu_set()["ddp"]])
     with_it = predicted_fit(lost, Status.GPU_OOM, told, card, made(CARD))
     without = predicted_fit(lost, Status.GPU_OOM, told, card)
     assert with_it.need_bytes != without.need_bytes
+    assert predicted_fit(lost, Status.GPU_OOM, told, machine_facts([])) is None
 
 
 def test_the_calibration_lies_beside_the_results(tmp_path, monkeypatch):
