@@ -96,6 +96,7 @@ def weighed(group: Group) -> list[Row]:
 def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     """The first groups, until ``IN_FULL`` rows are shown in detail; each with its ``in_detail``.
 
+    The head of a group and its answers take the room of a row.
     ``tables.others`` has the rows of the other groups.
     """
     shown: list[tuple[Group, Group]] = []
@@ -104,7 +105,7 @@ def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
         if room <= 0:
             break
         shown.append((group, in_detail(group, min(MANY, room))))
-        room -= len(shown[-1][1].rows)
+        room -= len(shown[-1][1].rows) + 1
     return shown
 
 
