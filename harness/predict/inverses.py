@@ -73,15 +73,16 @@ def sample_name(resolved: Resolved) -> str:
     return resolved.subject.size_in_words.partition(",")[0]
 
 
-def ranks(_asked: Sequence[Resolved]) -> Ladder:
-    """Ranks of each recipe's adapters."""
+def ranks(asked: Sequence[Resolved]) -> Ladder:
+    """Ranks of each recipe's adapters; the first recipe's own is tried first."""
 
     def place(row: Resolved) -> int:
         part = adapter(row)
         return part.rank - 1 if part else -1
 
     return Ladder(weights=range(1, MOST + 1), at=lambda row, index: ranked(row, index + 1),
-                  named=rank_name, place=place)  # fmt: skip
+                  named=rank_name, place=place,
+                  start=next((i for i in map(place, asked) if 0 <= i < MOST), 0))  # fmt: skip
 
 
 def residents(asked: Sequence[Resolved]) -> Ladder:

@@ -22,9 +22,12 @@ from strategies.base import BadInput
 
 __all__ = ["Ladder", "Largest", "batch_name", "batches", "model_name", "models", "search"]
 
-TRIES = 10
-"""Predictions of a search."""
+TRIES = 12
+"""Predictions of a search: halving ``MOST`` sizes takes as many."""
 MOST = 4096
+NARROW = 64
+"""Sizes between both ends that the later half of the tries halves: an allocator's blocks make
+memory grow in lumps, and a line through two sizes does not say at which of them one begins."""
 LEAP = 16
 """How many times larger than what is known to fit a next try may be, where nothing is known that
 does not: memory does not grow exactly in a straight line, so a line through small sizes says little
@@ -195,7 +198,8 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
     else:
         guess = _crossing(state, weights, min(ends), max(ends))
         streak, fits = _streak(list(state.known.values()))
-        if streak > 2 and state.high < len(weights):
+        narrow = state.high - state.low <= NARROW and len(state.known) > TRIES // 2
+        if (streak > 2 or narrow) and state.high < len(weights):
             guess = (state.low + state.high) // 2  # a line does not close in from both sides
         else:
             guess += (2 ** (streak - 1) - 1) * (1 if fits else -1)

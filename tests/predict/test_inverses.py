@@ -8,7 +8,7 @@ import pytest
 from conftest import in_fork
 
 from harness import cli
-from harness.predict import inverses, pool, workspace
+from harness.predict import inverses, pool, search, workspace
 from harness.predict.speed import cards
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
@@ -68,7 +68,7 @@ def test_the_largest_and_its_neighbour_are_found(what, monkeypatch, tmp_path):
     row = resolve(VIDEO)
     need, what = NEEDS[what], what.partition(" ")[0]
     (one,) = inverses.SOUGHT[what].seek([row], CARD, tmp_path, 1, Quiet())
-    assert one.exact and one.tried == len(tried) <= 10
+    assert one.exact and one.tried == len(tried) <= search.TRIES
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
     if what in ("resolution", "frames"):
         # What was asked for is tried first, and all else stays as it was.
@@ -158,7 +158,7 @@ def real(tmp_path_factory) -> dict[str, dict]:
 @pytest.mark.parametrize("what", REAL)
 def test_a_direct_plan_of_both_neighbours_says_the_same(what, real):
     row, size = real[what]["searched"], REAL[what][1] * GIB
-    assert row["exact"] or what == "rank", row  # large ranks: the search ends before neighbours
+    assert row["exact"], row
     assert row["fits"]["need_bytes"] < row["over"]["need_bytes"]
     for side, direct, fits in zip(
         ("fits", "over"), real[what]["direct"], (True, False), strict=True
