@@ -4,8 +4,6 @@
 #
 #   HEADROOM_PYTHON=/path/to/python   use this Python with its own PyTorch instead of creating
 #                                     an environment (a cluster, a vendor container)
-#   HEADROOM_WHEELS=/path/to/folder   beside it: packages that it lacks, carried from elsewhere by
-#                                     `./run.sh pack` (default: wheels here, if it is there)
 #   HEADROOM_VENV=/path/to/folder     where to create the environment (default: .venv here)
 set -euo pipefail
 
@@ -211,7 +209,7 @@ missing = [pip for module, pip in needed.items() if importlib.util.find_spec(mod
 hard = [name for name in missing if name not in ("deepspeed", "scikit-learn", "ninja", "transformers")]
 if missing:
     print(f"headroom: {sys.executable} lacks: {', '.join(missing)} (without network access: "
-          "./run.sh pack, docs/your-machine.md)\n"
+          "docs/your-machine.md)\n"
           f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
           file=sys.stderr)
 if missing and not hard:
@@ -241,14 +239,6 @@ if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
     supported "$python" || die "HEADROOM_PYTHON=$python is no working Python 3.10 to 3.13"
-    wheels=${HEADROOM_WHEELS:-$here/wheels}
-    if [ -n "${HEADROOM_WHEELS:-}" ] || [ -d "$wheels" ]; then
-        wheels=$(realpath -m "$wheels")
-        carried=$(cd "$here" && "$python" -m harness.system.carried "$wheels") || exit 2
-        if [ -n "$carried" ]; then
-            export PYTHONPATH="$carried${PYTHONPATH:+:$PYTHONPATH}" PATH="$carried/bin:$PATH"
-        fi
-    fi
     if [ -n "$reads" ]; then check_reader "$python" "$reads"; else check_own "$python"; fi
 else
     python=$venv/bin/python

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_controls,
         _add_calibrate,
     )
-    for add in (*adders, _add_pack, *rest, _add_test):
+    for add in (*adders, *rest, _add_test):
         add(commands)
     for command in commands.choices.values():
         _say_defaults(command)
@@ -220,15 +220,6 @@ def _add_doctor(commands: Any) -> None:
     add_arguments(parser)
 
 
-def _add_pack(commands: Any) -> None:
-    from harness.commands.pack import add_arguments
-
-    text = "pack what a machine without network access needs, as a folder of wheels"
-    example = "./run.sh pack --python 3.12 --torch 2.11.0+cu126 --has numpy pillow"
-    page = "docs/your-machine.md"
-    add_arguments(_add(commands, "pack", _pack, text, example, page))
-
-
 def _add_lint(commands: Any) -> None:
     from harness.commands.lint import add_arguments
 
@@ -335,12 +326,6 @@ def _list(options: argparse.Namespace) -> int:
             options.what, listing.print_list
         )()
     return OK
-
-
-def _pack(options: argparse.Namespace) -> int:
-    from harness.commands.pack import pack
-
-    return pack(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

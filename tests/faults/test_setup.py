@@ -331,10 +331,7 @@ def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     assert "Traceback" not in said and "-m pip install numpy rich pyyaml" in said
 
 
-@pytest.mark.parametrize("carried", [True, False])
-def test_a_python_that_does_not_work_is_named_also_beside_carried_wheels(checkout, carried):
-    if carried:
-        (checkout.folder / "wheels").mkdir()
+def test_a_python_that_does_not_work_is_named(checkout):
     checkout.tool("broken", "#!/bin/bash\nexit 1\n")
     code, said = checkout.run(HEADROOM_PYTHON=f"{checkout.folder}/bin/broken")
     assert code == 2 and "bin/broken is no working Python 3.10 to 3.13" in said
