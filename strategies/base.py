@@ -59,6 +59,7 @@ TRAITS = {
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
     "masked_weights": "some weights stay zero, by masks that the first weights decided",
     "quantized_weights": "weights are stored in fewer bits than they compute in",
+    "float_adapters": "adapters are float32, whatever the type of the weights beside them",
     "packed_weights": "weights that share a byte are tensors of a class of their own",
     "weight_norms": "norms of the frozen weights are part of what is computed",
     "streams_weights": "some blocks' weights are on the device for these blocks alone",

@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strategies.subject import Subject
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["adapted", "inject"]
 
 
 def inject(
-    module: Any, subject: Subject, rank: int, names: Sequence[str] | None = None, **more: Any
+    module: Any,
+    subject: Subject,
+    rank: int,
+    names: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    **more: Any,
 ) -> None:
     """Put peft's adapters beside the linear layers of these ``names`` (None: all of the subject's);
-    the same first weights in every process."""
+    the same first weights in every process. ``dtype`` is that of the adapters; None: the model's.
+    """
     import peft
     import torch
 
@@ -35,7 +44,7 @@ def inject(
                 begin(layer, name)
     for name, p in module.named_parameters():
         if "lora_" in name:  # beside packed weights peft would take float32
-            p.data = p.data.to(subject.dtype(module))
+            p.data = p.data.to(dtype or subject.dtype(module))
 
 
 def begin(layer: Any, name: str) -> None:

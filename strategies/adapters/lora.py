@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,13 +35,29 @@ def adapter_facts(trained: Trained, part: Lora) -> dict[str, Any]:
     demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have moved")
     scaled = [n for n in changed if "magnitude" in n]
     demand(len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} magnitudes have moved")
-    return {"adapters": len(layers), "rank": rank, **facts}
+    return {"adapters": len(layers), "rank": rank, **facts, **dtype_facts(trained, part, layers)}
+
+
+def dtype_facts(trained: Trained, part: Lora, layers: Sequence[Any]) -> dict[str, Any]:
+    """The type in which the engine stores adapters. Adapters that ``dtype=fp32`` keeps hold values
+    that bfloat16 has not: none was rounded to 16 bits, neither when it was stored nor in a step."""
+    named = trained.module.named_parameters()
+    kinds = {str(p.dtype).removeprefix("torch.") for n, p in named if "lora_" in n}
+    if part.dtype == "fp32":
+        demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
+        parts = [trained.engine.part(layer.lora_B["default"].weight).detach() for layer in layers]
+        finer = sum(bool((p != p.bfloat16()).any()) for p in parts)
+        there = sum(p.numel() > 0 for p in parts)
+        demand(finer == there, f"{there - finer} of {there} adapters hold 16-bit values alone")
+    return {"adapter_dtype": "+".join(sorted(kinds))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Strategy):
     """Trains a product of two matrices of ``rank`` beside each linear layer of the blocks
     (``targets=attention``: beside those of queries, keys, values and attention's output alone).
+    ``dtype=fp32`` keeps the matrices, their gradients and moments in float32 over 16-bit weights;
+    ``model`` gives them the type of the model's other weights.
     """
 
     name: ClassVar[str] = "lora"
@@ -53,12 +70,15 @@ class Lora(Strategy):
 
     rank: int = 8
     targets: str = "all"
+    dtype: str = "model"
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
         if self.targets not in ("all", "attention"):
             raise ValueError(f"targets is {self.targets!r}; all, or attention")
+        if self.dtype not in ("model", "fp32"):
+            raise ValueError(f"dtype is {self.dtype!r}; model, or fp32")
 
     def chosen(self, subject: Subject) -> tuple[str, ...]:
         """Names of the layers that get an adapter."""
@@ -67,13 +87,27 @@ class Lora(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if self.targets == "attention" and not launch.subject.attention_linears:
             return f"{launch.subject.name}'s attention is not known by names; leave targets out"
+        casts = {"float_master", "half_compute"} <= launch.traits
+        if self.dtype == "fp32" and casts and "pure_bf16" not in launch.traits:
+            return (
+                "the engine casts adapters to 16 bits with the model, and updates a float32 master "
+                "of them; leave dtype out, or take bf16_pure"
+            )
         return None
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"frozen_weights", "other_products"})
+        floats = {"float_adapters"} if self.dtype == "fp32" else set()
+        return frozenset({"frozen_weights", "other_products"} | floats)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        inject(module, subject, self.rank, self.chosen(subject), use_dora=self.magnitudes)
+        self.put(module, subject, use_dora=self.magnitudes)
+
+    def put(self, module: Any, subject: Subject, **more: Any) -> None:
+        """Put this recipe's adapters into ``module``; ``more`` are keywords of peft's config."""
+        import torch
+
+        dtype = torch.float32 if self.dtype == "fp32" else None
+        inject(module, subject, self.rank, self.chosen(subject), dtype, **more)
 
     def attach(self, trained: Trained) -> Frozen:
         return Frozen(trained)
@@ -133,7 +167,7 @@ class Qlora(Lora):
 
         quantize(module, self._packed(module, subject))
         module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
-        inject(module, subject, self.rank, self.chosen(subject))
+        self.put(module, subject)
         del module.is_loaded_in_4bit
 
     def _packed(self, module: Any, subject: Subject) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ class AdamWBf16(Strategy):
     def refuses(self, launch: Launch) -> str | None:
         if "pure_bf16" not in launch.traits:
             return "writes bfloat16 weights that have no master; add bf16_pure, or take adamw"
+        if "float_adapters" in launch.traits:
+            return "what trains is float32, where no update is lost; use adamw, or leave dtype out"
         if "dtensor_weights" in launch.traits:
             return "rounds plain tensors by chance, and DTensors mix with none; use adamw, or ddp"
         if "cut_weights" in launch.traits:

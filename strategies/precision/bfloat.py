@@ -64,9 +64,15 @@ class Bf16Pure(Strategy):
         return frozenset({"half_compute", "pure_bf16"})
 
     def refuses(self, launch: Launch) -> str | None:
+        floats = "float_adapters" in launch.traits
         if self.autocast and "float_master" in launch.traits:
             return "the engine casts its inputs itself, and runs no autocast; leave autocast out"
-        if "host_optimizer" in launch.traits:
+        if self.autocast and "dtensor_weights" in launch.traits and not floats:
+            return (
+                "accelerate keeps what the engine trains in float32 beside autocast; leave "
+                "autocast out, or give an adapter dtype=fp32"
+            )
+        if "host_optimizer" in launch.traits and not floats:
             return (
                 "DeepSpeed's CPU Adam keeps float32 weights and moments; take a sharding without "
                 "offload, or bf16_master"
@@ -74,12 +80,19 @@ class Bf16Pure(Strategy):
         return None
 
     def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
-        # An engine that keeps the weights itself must be told of their type; autocast must not.
-        told = self.autocast or "float_master" in launch.traits
+        told = self.autocast or self._told(launch)
         return {"mixed_precision": "bf16" if told else "no"}
 
+    @staticmethod
+    def _told(launch: Launch) -> bool:
+        """Whether the engine is told to keep all that it holds in bfloat16. DeepSpeed then casts
+        float32 adapters too, and casts nothing if it is not told (0.19.8, runtime/engine.py,
+        ``_configure_distributed_model``)."""
+        return "float_master" in launch.traits and "float_adapters" not in launch.traits
+
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        launch.engine.sixteen_bits(accelerator, master=False)
+        if self._told(launch):
+            launch.engine.sixteen_bits(accelerator, master=False)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
@@ -90,11 +103,17 @@ class Bf16Pure(Strategy):
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         types = dtypes(trained)
-        kept = {"compute_dtype", "parameters"}
-        wanted = kept if "sampling" in trained.launch.traits else kept | {"master"}
-        off = {key: types[key] for key in sorted(wanted) if types[key] != "bfloat16"}
-        demand(not off, f"not all is bfloat16: {off}")
-        demand(types["moments"] in ("bfloat16", ""), f"the moments are {types['moments']}")
+        adapters = "float32" if "float_adapters" in trained.launch.traits else "bfloat16"
+        wanted = {
+            "compute_dtype": ("bfloat16",),
+            "parameters": ("+".join(sorted({"bfloat16", adapters})),),
+            "master": (adapters,),
+            "moments": (adapters, ""),
+        }
+        if "sampling" in trained.launch.traits:
+            del wanted["master"]
+        off = {key: types[key] for key, fit in wanted.items() if types[key] not in fit}
+        demand(not off, f"not all is bfloat16 (adapters: {adapters}): {off}")
         if "float_master" in trained.launch.traits:
             return types
         mixed = trained.accelerator.mixed_precision == "bf16"

@@ -59,6 +59,8 @@ CONFIGURATIONS = [
     ("single", "DiT-T/4:depth=3,hidden=192,heads=3", 8, {"data": "synthetic:64"}),
     ("single+lora", "DiT-T/2:depth=2", 8, {}),
     ("single+lora+bf16+checkpoint", "DiT-S/8:depth=4", 8, {}),
+    ("single+bf16_pure+lora:dtype=fp32", "DiT-S/8:depth=4", 8, {}),
+    ("single+bf16_pure:autocast=on+lora:dtype=fp32+checkpoint", "DiT-S/8:depth=4", 8, {}),
     ("single+dora", "DiT-T/2:depth=2", 8, {}),
     ("single+difffit", "DiT-T/2:depth=2", 8, {}),
     ("single+controlnet", "DiT-T/2:depth=2", 8, {}),

@@ -33,6 +33,10 @@ TRAINED = "adapters.safetensors"
 
 PAIRS = {
     "zero2+lora+bf16": LONGER,
+    "zero2+bf16_pure+lora:dtype=fp32": LONGER,
+    "zero3+bf16_pure+lora:dtype=fp32+checkpoint": LONGER,
+    "fsdp2+bf16_pure:autocast=on+lora:dtype=fp32": LONGER,
+    "fsdp2+bf16_pure+qlora:dtype=fp32": LONGER,
     "zero3+prune": LONGER,
     "ddp+compress:kind=powersgd": LONGER,
     "ddp+topk+accumulate": LONGER,

@@ -59,7 +59,7 @@ HERE = [
     "single+block_swap+head",
     "single+block_swap:blocks=3+cast:to=fp8+lora",
     "single+bf16+cast+lora+checkpoint+offload_activations:what=checkpoints",
-    "single+bf16_pure+cast:to=fp8+lora:targets=attention",
+    "single+bf16_pure:autocast=on+cast:to=fp8+lora:targets=attention,dtype=fp32",
     "single+cast+difffit",
     f"single+{AOT}+cast+lora",
     "single+block_swap+difffit+attend:kernel=flash",

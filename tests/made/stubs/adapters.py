@@ -24,6 +24,21 @@ def full_precision(self, module, subject):
     inject(module, subject, self.rank)
 
 
+def of_the_model_s_type(self, module, subject):
+    inject(module, subject, self.rank)
+
+
+def rounded_by_each_step(self, trained):
+    """Adapters are float32, and hold numbers of bfloat16."""
+
+    def rounded(optimizer, *_):
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            p.data = p.data.bfloat16().float()
+
+    trained.inner_optimizer.register_step_post_hook(rounded)
+    return frozen.Frozen(trained)
+
+
 def of_blocks_alone(self, module, subject):
     return subject.linears
 
@@ -104,6 +119,8 @@ def magnitudes_that_stay(self, module, subject):
             p.requires_grad_(False)
 
 
+IN_FLOATS = "single+bf16_pure+lora:dtype=fp32"
+
 LOST: Table = {
     "no adapters": ("single+lora", Lora, "edit_model", nothing),
     "adapters of another rank": ("single+lora", Lora, "edit_model", twice_the_rank),
@@ -111,6 +128,8 @@ LOST: Table = {
     "magnitudes that do not train": ("single+dora", Dora, "edit_model", magnitudes_that_stay),
     "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
     "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
+    "adapters of 16 bits": (IN_FLOATS, Lora, "edit_model", of_the_model_s_type),
+    "adapters of 16 bits in float32": (IN_FLOATS, Lora, "attach", rounded_by_each_step),
     "no checksums": ("single+lora", Lora, "attach", nothing),
     "no magnitudes": ("single+dora", Dora, "edit_model", no_magnitudes),
     "weights in full, not 8 bits": ("single+cast+lora", Cast, "edit_model", nothing),
