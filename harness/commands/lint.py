@@ -11,12 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
+from harness.commands.planning.plan.asked import model_name
 from harness.json_files import BadFile, read_json
 from harness.resolve import resolve
-from harness.spec import Spec, SpecError, located
+from harness.spec import Spec, SpecError
 from harness.subjects import kind_of
+from harness.subjects.library import presets
+from strategies import CATALOG
 from strategies.engines.zero.waste import DEFAULTS, Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
+from strategies.recipe import name_of
 from strategies.subject import Shaping
 
 __all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
@@ -27,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
     told = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", metavar="MODEL", default="DiT-XL/2", help=told)
+    add("--model", type=presets.canonical, metavar="MODEL", default="DiT-XL/2", help=told)
     add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
     told = "the type that it trains in (default: bf16)"
-    add("--precision", choices=("bf16", "fp32"), default="bf16", help=told)
+    kinds = {"type": lambda word: name_of(word, CATALOG), "choices": ("bf16", "fp32")}
+    add("--precision", **kinds, default="bf16", help=told)
 
 
 def lint_files(options: argparse.Namespace) -> int:
@@ -51,8 +56,8 @@ def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
     """A run that the sizes are those of; one sample a device, for no rule looks at the batch."""
     return Spec(
         recipe=f"zero3+{precision}",
-        model=located({"model": model})["model"],
-        objective=kind_of(model).usual_objective(Shaping(), model),
+        model=model_name(model),
+        objective=kind_of(model_name(model)).usual_objective(Shaping(), model),
         processes=processes,
         global_batch=processes,
         data="synthetic",

@@ -348,7 +348,7 @@ def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_pa
 
 ASKED = [
     ("single+bf16_pure+lora:rank=16", []),
-    ("ddp+bf16+checkpoint", ["--gpus", "2", "--global-batch", "6"]),
+    ("ddp+bf16+checkpoint", ["--gpus", "2", "--global-batch", "6", "--host-memory", "100.7GiB"]),
     ("zero3+bf16+lora+accumulate:steps=2", ["--gpus", "8", "--global-batch", "32"]),
     ("single+bf16", ["--gpus", "8", "--before", "T5-XXL", "2.5GiB", "--also", "CLIP-L"]),
     ("fsdp2+bf16", ["--gpus", "16", "--nodes", "4", "--resolution", "512"]),
@@ -392,6 +392,7 @@ def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
         fit = verdict.cannot(row, gpu, "")
         again, on = planned(shlex.split(export_command(fit))[1:])
         assert (again.spec, on.memory_bytes, on.name) == (row.spec, gpu.memory_bytes, gpu.name)
+        assert on.host_bytes(1) == gpu.host_bytes(1)
         assert (on.node, on.beside) == (gpu.node, gpu.beside) or row.spec.processes <= gpu.node
         tried += 1
     assert tried > len(pairs) / 2

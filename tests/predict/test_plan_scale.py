@@ -66,6 +66,8 @@ BAD = {
     ("--scale", "3", "6", "--global-batch", "4"): "which 3 GPUs cannot share alike",
     ("--scale", "8", "16", "--recipes", "single"): "single trains on one GPU, however many",
     ("--claims", "x", "--scale", "1", "8"): "scale is [1, 8]; --claims predicts the suite's own",
+    ("--claims", "x", "--model", "dit-xl/2"): "x: its suite.json tells the story",
+    ("--claims", "x", "--model", "FLUX.1-dev"): "model is flux-dev; --claims predicts the suite's",
     ("--scale", "1", "8", "--keep", "nowhere"): "no results of the suite scale lie",
 }
 

@@ -212,3 +212,13 @@ def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):
     assert cli.main(["lint", str(path)]) == 2
     told = capsys.readouterr().err
     assert words in told and len(told.splitlines()) == 1 and "odd.json" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("dit-s/4", "DiT-S/4"), ("black-forest-labs/FLUX.1-dev", "flux-dev"),
+     ("depth=2,width=96,heads=3,patch=4", "depth=2,")],
+)  # fmt: skip
+def test_models_and_types_are_spelled_as_for_a_plan(model, named, capsys):
+    assert cli.main(["lint", "--model", model, "--precision", "bfloat16"]) == 0
+    assert capsys.readouterr().out.startswith(named)

@@ -12,7 +12,7 @@ from typing import Any
 from harness.calibration import here
 from harness.commands import suites
 from harness.commands.planning.plan import across
-from harness.commands.planning.plan.question import LATENT
+from harness.commands.planning.plan.question import HOST_GIVEN, LATENT
 from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
 from harness.predict import beside
@@ -21,7 +21,6 @@ from harness.predict.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError, located
 from harness.subjects import kind_of
-from harness.subjects.library import presets
 from harness.suite.matrix import unreplicated
 from harness.system import gpus
 from harness.system.capability import shortfall
@@ -101,7 +100,6 @@ def asked_for(options: argparse.Namespace) -> Asked:
         BadInput: one line. A recipe that was named must be possible; one of a suite
             that is not becomes a line of its own.
     """
-    options.model = presets.canonical(options.model)
     if options.workload == SAMPLE and options.processes not in (None, 1):
         raise PlanError(
             f"gpus is {options.processes}, and samples are drawn by one; leave --gpus out"
@@ -243,7 +241,7 @@ def _hosted(gpu: Card, options: argparse.Namespace) -> Card:
         )
     if asked:
         size = cards.parse_bytes(asked, "host-memory")
-        return dataclasses.replace(gpu, host_memory=size, host_told="as --host-memory says")
+        return dataclasses.replace(gpu, host_memory=size, host_told=HOST_GIVEN)
     own = () if gpu.shared else (cards.named(one.name, one.total_bytes) for one in gpus.visible())
     if any(card and card.name == gpu.name for card in own):
         return dataclasses.replace(gpu, host_memory=here.memory_bytes(), host_told="this machine's")

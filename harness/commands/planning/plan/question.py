@@ -17,10 +17,13 @@ from harness.predict.speed.cards import NODE, Card, size_words
 from harness.predict.verdict import Fit
 from harness.resolve import Resolved
 from harness.subjects import kind_of
+from harness.subjects.library import presets
 
-__all__ = ["CUSTOM", "LATENT", "add_question", "export_command", "words"]
+__all__ = ["CUSTOM", "HOST_GIVEN", "LATENT", "add_question", "export_command", "words"]
 
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
+HOST_GIVEN = "as --host-memory says"
+"""``Card.host_told`` of a size that was asked for."""
 LATENT = 8
 """Pixels of a side that one element of a latent stands for (the VAE's factor)."""
 
@@ -29,7 +32,8 @@ def add_question(parser: Any) -> None:
     """Options of the model, the GPUs, the samples and what else lies on a GPU."""
     add = parser.add_argument
     told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
-    add("--model", default="DiT-XL/2", help=told + "FILE.py:CLASS (default: DiT-XL/2)")
+    told += "FILE.py:CLASS (default: DiT-XL/2)"
+    add("--model", type=presets.canonical, default="DiT-XL/2", help=told)
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, a process each (default: 8 of a DiT, 1 of a public model), or processes of "
         "the CPU (2)")  # fmt: skip
@@ -76,6 +80,8 @@ def words(resolved: Resolved, card: Card) -> list[str]:
     for name, value in {"resolution": _resolution(resolved), **given}.items():
         found += [f"--{name}", str(value)] if value else []
     found += ["--also", size_words(card.beside)] if card.beside else []
+    if card.host_told == HOST_GIVEN:
+        found += ["--host-memory", size_words(card.host_memory)]
     return [*found, *(["--before", *spec.before.split(",")] if spec.before else [])]
 
 
