@@ -177,7 +177,8 @@ def moved(
     p: nn.Parameter, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> nn.Parameter:
     """A parameter that has its value, on ``device`` and of ``dtype`` (None: its own)."""
-    return _instead(p, nn.Parameter(p.detach().to(dtype or p.dtype).to(device)))
+    values = p.detach().to(dtype or p.dtype).to(device)
+    return _instead(p, nn.Parameter(values, p.requires_grad))  # codes can take no gradient
 
 
 def _instead(p: nn.Parameter, new: nn.Parameter) -> nn.Parameter:

@@ -155,12 +155,20 @@ def test_reserved_memory_counts_the_streams_of_sharding_engines(tmp_path):
     assert reserved == pytest.approx(ALLOCATOR_MIB, abs=2)
 
 
-def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(tmp_path):
-    row = resolve(Spec(recipe="fsdp2+bf16_pure+lora", model="DiT-T/4", data="synthetic",
-                       global_batch=4, processes=2, device="cuda", ema=0.0))  # fmt: skip
-    (found,) = pool.predict_all([row], tmp_path, jobs=1)
-    assert found.method == "trace", found.fault
-    assert found.steady.categories["parameters"] == pytest.approx(row.subject.parameters, rel=0.1)
+@pytest.mark.parametrize("part", ["lora", "qlora"])
+def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(part, tmp_path):
+    """Of a float32 adapter a rank holds two bytes more in the weight and in each moment."""
+    texts = (f"fsdp2+bf16_pure+{part}", f"fsdp2+bf16_pure+{part}:dtype=fp32")
+    rows = [resolve(Spec(recipe=text, model="DiT-T/4", data="synthetic", global_batch=4,
+                         processes=2, device="cuda", ema=0.0)) for text in texts]  # fmt: skip
+    found, floats = pool.predict_all(rows, tmp_path, jobs=1)
+    assert (found.method, floats.method) == ("trace", "trace"), found.fault
+    subject = rows[0].subject
+    layers = [subject.make().get_submodule(name) for name in subject.linears]
+    elements = sum(8 * (layer.in_features + layer.out_features) for layer in layers)
+    assert floats.between - found.between == (2 + 2 * 2) * elements / 2
+    if part == "lora":
+        assert found.steady.categories["parameters"] == pytest.approx(subject.parameters, rel=0.1)
 
 
 def test_under_a_limit_cache_is_returned_before_it_fails():
