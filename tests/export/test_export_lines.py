@@ -166,6 +166,12 @@ def adapters(trained: Trained, rank: int) -> bool:
     )
 
 
+def kinds(trained: Trained) -> tuple[set[torch.dtype], ...]:
+    """Types of frozen and of trained parameters."""
+    named = list(trained["model"].parameters())
+    return tuple({p.dtype for p in named if p.requires_grad == free} for free in (False, True))
+
+
 def of_kind(trained: Trained, name: str) -> int:
     """How many modules are of a class of that name."""
     return sum(type(module).__name__ == name for module in trained["model"].modules())
@@ -216,6 +222,10 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "bf16_pure": lambda t, s: {p.dtype for p in t["model"].parameters()} == {torch.bfloat16},
     "fp8:emulate=on": lambda t, s: of_kind(t, "Float8Linear") == 16,
     "lora:rank=4": lambda t, s: adapters(t, 4),
+    "bf16_pure:autocast=on+lora:dtype=fp32": (
+        lambda t, s: adapters(t, 8) and kinds(t) == ({torch.bfloat16}, {torch.float32})
+    ),
+    "bf16_pure+qlora": lambda t, s: adapters(t, 8) and kinds(t)[1] == {torch.bfloat16},
     "dora": lambda t, s: adapters(t, 8) and any("magnitude" in n for n in free(t)),
     "qlora": lambda t, s: adapters(t, 8) and in_four_bits(t) > 16,
     "qlora:layers=blocks": lambda t, s: adapters(t, 8) and in_four_bits(t) == 16,

@@ -192,6 +192,34 @@ def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_no
         assert "The plan's memory does not hold here" in pages.page("", [made])
 
 
+ADAPTERS = {
+    "diffusers": "model",
+    "simpletuner": "model",
+    "finetrainers": "fp32",
+    "musubi-tuner": "fp32",
+    "ai-toolkit": "fp32",
+    "sd-scripts": "",
+    "diffusion-pipe": "",
+}
+"""Trainer -> the type of adapters over bfloat16 weights, if it leaves no choice."""
+
+
+@pytest.mark.parametrize("name", trainers.known())
+@pytest.mark.parametrize("dtype", ["model", "fp32"])
+def test_adapters_are_of_the_planned_type_or_the_page_says_that_they_are_not(name, dtype):
+    part = "lora" if dtype == "model" else "lora:dtype=fp32"
+    made = trainers.translated(name, asked(f"single+bf16_pure+{part}", models(name)[0]), "a.yaml")
+    parse(name, made)
+    kept = ADAPTERS[name] in (dtype, "")
+    assert (part in made.unplanned) == (not kept and dtype == "fp32")
+    told = any("lora:dtype=fp32 is planned so" in note.why for note in made.notes)
+    assert told == (not kept and dtype == "model")
+    if name == "sd-scripts":
+        assert ("--full_bf16" in made.options) == (dtype == "model")
+    if name == "diffusion-pipe":
+        assert (made.options["adapter.dtype"] == "float32") == (dtype == "fp32")
+
+
 @pytest.mark.parametrize("name", trainers.known())
 def test_clipping_that_nobody_asked_for_is_not_set(name):
     resolved = asked("single+bf16+lora", "flux-dev")
