@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
+from harness.phases import PLANNED, planned
 from strategies.base import BadInput
 from strategies.workloads import SAMPLE, TRAIN, WORKLOADS
 
@@ -27,6 +28,7 @@ LARGEST_SEED = 2**63 - 1
 """That every generator takes."""
 LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
 LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0, "before": ""}
+LATER |= {"phases": ""}
 """Fields that came after results were recorded, with their defaults."""
 
 
@@ -88,6 +90,9 @@ class Spec:
     before: str = _option(
         "", "of a plan: models that a GPU held before, whose memory its pool kept, as T5-XXL,CLIP-L"
     )
+    phases: str = _option(
+        "", f"of a plan: phases that count beside the step, of {', '.join(PLANNED)}"
+    )
     repeat: int = _option(0, "index of this repetition")
     profile: bool = _option(False, "record a profiler's trace of extra steps; not ranked")
     snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
@@ -138,6 +143,10 @@ class Spec:
             raise SpecError(
                 f"before is {self.before}, and only a GPU's allocator keeps what was freed; leave "
                 "--before out"
+            )
+        if planned(self.phases) and (self.device != "cuda" or self.sampling):
+            raise SpecError(
+                f"phases is {self.phases}, and phases are of a training on GPUs; leave --phases out"
             )
         self._check_sampling()
 

@@ -27,7 +27,7 @@ __all__ = [
 
 OF_SAMPLING = ("workload", "weights", "sampler_steps", "cfg_scale")
 """Fields of a spec that are left out by commands which only train."""
-OF_PLANS = ("before",)
+OF_PLANS = ("before", "phases")
 """Fields of a spec that say what a prediction is of, and that no run can be given."""
 ALL_GPUS = "all GPUs, else 1"
 """How the help says which number of processes a command of one recipe takes."""

@@ -108,10 +108,10 @@ def before_words(before: str) -> str:
     )
 
 
-def words(found: Sequence[Beside]) -> str:
-    """What is counted, in a sentence."""
+def words(found: Sequence[Beside], at_work: bool = False) -> str:
+    """What is counted, in a sentence; ``at_work``: a phase counts their forward passes."""
     parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
     return (
         f"Needs includes what stays on each GPU beside the training: {', '.join(parts)} GiB of "
-        "weights; what their own forward takes is not counted."
+        f"weights; what their own forward takes is{'' if at_work else ' not'} counted."
     )

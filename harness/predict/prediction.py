@@ -18,9 +18,20 @@ from harness.memory.record import Instant
 from harness.predict.speed.roofline import Work
 from harness.resolve import Resolved
 
-__all__ = ["SCHEMA", "Prediction", "kept", "load", "none", "read"]
+__all__ = ["SCHEMA", "Aside", "Prediction", "kept", "load", "none", "read"]
 
 SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """Text encoders and a VAE on a GPU, in bytes: their ``weights``, and beyond these what the
+    forward pass ``what`` has ``allocated`` at its fullest and ``reserved`` in an empty pool."""
+
+    weights: int
+    allocated: int
+    reserved: int
+    what: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,8 @@ class Prediction:
     limit under which the same allocations still succeed; None without a GPU. ``attention`` names
     the kernels of torch's attention that ran in a trace, ``buckets`` the category in which a
     measured step counts the engine's communication buckets.
+    ``asides``: of a phase beside the step (``harness.phases.PLANNED``) its encoders and VAE;
+    ``denoising``: the bytes of the fullest instant of a forward pass without gradients.
     """
 
     recipe: str
@@ -67,6 +80,8 @@ class Prediction:
     notes: list[str] = field(default_factory=list)
     rank: int = 0
     steady_of_ranks: dict[str, int] = field(default_factory=dict)
+    asides: dict[str, Aside] = field(default_factory=dict)
+    denoising: int | None = None
     seconds_taken: float = 0.0
     schema: int = SCHEMA
 

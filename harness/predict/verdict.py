@@ -7,11 +7,12 @@ and for reports (``harness.report.figures.predicted_fit``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from harness.predict import residuals
 from harness.predict.attention import WORDS, preferred
+from harness.predict.phase_needs import STEP, Need, needs
 from harness.predict.prediction import Prediction
 from harness.predict.speed.cards import Card, alike
 from harness.predict.speed.roofline import AS_TYPICAL, Seconds, Slower, seconds
@@ -30,7 +31,8 @@ VERDICTS = ("fits", "tight", "host", "no", "unknown", "cannot")
 class Fit:
     """A prediction against one card. Bytes of a GPU; ``host_bytes`` of one node, which has
     ``host_memory``. Both needs are plus or minus the ``share`` of ``uncertainty`` (of a GPU without
-    the models that stay beside the training, whose sizes are known).
+    the models that stay beside the training, whose sizes are known). ``phases`` has the needs of
+    each phase that counts, of which those above are the largest; the GPU's is that of ``binds``.
 
     ``verdict``: fits (the upper end of the range does); tight (the range ends on both sides of what
     there is, or the allocator must give cache back to the device again and again, which is slow);
@@ -48,11 +50,17 @@ class Fit:
     seconds: Seconds | None
     uncertainty: residuals.Share
     host_memory: int
+    phases: Mapping[str, Need] = field(default_factory=dict)
     lack: str = ""
 
     @property
     def label(self) -> str:
         return str(self.resolved.recipe)
+
+    @property
+    def binds(self) -> str:
+        """The phase that needs the most of a GPU."""
+        return max(self.phases, key=lambda name: self.phases[name].gpu, default=STEP)
 
     @property
     def fits(self) -> bool:
@@ -116,21 +124,27 @@ class Fit:
 
 def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     """Set a prediction against a card."""
-    need, least = _needs(resolved, prediction, gpu)
+    phases = _needs(resolved, prediction, gpu)
     kind = residuals.class_of(resolved.launch.traits, prediction)
+    hosts = [one.host for one in phases.values() if one.host is not None]
     fit = Fit(
         resolved=resolved,
         prediction=prediction,
         gpu=gpu,
         verdict="unknown",
-        need_bytes=need,
-        least_bytes=least,
-        host_bytes=_host(resolved, prediction, gpu),
+        need_bytes=max((one.gpu for one in phases.values()), default=None),
+        least_bytes=max((one.least for one in phases.values()), default=None),
+        host_bytes=max(hosts, default=None),
         seconds=_seconds(resolved, prediction, gpu),
         uncertainty=residuals.shares()[kind],
         host_memory=gpu.host_bytes(resolved.spec.processes),
+        phases=phases,
     )
-    return fit if need is None else dataclasses.replace(fit, verdict=_verdict(fit))
+    if fit.need_bytes is None:
+        return fit
+    if fit.binds != STEP:
+        fit = dataclasses.replace(fit, uncertainty=residuals.shares()["beside the step"])
+    return dataclasses.replace(fit, verdict=_verdict(fit))
 
 
 def _verdict(fit: Fit) -> str:
@@ -208,17 +222,19 @@ def lacking(fits: Sequence[Fit]) -> list[str]:
     return [f"Cannot run: {', '.join(labels)}: {lack}" for lack, labels in labels_of.items()]
 
 
-def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> tuple[int | None, int | None]:
-    """(comfortably, at the least) what a card must have: the allocator's reserve and the rest. On
-    a CPU the tensors of all processes, and their interpreters."""
-    processes = resolved.spec.processes
-    beside = standing(gpu, processes).total + gpu.beside
+def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, Need]:
+    """Needs of each phase that counts; of the step the allocator's reserve and the rest, on a CPU
+    the tensors of all processes and their interpreters. Empty if nothing was predicted."""
+    processes, host = resolved.spec.processes, _host(resolved, prediction, gpu)
+    more = standing(gpu, processes).total
     if gpu.shared and prediction.bytes is not None:
         need = processes * (prediction.bytes + standing(gpu, 1).total + gpu.beside)
-        return need, need
-    if prediction.reserved is not None:
-        return prediction.reserved + beside, prediction.least + beside
-    return None, None
+        return {STEP: Need(need, need, host, "")}
+    if prediction.reserved is None:
+        return {}
+    there = more + gpu.beside
+    step = Need(prediction.reserved + there, prediction.least + there, host, "set-up and steps")
+    return needs(resolved, prediction, gpu, step, more)
 
 
 def _host(resolved: Resolved, prediction: Prediction, gpu: Card) -> int | None:

@@ -48,11 +48,20 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
         from harness.predict.tracing import extend, simulate
 
         if extend.shallow(resolved):
-            return extend.extended(resolved, kind)
-        return simulate.simulate(resolved, kind)
+            return with_asides(resolved, kind, extend.extended(resolved, kind))
+        return with_asides(resolved, kind, simulate.simulate(resolved, kind))
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
         return none(resolved, **_told(resolved.recipe.strategies, error))
+
+
+def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
+    """``found`` with the encoders and the VAE of the phases that the row asks for, once."""
+    if not row.spec.phases or found.asides or found.method != "trace":
+        return found
+    from harness.predict.tracing import asides
+
+    return dataclasses.replace(found, asides=asides.of(row, kind))
 
 
 def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
@@ -84,7 +93,8 @@ def predict_each(
         index, part = asked[ended.index]
         found[index][part] = ended
         if len(found[index]) == len(pieces[index]):
-            yield index, _joined(rows[index], [found[index][n] for n in sorted(found[index])])
+            made = _joined(rows[index], [found[index][n] for n in sorted(found[index])])
+            yield index, _whole_or_why(rows[index], kinds[index], made)
 
 
 def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
@@ -108,6 +118,14 @@ def _ranks(row: Resolved) -> list[Resolved]:
 
 def _whole(row: Resolved, kind: str) -> dict[str, Any]:
     return {"prediction": dataclasses.asdict(predict(row, kind))}
+
+
+def _whole_or_why(row: Resolved, kind: str, made: Prediction) -> Prediction:
+    try:
+        return with_asides(row, kind, made)
+    except Exception as error:  # as in predict
+        traceback.print_exc()
+        return none(row, **_told((), error))
 
 
 def _or_why(row: Resolved, piece: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -197,6 +197,9 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | 
 
 
 def _lacks_past(spec: Spec) -> Lack | None:
+    if spec.phases:
+        why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
+        return Lack(why, "leave it out; ./run.sh plan --phases predicts them")
     if not spec.before:
         return None
     why = f"before is {spec.before}, and what a run finds in its pool is what was there"

@@ -45,7 +45,7 @@ def spec_of(model: str, recipe: str, ranks: int, objective: str) -> Spec:
     return Spec(
         recipe=recipe, model=model, set=LAYERS[model], objective=objective, data="synthetic",
         global_batch=ranks, processes=ranks, device="cuda", ema=0.0,
-        before=BEFORE.get(model, ""),
+        before=BEFORE.get(model, ""), phases="validate",
     )  # fmt: skip
 
 
@@ -61,6 +61,8 @@ def found(tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{CASES[i][1]}")
 def test_two_blocks_of_each_group_tell_of_all(case, found):
     made, whole = found[case]["extended"], found[case]["whole"]
+    # ZeRO-3 gathers ahead in a forward pass, and shallow models have little to gather.
+    assert -BYTES < made["denoising"] / whole["denoising"] - 1 < 0.06
     for name in ("allocated", "between"):
         assert made[name] == pytest.approx(whole[name], rel=BYTES), name
     for name in ("peak", "steady", "host"):

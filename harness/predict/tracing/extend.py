@@ -156,7 +156,7 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     launch = dataclasses.replace(resolved.launch, subject=subject)
     row = dataclasses.replace(resolved, subject=subject, launch=launch)
     tracer, counter, steady_from, borders = trace_bordered(row, kind)
-    prediction = summary(row, tracer.record, counter, steady_from)
+    prediction = summary(row, tracer.record, counter, steady_from, denoising=tracer.denoising)
     beyond = beyond_kinds(prediction.buckets)
     found = {pool: parts(tracer, borders, pool, steady_from, beyond) for pool in ("device", "host")}
     stream = told(tracer.record, borders) if resolved.spec.device == "cuda" else None
@@ -224,6 +224,8 @@ def _extended(
     base["beyond"] = _beyond(places, line)
     base["beyond_state"] = max(base["beyond"].values(), default=0)
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
+    if base["denoising"] is not None:
+        base["denoising"] = line(p["denoising"] for p in plain)
     base["work"] = _work([p["work"] for p in plain], more)
     base |= _pool(plain, base["peak"].bytes, ordered)
     return Prediction(**base)

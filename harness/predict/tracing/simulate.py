@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.memory.record import Record, beyond_kinds, beyond_state, peak, phase_peaks, running
 from harness.memory.traced_step import following
+from harness.phases import planned
 from harness.predict import workspace
 from harness.predict.attention import USUAL, of_operations
 from harness.predict.limits import NoTrace
@@ -25,7 +26,7 @@ from harness.predict.speed.roofline import Work
 from harness.predict.tracing import history, landmarks, world
 from harness.predict.tracing.allocator import replay
 from harness.predict.tracing.cudalike import cuda_like
-from harness.predict.tracing.drawing import draw
+from harness.predict.tracing.drawing import denoised, draw
 from harness.predict.tracing.remembered import Remembered
 from harness.predict.tracing.shortcuts import Shortcuts, first_pieces, stays_in_backward
 from harness.predict.tracing.storageless import storageless
@@ -47,9 +48,8 @@ def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
     """Trace the training of rank 0 on a card of that ``kind`` and say what it needs."""
     began = time.monotonic()
     tracer, counter, steady_from = trace_training(resolved, kind=kind)
-    return summary(
-        resolved, tracer.record, counter, steady_from, seconds_taken=time.monotonic() - began
-    )
+    told = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
+    return summary(resolved, tracer.record, counter, steady_from, **told)
 
 
 def trace_training(
@@ -111,6 +111,8 @@ def _train(
         for step in range(steps):
             first = _step(run, step, tracer, counter)
     finish()
+    if "validate" in planned(resolved.spec.phases) and "stages" not in resolved.launch.traits:
+        tracer.denoising = denoised(run.trained, tracer)
     return first
 
 

@@ -71,6 +71,8 @@ class StoragelessTracer(Tracer):
         self.shapes_in = shapes_in
         self.remembered: Remembered | None = None
         """Once there is a mode of fake tensors, what its operations gave."""
+        self.denoising: int | None = None
+        """Bytes of the fullest instant of a validation's forward pass, where one was asked for."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -86,6 +88,14 @@ class StoragelessTracer(Tracer):
             return _all_of(args[0])
         # Not super's: torch has wrapped that, to keep a compiler out of it.
         return self.followed(func, types, args, kwargs or {})
+
+    def drop_from(self, first: int) -> None:
+        """Take back what was recorded from the event ``first`` on, and follow no storage of it."""
+        events = self.record.events
+        made = {index for sign, index in events[first:] if sign > 0}
+        del events[first:]
+        for key in [key for key, (index, _) in self._live.items() if index in made]:
+            del self._live[key]
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives, perhaps as it gave it before."""

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from harness.commands.planning.plan.question import export_command
 from harness.memory.record import Instant
 from harness.predict import verdict
+from harness.predict.phase_needs import STEP
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
 from harness.report.figures.units import GIB
 
 __all__ = [
     *("ADAPTED", "answer", "answers", "gib", "kind_of_sample", "largest", "lacks", "near"),
-    *("rate", "rate_in_words", "reach", "where"),
+    *("phases", "rate", "rate_in_words", "reach", "where"),
 ]
 
 SMALL = GIB // 20
@@ -42,7 +43,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
         return _none_fits(fits) + _tried_instead(ways)
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
-    lines.append(f"  its peak: {_explained(best)}")
+    lines += [*_binding(best), f"  its peak: {_explained(best)}"]
     lines += _export(best)
     lines += _faster_if_it_fits(best, fits) if best.fits else _tried_instead(ways)
     rivals = [f for f in fits if f.fits and f is not best and f.seconds]
@@ -66,6 +67,20 @@ def reach(fit: Fit) -> str:
     low = fit.need_bytes - fit.spread_bytes
     between = f"({gib(low)} to {gib(fit.most_bytes)})"
     return f"{gib(fit.need_bytes)} {between} of {gib(fit.gpu.memory_bytes)} GiB"
+
+
+def phases(fit: Fit) -> list[str]:
+    """What each phase needs, and which needs the most and why; nothing if only the step counts."""
+    if len(fit.phases) < 2:
+        return []
+    each = ", ".join(f"{name} {gib(one.gpu)}" for name, one in fit.phases.items())
+    return [f"by phase: {each} GiB; {fit.binds} binds: {fit.phases[fit.binds].what}"]
+
+
+def _binding(fit: Fit) -> list[str]:
+    """What needs more than the step whose peak is told next."""
+    more = fit.binds != STEP and fit.phases[fit.binds]
+    return [f"  needs the most to {fit.binds}: {more.what}, {gib(more.gpu)} GiB"] if more else []
 
 
 def lacks(fit: Fit) -> str:
@@ -126,6 +141,7 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
         return ["Nothing could be predicted; the notes above say why."]
     return [
         f"None is predicted to fit. Nearest: {close.label} {lacks(close)}",
+        *_binding(close),
         f"  its peak: {_explained(close)}",
     ]
 

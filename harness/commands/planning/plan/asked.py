@@ -15,6 +15,7 @@ from harness.commands.planning.plan import across
 from harness.commands.planning.plan.question import HOST_GIVEN, LATENT
 from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
+from harness.phases import planned, planned_text
 from harness.predict import beside
 from harness.predict.speed import calibrated, cards, network
 from harness.predict.speed.cards import Card
@@ -114,9 +115,11 @@ def asked_for(options: argparse.Namespace) -> Asked:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     _check_kinds(options)
     gpu = _placed(card_of(options), options)
-    gpu = _with_beside(gpu, options)
+    phases = _phases(options)
+    gpu = _with_beside(gpu, options, "encode" in phases)
     buckets = _buckets(options)
-    base = _base(options)
+    base = dataclasses.replace(_base(options), phases=phases)
+    base.check()
     rows, refused = [], []
     named = options.recipes or options.suite
     usual = _across(options, base, gpu) or [*_recipes(options), *_swapped(options, base)]
@@ -182,13 +185,35 @@ def _check_kinds(options: argparse.Namespace) -> None:
         raise PlanError(f"--{of_one[0]} is of one recipe, and {named}; give --recipes RECIPE")
 
 
-def _with_beside(gpu: Card, options: argparse.Namespace) -> Card:
-    """``gpu`` with the models that stay on it beside the training."""
+def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
+    """``gpu`` with the models that stay on it beside the training, perhaps ``at_work`` there."""
     if not options.also:
         return gpu
     found = beside.of(options.also, options.model)
     total = sum(one.bytes for one in found)
-    return dataclasses.replace(gpu, beside=total, beside_told=beside.words(found))
+    return dataclasses.replace(gpu, beside=total, beside_told=beside.words(found, at_work))
+
+
+def _phases(options: argparse.Namespace) -> str:
+    """The phases that were asked for, as a spec has them. Encoders that stay on each GPU encode in
+    each step; others are there while the trained model is loaded, as in diffusers' scripts. What
+    encodes in each step stays."""
+    found = planned(options.phases)
+    places = set(found.get("encode", ())) & {"alone", "loaded", "step"}
+    if "encode" in found and not places:
+        places = {"step" if options.also else "loaded"}
+        found["encode"] = (*places, *found["encode"])
+    usual = beside.usual_of(options.model)
+    has_vae = any("latent" in beside.table()[name] for name in usual)
+    for phase, known in (("encode", usual), ("validate", has_vae)):
+        if phase in found and not known:
+            raise PlanError(
+                f"phases has {phase}, and which {'encoders and ' * (not usual)}VAE model "
+                f"{options.model} has is not known; leave {phase} out"
+            )
+    if "step" in places and not options.also:
+        options.also = [beside.USUAL]
+    return planned_text(found)
 
 
 def _before(options: argparse.Namespace) -> str:

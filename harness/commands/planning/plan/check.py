@@ -6,7 +6,14 @@ the range, it cannot run on the card, or there is no prediction. 2: bad input.
 
 from __future__ import annotations
 
-from harness.commands.planning.plan.answer import gib, lacks, largest, rate_in_words, reach
+from harness.commands.planning.plan.answer import (
+    gib,
+    lacks,
+    largest,
+    phases,
+    rate_in_words,
+    reach,
+)
 from harness.predict import verdict
 from harness.predict.verdict import Fit
 from harness.predict.ways_out import Ways
@@ -21,7 +28,8 @@ def check_line(fit: Fit, ways: Ways | None) -> str:
     if fit.need_bytes is None:
         return f"not predicted: {fit.label}: {fit.prediction.reason}"
     if fit.fits:
-        return f"fits: {_size(fit)}, {gib(fit.margin_bytes)} GiB free{_host(fit)}"
+        free = f"{gib(fit.margin_bytes)} GiB free"
+        return "; ".join([f"fits: {_size(fit)}, {free}{_host(fit)}", *phases(fit)])
     if fit.may_fit:
         return f"tight: {_size(fit)}, may fit and may not{_host(fit)}{_why(fit)}; {_way(ways)}"
     if fit.verdict == "host":
@@ -47,8 +55,10 @@ def _host(fit: Fit) -> str:
 
 
 def _why(fit: Fit) -> str:
-    """The largest of what lived at the peak."""
+    """The largest of what lived at the peak; of several phases, what each needs."""
     instant = fit.prediction.peak
+    if told := phases(fit):
+        return f" ({told[0]})"
     if instant is None:
         return ""
     parts = [f"{gib(size)} {name}" for name, size in largest(instant, 2)]

@@ -46,6 +46,7 @@ FIXED = {
     "global_batch": (None,),
     "also": ([],),
     "before": ([],),
+    "phases": ([],),
     "largest": (None,),
     "check": (False,),
     "advise": (False,),

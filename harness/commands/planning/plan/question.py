@@ -61,6 +61,9 @@ def add_question(parser: Any) -> None:
     add("--also", nargs="+", metavar="NAME", default=[], help=told)
     told = "models that each GPU held before, whose memory torch's pool kept when they were freed "
     add("--before", nargs="+", metavar="NAME", default=[], help=told + "(default: none)")
+    told = "what counts beside set-up and step: load, encode, validate, each perhaps with ways, as "
+    told += "load:fp32 or validate:tiled+encoders; Needs is the largest (default: none)"
+    add("--phases", nargs="+", metavar="PHASE", default=[], help=told)
 
 
 def words(resolved: Resolved, card: Card) -> list[str]:
@@ -82,7 +85,8 @@ def words(resolved: Resolved, card: Card) -> list[str]:
     found += ["--also", size_words(card.beside)] if card.beside else []
     if card.host_told == HOST_GIVEN:
         found += ["--host-memory", size_words(card.host_memory)]
-    return [*found, *(["--before", *spec.before.split(",")] if spec.before else [])]
+    found += ["--before", *spec.before.split(",")] if spec.before else []
+    return [*found, *(["--phases", *spec.phases.split(",")] if spec.phases else [])]
 
 
 def _resolution(resolved: Resolved) -> str:

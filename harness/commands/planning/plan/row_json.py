@@ -22,6 +22,8 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "lack": fit.lack,
         "export": export_command(fit),
         "need_bytes": fit.need_bytes,
+        "binds": fit.binds,
+        "phases": {name: one._asdict() for name, one in fit.phases.items()},
         "need_spread_bytes": fit.spread_bytes,
         "need_high_bytes": fit.most_bytes,
         "uncertainty": dataclasses.asdict(fit.uncertainty),

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from harness.commands.planning.plan.answer import answers, gib, kind_of_sample, near, rate
+from harness.commands.planning.plan.answer import (
+    answers,
+    gib,
+    kind_of_sample,
+    near,
+    phases,
+    rate,
+)
 from harness.commands.planning.plan.held import held_notes
 from harness.commands.planning.plan.why import why
 from harness.predict import beside, residuals, verdict
@@ -158,7 +165,8 @@ def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
         elif one.rows:
             why = f"{rows} are too few alone, and all classes count"
         else:
-            why = "nobody's measurement is of this class, and all classes count"
+            why = residuals.UNMEASURED.get(one.kind, "nobody's measurement is of this class")
+            why += ", and all classes count"
         yield f"Memory {share} ({words}): {why}."
 
 
@@ -181,6 +189,7 @@ def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
     """What is said of single recipes; of several alike once."""
     told: dict[str, list[str]] = {}
     for fit in fits:
+        yield from (f"{fit.label}: {text}" for text in phases(fit))
         if not fit.lack and fit.prediction.method != "trace":
             yield f"* {fit.label}: not predicted: {fit.prediction.reason}"
         for note in fit.prediction.notes:
@@ -202,7 +211,8 @@ def _beside(fit: Fit) -> list[str]:
     if not own:
         return []
     names, total = ", ".join(one.name for one in own), sum(one.bytes for one in own)
+    uncounted = "Not counted" + " in the step" * bool(fit.resolved.spec.phases)
     return [
-        f"Not counted: {names}, {gib(total)} GiB in 16 bits where they stay on the GPU: "
+        f"{uncounted}: {names}, {gib(total)} GiB in 16 bits where they stay on the GPU: "
         "--also usual counts them."
     ]

@@ -1,0 +1,284 @@
+"""Phases of a training beside its step: loading, encoding and validation in a plan's needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+from conftest import predictions
+
+from harness import ROOT, cli
+from harness.phases import planned, planned_text
+from harness.predict import attention, beside, pool, residuals, verdict
+from harness.predict.prediction import Aside
+from harness.predict.speed import cards
+from harness.resolve import resolve
+from harness.spec import Spec, SpecError
+from harness.system import requirements
+from tests.made.predictions import GIB, prediction
+
+CARD = cards.of_size(80 * GIB)
+FLUX = Spec(
+    recipe="single+bf16_pure+lora:rank=16", model="flux-dev", objective="flow", data="synthetic",
+    global_batch=1, device="cuda", ema=0.0,
+)  # fmt: skip
+PARAMETERS = 11901408320
+ASIDES = {
+    name: Aside(weights=9 * GIB, allocated=2 * GIB, reserved=3 * GIB, what="a pass")
+    for name in ("encode", "validate")
+}
+
+
+def fit(phases: str, gpu=CARD, **change) -> verdict.Fit:
+    """A step that reserves 30 GiB, of which 20 stay between steps, 16 of them parameters."""
+    resolved = resolve(dataclasses.replace(FLUX, phases=phases, **change))
+    made = prediction(32, reserved=30 * GIB, between=20 * GIB, denoising=21 * GIB, asides=ASIDES)
+    host = dataclasses.replace(made.host, bytes=10 * GIB)
+    return verdict.judge(resolved, dataclasses.replace(made, steady=made.peak, host=host), gpu)
+
+
+def beyond_step(found: verdict.Fit, phase: str) -> float:
+    """GiB that a phase needs of a GPU more than the step."""
+    return round((found.phases[phase].gpu - found.phases["step"].gpu) / GIB, 3)
+
+
+# ---- what is counted ----
+
+
+def test_without_phases_only_the_step_counts():
+    alone = fit("")
+    assert list(alone.phases) == ["step"] and alone.binds == "step"
+    assert alone.need_bytes == alone.phases["step"].gpu > 30 * GIB
+
+
+def test_the_need_is_the_largest_of_the_phases_and_the_largest_binds():
+    found = fit("encode:alone,validate")
+    assert list(found.phases) == ["encode", "step", "validate"], "in the order in which they come"
+    assert beyond_step(found, "encode") == 9 + 3 - 30
+    assert beyond_step(found, "validate") == 20 + 9 + 3 - 30
+    assert found.binds == "validate" and found.need_bytes == found.phases["validate"].gpu
+    assert found.uncertainty.kind == "beside the step" and fit("").uncertainty.kind == "one GPU"
+    assert fit("encode:alone").binds == "step"
+
+
+def test_a_phase_decides_whether_it_fits():
+    small = cards.of_size(37 * GIB)
+    assert beyond_step(fit("validate"), "validate") == 2
+    assert [fit(phases, small).fits for phases in ("", "encode:step")] == [True, False]
+
+
+def test_encoders_are_alone_or_beside_what_the_training_holds_by_then():
+    where = {
+        way: beyond_step(fit(f"encode:{way}"), "encode") for way in ("alone", "loaded", "step")
+    }
+    assert where == {"alone": 12 - 30, "loaded": 16 + 12 - 30, "step": 20 + 12 - 30}
+
+
+def test_models_that_stay_anyway_count_once():
+    stay = dataclasses.replace(CARD, beside=9 * GIB)
+    for phases in ("encode:step", "validate:encoders"):
+        phase = phases.partition(":")[0]
+        assert fit(phases, stay).phases[phase].gpu == fit(phases).phases[phase].gpu
+
+
+def test_denoising_counts_where_it_needs_more_than_the_decoder():
+    resolved = resolve(dataclasses.replace(FLUX, phases="validate"))
+    made = prediction(32, reserved=30 * GIB, between=20 * GIB, asides=ASIDES)
+    for denoising, more in ((22, 32), (24, 33), (None, 32)):
+        size = denoising and denoising * GIB
+        found = verdict.judge(resolved, dataclasses.replace(made, denoising=size), CARD)
+        assert beyond_step(found, "validate") == more - 30
+
+
+@pytest.mark.parametrize(
+    ("phases", "recipe", "host", "card"),
+    [
+        ("load", "ddp+bf16", 8 * 2, 0),
+        ("load:fp32", "ddp+bf16", 8 * 4, 0),
+        ("load:rank0", "fsdp2+bf16", 2, 0),
+        ("load", "zero3+bf16", 8 * 2, 2),
+        ("load:fp32", "zero3+bf16", 8 * 4, 2),
+        ("load:fp32", "zero2", 8 * 4, 4),
+        ("load:fp32+card", "zero3+bf16", 8 * 4, 4),
+        ("load:card", "fsdp2+bf16", 8 * 2, 2),
+    ],
+)
+def test_loading_fills_host_memory_in_each_process_and_deepspeed_a_whole_model_on_each_gpu(
+    phases, recipe, host, card
+):
+    """Of 16 GPUs, eight of them in each of two nodes: bytes a parameter."""
+    found = fit(phases, recipe=recipe, processes=16, global_batch=16).phases
+    assert found["load"].host == host * PARAMETERS
+    other = found["step"].gpu - 30 * GIB
+    assert found["load"].gpu - other == card * PARAMETERS
+
+
+def test_a_host_that_cannot_load_is_short():
+    little = dataclasses.replace(CARD, host_memory=30 * GIB)
+    told = {phases: fit(phases, little).verdict for phases in ("", "load:rank0", "load:fp32")}
+    assert told == {"": "fits", "load:rank0": "fits", "load:fp32": "host"}
+
+
+def test_diffusers_loads_float32_where_no_type_is_given(tmp_path):
+    """So that the trainers of its examples, which give none, take load:fp32."""
+    import diffusers
+    import torch
+
+    made = diffusers.AutoencoderKL(block_out_channels=(32,)).to(torch.bfloat16)
+    made.save_pretrained(tmp_path)
+    again = diffusers.AutoencoderKL.from_pretrained(tmp_path)
+    assert {p.dtype for p in again.parameters()} == {torch.float32}
+
+
+# ---- passes, traced ----
+
+PUBLIC = yaml.safe_load((ROOT / "docs/public-phases.yaml").read_text())
+PASSES = [row for row in PUBLIC if "pass" in row]
+
+
+@pytest.mark.parametrize("row", PASSES, ids=lambda row: row["name"])
+def test_a_pass_that_others_measured_is_predicted(row):
+    """As on record; the page says how far each is off."""
+    from harness.predict.tracing import asides
+
+    name, how, *size = row["pass"]
+    asked = (tuple(size), row.get("text", 0), False, False, attention.USUAL)
+    _, reserved = asides.passed(name, how, *asked)
+    weights = 2 * beside.table()[name]["elements"] * row.get("weights", True)
+    assert (reserved + weights) / GIB == pytest.approx(row["predicted"], rel=0.01)
+
+
+def test_the_page_shows_every_public_row_and_the_range_covers_all():
+    page = (ROOT / "docs/phases.md").read_text()
+    share = residuals.shares()["beside the step"].share
+    for row in PUBLIC:
+        measured, told = row["reserved"], row["predicted"]
+        figures = f"{measured:.3f} | {told:.3f} | {100 * (told / measured - 1):+.1f} %"
+        assert f"| {row['name']} | {row['source']} | {row['settings']} | {figures} |" in page
+        assert abs(measured / told - 1) <= share
+    new = [row for row in PUBLIC if not row.get("chosen")]
+    assert len(new) == 10 and len({row["source"] for row in new}) >= 5
+    errors = sorted(100 * (row["predicted"] / row["reserved"] - 1) for row in new)
+    assert f"{errors[0]:+.1f} to {errors[-1]:+.1f} % off" in page
+
+
+def test_a_pass_in_tiles_takes_less_and_one_in_float32_more():
+    from harness.predict.tracing import asides
+
+    def taken(tiled: bool, wide: bool) -> int:
+        size = (1, 1, 512, 512)
+        return asides.passed("SD-VAE", "decode", size, 0, tiled, wide, attention.USUAL)[0]
+
+    assert taken(True, False) < 0.5 * taken(False, False) < 0.3 * taken(False, True)
+
+
+@pytest.mark.parametrize("name", [n for n, row in beside.table().items() if "latent" in row])
+def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
+    """A latent that its table says, to a video or an image: others would not pass."""
+    from harness.predict.tracing import asides
+
+    side, frames = 4 * beside.table()[name]["latent"][2], 1 + beside.table()[name]["latent"][1]
+    size = (1, frames if frames > 2 else 1, side, side)
+    for how in ("encode", "decode"):
+        assert asides.passed(name, how, size, 0, False, False, attention.USUAL)[0] > 0
+
+
+def test_a_plan_s_prediction_has_what_its_phases_need(tmp_path):
+    small = dict(vars(FLUX), set="num_layers=1,num_single_layers=1", resolution="256")
+    phases = "encode:loaded,validate:encoders"
+    alone, both = predictions([small, {**small, "phases": phases}], tmp_path)
+    for name in ("reserved", "least", "between", "steady", "work", "phases"):
+        assert both[name] == alone[name], "the step is what it is without them"
+    assert alone["denoising"] is None and alone["asides"] == {}
+    assert both["between"] < both["denoising"] < both["steady"]["bytes"]
+    weights = {name: 2 * beside.table()[name]["elements"] for name in beside.usual_of("flux-dev")}
+    assert {one["weights"] for one in both["asides"].values()} == {sum(weights.values())}
+    assert both["asides"]["validate"]["what"] == "FLUX-VAE decodes 256x256"
+
+
+# ---- asked for ----
+
+WORDS = ["plan", "--gpu", "RTX-4090", "--recipes", "single+bf16_pure+lora:rank=16"]
+
+
+def specs_asked(monkeypatch, words: list[str]) -> list[Spec]:
+    asked: list[Spec] = []
+
+    def none(rows, folder, **named):
+        asked.extend(row.spec for row in rows)
+        return [pool.none(row, "not tried") for row in rows]
+
+    monkeypatch.setattr(pool, "predict_all", none)
+    cli.main([*WORDS, "--model", "flux-dev", *words])
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("words", "phases"),
+    [
+        ([], ""),
+        (["step"], ""),
+        (["validate", "load"], "load,validate"),
+        (["load:fp32,encode"], "load:fp32,encode:loaded"),
+        (["encode:tiled+step"], "encode:step+tiled"),
+        (["encode", "--also", "T5-XXL"], "encode:step"),
+    ],
+)
+def test_phases_are_asked_for_in_any_order(words, phases, monkeypatch, capsys):
+    given = ["--phases", *words] if words else []
+    assert [spec.phases for spec in specs_asked(monkeypatch, given)] == [phases]
+    assert planned_text(planned(phases)) == phases
+    stays = "T5-XXL" in words or "step" in phases
+    assert ("stays on each GPU beside the training" in capsys.readouterr().out) == stays
+
+
+def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
+    def made(rows, folder, **named):
+        given = dict(reserved=10 * GIB, between=8 * GIB, asides=ASIDES)
+        return [prediction(9, **given) for _ in rows]
+
+    monkeypatch.setattr(pool, "predict_all", made)
+    words = [*WORDS, "--model", "flux-dev", "--phases", "validate"]
+    assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "by phase: step 10.5, validate 20.5 GiB; validate binds: a pass" in told
+    assert "needs the most to validate: a pass, 20.5 GiB" in told
+    assert "--phases validate" in told, "the command that exports it"
+    (row,) = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    assert row["binds"] == "validate" and row["need_bytes"] == row["phases"]["validate"]["gpu"]
+    assert cli.main([*words, "--check"]) == 1
+    assert "validate binds" in capsys.readouterr().out
+    plain = [word for word in words if word not in ("--phases", "validate")]
+    assert cli.main([*plain, "--check"]) == 0
+    assert "binds" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lod"], "phases is 'lod'; did you mean 'load'?"),
+        (["load:fp8"], "phases is load:fp8; did you mean 'fp32'?"),
+        (["step:x"], "phases is step:x; it has no ways"),
+        (["encode:alone+step"], "phases is encode:alone+step; give one of alone, step"),
+        (["load", "load"], "phases names load twice"),
+        (["encode", "--model", "wan2.2-5b"], "which encoders and VAE model wan2.2-5b has"),
+        (["validate", "--model", "sana-1.6b"], "which VAE model sana-1.6b has"),
+        (["validate", "--model", "DiT-XL/2"], "which encoders and VAE model DiT-XL/2 has"),
+        (["load", "--workload", "sample"], "phases are of a training on GPUs"),
+    ],
+)
+def test_a_phase_that_cannot_be_is_one_line(words, said, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "predict_all", lambda *a, **k: pytest.fail("something was started"))
+    assert cli.main([*WORDS, "--model", "flux-dev", "--phases", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_run_has_no_phases():
+    with pytest.raises(SpecError, match="leave --phases out"):
+        dataclasses.replace(FLUX, device="cpu", phases="load").check()
+    assert "phases" not in FLUX.told and dataclasses.replace(FLUX, phases="load").key != FLUX.key
+    lack = requirements.obstacle(resolve(dataclasses.replace(FLUX, phases="load")), machine=None)
+    assert "plan --phases" in lack.way_out
