@@ -22,6 +22,7 @@ from harness.data.latents import Folder
 from harness.predict.speed import calibrated
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
+from harness.system import wheels
 from harness.system.machine import Machine, recall
 from harness.system.requirements import Lack, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
@@ -112,6 +113,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     return [
         ("machine", f"{machine.cores} cores, {memory}"),
         ("GPUs", "\n".join(cards) or "none that torch can use: runs on the CPU"),
+        *([("driver", _driver(probe))] if cards else []),
         ("disk", f"{gib(machine.disk_free_bytes)} free at {machine.folder}"),
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
@@ -120,6 +122,13 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]
+
+
+def _driver(probe: dict[str, Any]) -> str:
+    """The driver's version, and the CUDA version that torch is built for."""
+    version, _ = wheels.here()
+    cuda = (probe.get("torch") or {}).get("cuda")
+    return f"NVIDIA {version or 'of unknown version'}; torch is built for CUDA {cuda or '?'}"
 
 
 def _calibration(machine: Machine) -> str:
@@ -158,27 +167,38 @@ TRAINED: tuple[dict[str, str], ...] = (LATENTS, TOKENS)
 """What it may train: latents, or tokens, whose loss some strategies are about."""
 PROCESSES = (2, 4)
 """Without GPUs any machine can start as many processes as sharding needs."""
+MORE_GPUS = (2, 4, 8, 16)
+"""Numbers of GPUs with which a strategy is tried that refuses those of this machine."""
 
 
 def why_not(name: str, machine: Machine) -> Lack | None:
-    """What stands against a plain run of the strategy ``name`` here."""
+    """Return what prevents a plain run of the strategy ``name`` here; None if nothing does."""
     runs = list(_plain_runs(name, machine))
     resolved = next((run for run in runs if not run.refusal), runs[0])
+    needed, here = resolved.spec.processes, len(machine.gpus)
     if resolved.refusal:
         return Lack(resolved.refusal, "see ./run.sh list")
+    if here and needed > here and not machine.blind:
+        present = f"{here} GPU{'s' * (here > 1)}"
+        return Lack(
+            f"{name} needs {needed} GPUs; this machine has {present}",
+            f"./run.sh plan --recipes {resolved.spec.recipe} --gpus {needed} predicts it",
+        )
     return obstacle(resolved, machine)
 
 
 def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
-    """Runs that are about the strategy, the plainest first."""
+    """Runs that are about the strategy, the plainest first; those for more GPUs than are here
+    come last."""
     kind = CATALOG[name]
     sharding = kind.slot is Slot.SHARD
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
     plainest = kind.plainest or name
     recipes = [name] if sharding else [f"{company}+{plainest}" for company in COMPANY]
-    counts = (len(machine.gpus) or 1,) if machine.device == "cuda" else PROCESSES
+    here = len(machine.gpus)
+    counts = (here, *(n for n in MORE_GPUS if n > here)) if here else PROCESSES
     subjects = TRAINED if workload == TRAIN else (LATENTS,)
-    for trained, processes, recipe in itertools.product(subjects, counts, recipes):
+    for processes, trained, recipe in itertools.product(counts, subjects, recipes):
         if _parses(recipe):
             count = 1 if parse(recipe).alone(machine.device) else processes
             shared = {"device": machine.device, "processes": count, "global_batch": 64 * count}

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,7 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) -> None:
-    """Refuse a checkpoint of another training before the launch, and say which one is taken where
-    that is not the newest."""
+    """Refuse a checkpoint of another training before the launch, and print which one is taken."""
     newest, skipped = newest_whole(Path(options.checkpoint))
     if newest is None or not options.resume:
         return
@@ -153,8 +152,8 @@ def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) 
     if row.resolved.launch.engine.unpickles and not options.trust:
         claims(newest)
     for line in skipped:
-        text = Text(f"{line}; goes on from {newest.name}", style="yellow")
-        console.print(text, soft_wrap=True)
+        console.print(Text(line, style="yellow"), soft_wrap=True)
+    console.print(f"goes on from {newest.name}", soft_wrap=True)
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -198,14 +197,20 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
     if derive.effective_status(result)[0] is not Status.OK and result.log_tail:
         console.print(Text(result.log_tail, style="dim"))
     if result.losses:
-        ends = [result.losses[:SHOWN], result.losses[-SHOWN:]]
-        first, last = (sum(part) / len(part) for part in ends)
+        first, last = ends(result.losses)
         console.print(f"loss {first:.4f} -> {last:.4f} over {len(result.losses)} steps")
     for name in ("checkpoint", "samples", "trained", "averaged"):
         path = getattr(options, name)
         if path and os.path.exists(path):
             console.print(Text(f"{name}: {short(Path(path))}"), soft_wrap=True)
     console.print(Text(f"log: {short(folder / 'log.txt')}"), soft_wrap=True)
+
+
+def ends(losses: Sequence[float]) -> tuple[float, float]:
+    """Return the mean losses of the first and the last steps, at most ``SHOWN`` each. The two do
+    not overlap: a short training would show one number twice."""
+    count = min(SHOWN, max(1, len(losses) // 2))
+    return sum(losses[:count]) / count, sum(losses[-count:]) / count
 
 
 class _WithLoss(Progress):

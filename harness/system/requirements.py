@@ -60,6 +60,8 @@ BUILDING = {
     PYTHON_H: HEADERS,
     "Permission denied": MAY_NOT_WRITE,
     "Read-only file system": MAY_NOT_WRITE,
+    "cannot find -lcuda": "add the folders of libcuda.so (the driver) and libcudart.so (the CUDA "
+    "toolkit) to LIBRARY_PATH",
     "No space left on device": "free disk space, or set TORCH_EXTENSIONS_DIR to a larger disk",
 }
 """Words of the reason why an op cannot be built -> the way out; for others by the op."""

@@ -4,20 +4,19 @@ lost, nothing is left running, and the row says what happened. By hand: ``./run.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import ROOT
 from harness.result import Result, Status, load
+from tests.made.living import left, ranks, until
 
 pytestmark = pytest.mark.faults
 
@@ -46,26 +45,6 @@ def start(out: Path, *recipes: str, runs: str | None = None, **options: str) -> 
     )
 
 
-def until(fact: Callable[[], object], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert fact()
-
-
-def ranks(out: Path, recipe: str = "ddp") -> dict[int, int]:
-    """Rank -> pid, of the ranks of a row that is measuring."""
-    found = {}
-    for path in out.glob(f"runs/{recipe}-*/ranks/rank*.status.json"):
-        try:
-            facts = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if facts["phase"] == "measure":
-            found[facts["rank"]] = facts["pid"]
-    return found
-
-
 def measuring(out: Path, count: int = 1) -> dict[int, int]:
     until(lambda: len(ranks(out)) == count)
     return ranks(out)
@@ -73,20 +52,6 @@ def measuring(out: Path, count: int = 1) -> dict[int, int]:
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def left(out: Path) -> list[str]:
-    """Living processes that were told of the results folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes()
-            alive = (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            continue
-        if os.fsencode(out) in words and alive:
-            found.append(path.name)
-    return found
 
 
 def rows(out: Path) -> dict[str, Result]:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from harness import cli
-from harness.commands import anatomy, max_batch
+from harness.commands import anatomy, max_batch, train
 from harness.commands.max_batch import candidates, most_probes
 from harness.commands.progress import Progress
 from harness.launch import checkpoints
@@ -72,7 +72,7 @@ def test_a_cut_checkpoint_is_passed_over_and_said(tmp_path, capsys):
     assert resume(tmp_path) == 0
     said = capsys.readouterr().out
     why = f"{newer.name} is not whole: engine/shard.pt has 60 of 100 bytes"
-    assert f"{why}; goes on from {older.name}" in said
+    assert f"{why}\ngoes on from {older.name}" in said
     (newer / "engine" / "shard.pt").unlink()
     assert "is missing" in checkpoints.fault(newer)
     (newer / checkpoints.DONE).write_text("{half")
@@ -112,6 +112,12 @@ def test_a_training_of_so_many_steps_takes_so_many(tmp_path, capsys):
     saved(tmp_path / "checkpoint", 20)
     assert call([*TRAIN, "--out", str(tmp_path), "--dry-run"]) == 2
     assert "has taken 20 steps already" in capsys.readouterr().err
+
+
+def test_a_short_training_s_first_and_last_losses_are_of_different_steps():
+    assert train.ends([4.0, 3.0, 2.0, 1.0]) == (3.5, 1.5)
+    assert train.ends([2.0]) == (2.0, 2.0)
+    assert train.ends([float(step) for step in range(100)]) == (9.5, 89.5)
 
 
 # ---- time left, and the search for a batch ----

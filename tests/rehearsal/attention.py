@@ -43,14 +43,16 @@ def forward(q, k, v, bias=None, causal=False, scale=None):
     return like(torch.softmax(weights, -1) @ host(v), q), torch.logsumexp(weights, -1)
 
 
-def backward(op, gradient, q, k, v, bias, causal, scale):
-    """Gradients of q, k, v and, of the scores, of the bias."""
+def backward(op, gradient, q, k, v, bias, causal, scale, out, lse):
+    """Gradients of q, k, v and, of the scores, of the bias. As CUDA's kernels, it takes ``out`` and
+    ``lse`` as given: in ring attention they are of all keys, and ``k`` is a part of them."""
     size = scratch(f"aten.{op}.default", [gradient.shape, q.shape])
     held = torch.empty(size, dtype=torch.uint8, device=q.device)
-    weights = torch.softmax(scores(q, k, bias, causal, scale), -1)
+    sums = host(lse).reshape(*q.shape[:2], -1)[..., : q.shape[2], None]
+    weights = torch.exp(scores(q, k, bias, causal, scale) - sums)
     given = host(gradient)
     inner = given @ host(v).transpose(-1, -2)
-    inner = weights * (inner - (inner * weights).sum(-1, keepdim=True))
+    inner = weights * (inner - (given * host(out)).sum(-1, keepdim=True))
     scale = scale or q.shape[-1] ** -0.5
     found = (
         like(scale * inner @ host(k), q),
@@ -83,7 +85,7 @@ def efficient_backward(
     go, q, k, v, bias, out, lse, seed, offset, dropout_p, mask, is_causal=False, *, scale=None
 ):
     name = "_scaled_dot_product_efficient_attention_backward"
-    dq, dk, dv, inner = backward(name, go, q, k, v, bias, is_causal, scale)
+    dq, dk, dv, inner = backward(name, go, q, k, v, bias, is_causal, scale, out, lse)
     return dq, dk, dv, _sum_to(inner, bias) if mask[3] else None
 
 
@@ -101,7 +103,7 @@ def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, s
 
 def flash_backward(go, q, k, v, out, lse, cq, ck, mq, mk, dropout_p, causal, ps, po, *, scale=None):
     name = "_scaled_dot_product_flash_attention_backward"
-    return backward(name, go, q, k, v, None, causal, scale)[:3]
+    return backward(name, go, q, k, v, None, causal, scale, out, lse)[:3]
 
 
 def cudnn(q, k, v, bias, lse, dropout_p=0.0, is_causal=False, debug=False, *, scale=None):
@@ -114,7 +116,7 @@ def cudnn_backward(
     go, q, k, v, out, lse, ps, po, bias, cq, ck, mq, mk, dropout_p, causal, *, scale=None
 ):
     name = "_scaled_dot_product_cudnn_attention_backward"
-    return backward(name, go, q, k, v, bias, causal, scale)[:3]
+    return backward(name, go, q, k, v, bias, causal, scale, out, lse)[:3]
 
 
 def install() -> torch.library.Library:

@@ -6,6 +6,7 @@
 // are those of the real libraries, which fail for want of a driver.
 //
 // REHEARSAL_CARDS: "name|bytes|major.minor|multiprocessors" a card, separated by ";".
+// REHEARSAL_SMI=old: the driver is older than this CUDA runtime, and no card can be used.
 // REHEARSAL_FOLDER: one file a process and card with its bytes, which mem_get_info and
 // nvidia-smi of all processes read.
 #include <cuda.h>
@@ -35,7 +36,8 @@
 namespace {
 
 constexpr size_t PAGE = size_t(2) << 20;  // CUDA's own granularity
-constexpr int DRIVER = 13000;             // 13.0, as nvidia-smi's 580
+const bool OLD = [] { const char* smi = std::getenv("REHEARSAL_SMI"); return smi && std::string(smi) == "old"; }();
+const int DRIVER = OLD ? 12010 : 13000;   // as nvidia-smi's 530 and 580
 using Guard = std::lock_guard<std::recursive_mutex>;
 
 struct Card {
@@ -198,8 +200,8 @@ void* handle() { return new char[64](); }  // a stream's or another object's add
 // ---- libcudart: devices ----
 
 API cudaError_t cudaGetDeviceCount(int* count) {
-  *count = int(cards().size());
-  return *count ? cudaSuccess : failed(cudaErrorNoDevice);
+  *count = OLD ? 0 : int(cards().size());
+  return *count ? cudaSuccess : failed(OLD ? cudaErrorInsufficientDriver : cudaErrorNoDevice);
 }
 API cudaError_t cudaGetDevice(int* device) { *device = current; return cudaSuccess; }
 API cudaError_t cudaSetDevice(int device) {
@@ -590,3 +592,4 @@ API int stat(const char* path, struct stat* found) {
   bool driver = path && std::strcmp(path, "/dev/nvidiactl") == 0 && !installed().empty();
   return int(syscall(SYS_newfstatat, AT_FDCWD, driver ? "/dev/null" : path, found, 0));
 }
+API int stat64(const char* path, struct stat64* found) { return stat(path, reinterpret_cast<struct stat*>(found)); }

@@ -67,6 +67,13 @@ def test_libaio_names_the_package(tmp_path: Path) -> None:
     assert "apt-get install libaio-dev" in obstacle(NVME, here).way_out
 
 
+def test_a_library_of_cuda_that_the_linker_misses_is_not_libaio(tmp_path: Path) -> None:
+    """ld's line on a machine with libaio and a driver, and without a CUDA toolkit's libraries."""
+    here = with_op(tmp_path, "async_io", "/usr/bin/ld: cannot find -lcudart: No such file")
+    way_out = obstacle(NVME, here).way_out
+    assert "LIBRARY_PATH" in way_out and "libaio" not in way_out
+
+
 @pytest.mark.parametrize("tool", ["compiler", "ninja"])
 def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
     lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
@@ -230,6 +237,15 @@ def test_the_table_says_why_and_the_way_out(tmp_path: Path, capsys) -> None:
     assert next(x for x in lines if x.startswith("zero3_nvme")).split()[1] == "no"
     assert next(x for x in lines if x.startswith("zero3_offload")).split()[1] == "yes"
     assert max(map(len, lines)) <= 100
+
+
+def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path: Path) -> None:
+    here = machine(tmp_path, gpus=(CARD,))
+    for name, needed in (("ddp", 2), ("hsdp", 4), ("sp", 2)):
+        lack = doctor.why_not(name, here)
+        assert f"{name} needs {needed} GPUs; this machine has 1 GPU" in lack.reason
+        assert f"--gpus {needed}" in lack.way_out
+    assert doctor.why_not("zero2", here) is None
 
 
 def test_the_cache_covers_what_was_asked(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""Commands on rehearsed cards, as a person types them on a first machine with GPUs.
+
+Seconds say nothing here. ``docs/not-yet-on-a-gpu.md`` lists what no rehearsal shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness import ROOT
+from harness.result import Result, Status, load
+from tests.made.living import left, ranks, until
+from tests.rehearsal import build
+from tests.rehearsal.build import H100, Card
+
+pytestmark = [
+    pytest.mark.rehearsal,
+    pytest.mark.skipif(bool(build.absent()), reason=build.absent() or "it is there"),
+]
+
+MIB = 2**20
+SMALL = ("--model", "DiT-T/8", "--data", "synthetic", "--device", "cuda")
+BRIEF = (*SMALL, "--global-batch", "8", "--steps", "2", "--warmup", "1")
+
+
+def start(cards: Sequence[Card], folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    """``./run.sh`` with these cards and variables."""
+    (folder / "cards").mkdir(exist_ok=True)
+    own = {**build.environment(cards, folder / "cards"), "COLUMNS": "200", **more}
+    return subprocess.Popen(
+        ["./run.sh", *words],
+        cwd=ROOT,
+        env={**os.environ, **own},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def said(cards: Sequence[Card], folder: Path, *words: str, code: int = 0, **more: str) -> str:
+    """The output of a command that ends with ``code``."""
+    child = start(cards, folder, *words, **more)
+    text = child.communicate()[0]
+    assert child.returncode == code, text
+    return text
+
+
+def row(out: Path) -> Result:
+    (path,) = out.glob("runs/*/result.json")
+    return load_rehearsed(path)
+
+
+def load_rehearsed(path: Path) -> Result:
+    """A row; outside a rehearsal no reader takes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REHEARSAL_CARDS", str(H100))
+        return load(path)
+
+
+def sized(mib: int) -> Card:
+    return dataclasses.replace(H100, bytes=mib * MIB)
+
+
+# ---- doctor ----
+
+A100 = Card("NVIDIA A100-SXM4-80GB", 80 * 2**30, "8.0", 108)
+V100 = Card("Tesla V100-SXM2-16GB", 16 * 2**30, "7.0", 80)
+GB10 = Card("NVIDIA GB10", 120 * 2**30, "12.1", 48)
+SLICE = Card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10 * 2**30, "9.0", 16)
+PCIE = dataclasses.replace(H100, name="NVIDIA H100 PCIe")
+DOCTORED = {
+    "1 card": (
+        [H100],
+        "",
+        ["0: NVIDIA H100 80GB HBM3, 79.2 GiB", "ddp needs 2 GPUs"],
+    ),
+    "2 cards": ([H100] * 2, "", ["1: NVIDIA H100 80GB HBM3", "hsdp needs 4 GPUs"]),
+    "8 cards": ([H100] * 8, "", ["7: NVIDIA H100 80GB HBM3"]),
+    "mixed, counted as nvidia-smi does": ([A100, H100], "", ["0: NVIDIA A100", "1: NVIDIA H100"]),
+    "too old": ([V100], "", ["0: Tesla V100-SXM2-16GB, 16.0 GiB", "has 7.0"]),
+    "MIG": ([SLICE], "mig", ["1g.10gb, 10.0 GiB, 10.0 GiB free"]),
+    "no size": ([GB10], "unknown", ["0: NVIDIA GB10, 120.0 GiB, 120.0 GiB free"]),
+    "old driver": ([PCIE], "old", ["torch sees none", "driver on your system is too old"]),
+    "broken nvidia-smi": ([H100], "broken", ["0: NVIDIA H100 80GB HBM3, 79.2 GiB"]),
+    "no nvidia-smi": ([H100], "missing", ["0: NVIDIA H100 80GB HBM3, 79.2 GiB"]),
+}
+"""Case -> cards, nvidia-smi's kind of answer, words that doctor prints."""
+
+
+@pytest.mark.parametrize("case", DOCTORED)
+def test_doctor_names_the_cards_and_what_they_cannot_do(case, tmp_path):
+    cards, smi, words = DOCTORED[case]
+    # DeepSpeed's ops compile for minutes on each kind of card, and are not what is looked at.
+    more = {"REHEARSAL_SMI": smi, "CXX": "false", "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")}
+    text = " ".join(said(cards, tmp_path, "doctor", "--out", str(tmp_path), **more).split())
+    assert [word for word in words if word not in text] == [], text
+
+
+# ---- faults ----
+
+
+def begun(folder: Path, count: int, *words: str) -> subprocess.Popen[str]:
+    """A row of many steps on ``count`` cards, all ranks of which are measuring."""
+    options = (*SMALL, "--global-batch", "8", "--steps", "100000", "--warmup", "1")
+    line = ("run", "--recipes", "ddp", *options, "--out", str(folder / "out"), "--no-predictions")
+    child = start([H100] * count, folder, *line, *words)
+    until(lambda: len(ranks(folder / "out")) == count or child.poll() is not None)
+    return child
+
+
+def test_a_rank_killed_in_a_collective_ends_the_row(tmp_path):
+    child = begun(tmp_path, 2)
+    os.kill(ranks(tmp_path / "out")[1], signal.SIGKILL)
+    text = child.communicate()[0]
+    assert child.returncode == 1, text
+    found = row(tmp_path / "out")
+    assert found.status is Status.FAILED and "SIGKILL" in found.reason, found.reason
+    until(lambda: not left(tmp_path / "out"))
+
+
+def test_a_rank_that_hangs_in_a_collective_ends_at_the_deadline(tmp_path):
+    child = begun(tmp_path, 2, "--timeout", "45")
+    os.kill(ranks(tmp_path / "out")[1], signal.SIGSTOP)
+    text = child.communicate()[0]
+    found = row(tmp_path / "out")
+    assert child.returncode == 1 and found.status is Status.TIMEOUT, text
+    until(lambda: not left(tmp_path / "out"))
+
+
+FULL = [(12, "DiT-T/8", 8, "start"), (24, "DiT-T/8", 8, "load"), (256, "DiT-T/4", 96, "warmup")]
+"""MiB of a card, model, samples, and the phase whose allocation fails."""
+
+
+@pytest.mark.parametrize(("mib", "model", "samples", "phase"), FULL)
+def test_an_allocation_that_fails_is_an_out_of_memory_of_its_phase(
+    mib, model, samples, phase, tmp_path
+):
+    words = ("run", "--recipes", "single", *BRIEF, "--model", model, "--global-batch", str(samples))
+    out = ("--out", str(tmp_path / "out"), "--no-predictions")
+    said([sized(mib)], tmp_path, *words, *out, code=1)
+    found = row(tmp_path / "out")
+    assert (found.status, found.phase) == (Status.GPU_OOM, phase), found.reason
+
+
+def test_a_card_that_fills_from_outside_is_refused_or_runs_out(tmp_path):
+    """Another process takes nearly all of the card: before the run, and while it starts."""
+    (tmp_path / "cards" / "card0").mkdir(parents=True)
+    user = tmp_path / "cards" / "card0" / str(os.getpid())
+    user.write_bytes((79 * 2**30).to_bytes(8, "little"))
+    words = ("run", "--recipes", "single", *BRIEF, "--no-predictions", "--out")
+    text = said([H100], tmp_path, *words, str(tmp_path / "before"), code=1)
+    assert "GPU 0 is in use" in text and f"pid {os.getpid()}" in text
+    user.write_bytes(bytes(8))
+    child = start([H100], tmp_path, *words, str(tmp_path / "while"))
+    until(lambda: list((tmp_path / "while").glob("runs/*/ranks/*")) or child.poll() is not None)
+    user.write_bytes(H100.bytes.to_bytes(8, "little"))
+    text = child.communicate()[0]
+    assert row(tmp_path / "while").status is Status.GPU_OOM, text
