@@ -286,7 +286,7 @@ def test_the_least_memory_of_a_card_is_told_with_what_it_takes_of_the_host(monke
 def test_what_is_planned_unasked_traces_few_blocks_and_offloads_adapters():
     """Seconds follow from blocks: a recipe of Flux traces 16 of 57, some 20 s of a processor. Only
     one that swaps blocks, or offloads by DeepSpeed in buffers across blocks, is traced whole."""
-    for gpus, most in ((1, 12), (8, 13)):
+    for gpus, most in ((1, 14), (8, 13)):
         words = ["--model", "flux-dev", "--gpu", "RTX-4090", "--gpus", str(gpus)]
         parser = argparse.ArgumentParser()
         add_arguments(parser)
@@ -299,6 +299,14 @@ def test_what_is_planned_unasked_traces_few_blocks_and_offloads_adapters():
         traced = [sum(sum(depths.values()) for depths, _ in extend.shallow(row)) for row in alike]
         assert set(traced) == {16}
         assert "zero3_offload+bf16+lora:rank=16+checkpoint" in [str(row.recipe) for row in rows]
+        unchecked = [row for row in rows if row.recipe.in_slot(Slot.RECOMPUTE) is None]
+        assert {"frozen_weights" in row.launch.traits for row in unchecked} == {True, False}
+        smallest = [row for row in rows if {"adafactor", "optimizer_in_backward"} <= parts(row)]
+        assert len(smallest) == (2 if gpus == 1 else 0)  # no state but the 16-bit weights
+
+
+def parts(row: Resolved) -> set[str]:
+    return {part.name for part in row.recipe.strategies}
 
 
 def test_encoders_are_offered_and_counted(world, capsys):
