@@ -6,7 +6,9 @@ Seconds say nothing here. ``docs/not-yet-on-a-gpu.md`` lists what no rehearsal s
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import pickle
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -103,6 +105,62 @@ def test_doctor_names_the_cards_and_what_they_cannot_do(case, tmp_path):
     more = {"REHEARSAL_SMI": smi, "CXX": "false", "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")}
     text = " ".join(said(cards, tmp_path, "doctor", "--out", str(tmp_path), **more).split())
     assert [word for word in words if word not in text] == [], text
+
+
+# ---- one recipe ----
+
+
+def test_max_batch_runs_into_the_allocator_s_out_of_memory(tmp_path):
+    """The answer fits, and one sample more does not."""
+    words = ("--recipe", "single", "--model", "DiT-T/4", "--first", "70", "--most", "74")
+    text = said([sized(256)], tmp_path, "max-batch", *words, "--out", str(tmp_path / "out"))
+    found = json.loads((tmp_path / "out" / "max_batch.json").read_text())
+    ends = {probe["micro_batch"]: probe for probe in found["probes"]}
+    best = found["micro_batch"]
+    assert best and ends[best]["status"] == "ok" and ends[best + 1]["status"] == "gpu_oom"
+    assert "CUDA out of memory" in ends[best + 1]["reason"]
+    assert f"largest micro batch: {best} " in text
+
+
+def test_anatomy_s_two_counts_of_activations_agree(tmp_path):
+    words = ("anatomy", "single+bf16", "--model", "DiT-T/4", "--out", str(tmp_path / "out"))
+    text = said([H100], tmp_path, *words)
+    assert "Two counts of the activations  agree" in text
+    assert (tmp_path / "out" / "anatomy.html").exists()
+
+
+def test_the_snapshot_of_each_rank_names_allocations_of_its_card(tmp_path):
+    out = tmp_path / "out"
+    words = ("run", "--recipes", "fsdp2", *BRIEF, "--out", str(out), "--no-predictions")
+    said([H100] * 2, tmp_path, *words, "--snapshot", "--profile")
+    (folder,) = (path.parent for path in out.glob("runs/*/result.json"))
+    for rank in (0, 1):
+        (found,) = folder.rglob(f"snapshot.rank{rank}.pickle")
+        history = pickle.loads(found.read_bytes())["device_traces"]
+        assert any(event["action"] == "alloc" for event in history[rank])
+
+
+def test_training_on_four_cards_goes_on_where_it_was(tmp_path):
+    words = ("train", "--recipe", "fsdp2+bf16", *SMALL, "--save-every", "3", "--sample-steps", "2",
+             "--out", str(tmp_path / "out"))  # fmt: skip
+    said([H100] * 4, tmp_path, *words, "--steps", "6")
+    text = said([H100] * 4, tmp_path, *words, "--steps", "9", "--resume")
+    assert "goes on from step-00000006" in text
+    result = load_rehearsed(tmp_path / "out" / "result.json")
+    assert result.status is Status.OK and len(result.losses) == 9
+    assert (tmp_path / "out" / "samples.png").exists()
+
+
+# ---- the project's GPU tests ----
+
+WITHOUT_LAUNCHES = (
+    "meter or history or pinned or staged or same_cards or saved_tensor or kernels or leave"
+)
+
+
+def test_the_gpu_tests_that_launch_nothing_pass(tmp_path):
+    words = ("test", "-n", "0", "-m", "gpu", "tests/worker/test_gpu.py", "-k", WITHOUT_LAUNCHES)
+    assert " skipped" not in said([H100], tmp_path, *words).splitlines()[-1]
 
 
 # ---- faults ----
