@@ -14,7 +14,8 @@ class Books(Protocol):
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
         """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
-        ``op`` (a name for the reader). Call the result to record that they are freed."""
+        ``op`` (a name for the reader). Call the result to record that they are freed. Pool
+        "passing" is the device's memory that no later step holds."""
 
     def pin(self, tensor: Any, pinned: bool = True) -> None:
         """Count a tensor in host memory as what it takes where it is ``pinned``

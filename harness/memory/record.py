@@ -11,6 +11,8 @@ from harness.memory.categories import CATEGORIES, measured, measured_name
 from harness.result import Categories
 
 __all__ = [
+    "ALLOCATED",
+    "PASSING",
     "Held",
     "Instant",
     "Record",
@@ -28,6 +30,10 @@ __all__ = [
 
 NVME = "nvme"
 """The pool of what is swapped to files."""
+PASSING = "passing"
+"""The pool of what the device holds once, early in a training, and in no later step."""
+ALLOCATED = "allocated"
+"""All that a GPU's allocator has given out: the device's pool, and what is passing."""
 
 
 @dataclass(slots=True)
@@ -47,7 +53,9 @@ class Storage:
 
     def within(self, pool: str | None) -> bool:
         """Whether it is kept in ``pool``; None: in the memory of this machine, not in files."""
-        return self.pool == pool if pool else self.pool != NVME
+        if pool == ALLOCATED:
+            return self.pool in ("device", PASSING)
+        return self.pool == pool if pool else self.pool not in (NVME, PASSING)
 
     @property
     def kind(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 from strategies.books import Books
 from strategies.engine import Imitation
@@ -25,6 +26,13 @@ class Reducerless(Imitation):
     buckets, and an all-reduce of each while backward runs.
     Source: torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets); with
     ``gradient_as_bucket_view`` gradients live in the buckets.
+
+    In the second step's forward DDP makes its buckets anew, in the order in which gradients came.
+    The old ones may still be there: ProcessGroupNCCL lets go of what a collective was given when
+    its watchdog, which looks every 100 ms, has seen the end and another collective begins. So they
+    are counted until the second step's first bucket is full, as passing memory.
+    Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (shelvesToUnstash_), reducer.cpp
+    (rebuild_buckets); tried in tests/rehearsal.
     """
 
     def made(self, accelerator: Any, launch: Launch) -> None:
@@ -49,7 +57,8 @@ def replicas_for(books: Books) -> type:
             self.module, self.syncs = module, True
             self.among = _among(more.get("process_group"))
             trained = [p for p in module.parameters() if p.requires_grad]
-            self.size = sum(p.numel() * p.element_size() for p in trained)
+            self.size = sum(p.nbytes for p in trained)
+            self.trained, self.old = trained, OldBuckets(books, self.size)
             if more.get("gradient_as_bucket_view"):
                 return  # gradients are counted when they arrive
             self.free: Callable[[], None] = books.hold(
@@ -57,6 +66,8 @@ def replicas_for(books: Books) -> type:
             )
 
         def forward(self, *given: Any, **more: Any) -> Any:
+            if torch.is_grad_enabled():
+                self.old.forward(self)
             if self.syncs and torch.is_grad_enabled():
                 # An all-reduce is a reduce-scatter and an all-gather.
                 books.work("backward", "overlapped", 2 * self.size, *self.among)
@@ -79,6 +90,34 @@ def replicas_for(books: Books) -> type:
                 self.syncs = before
 
     return DistributedDataParallel
+
+
+class OldBuckets:
+    """DDP's buckets of the first step, while they live beside the new ones."""
+
+    def __init__(self, books: Books, size: int) -> None:
+        self.books, self.size = books, size
+        self.reduced = self.done = False
+
+    def forward(self, ddp: Any) -> None:
+        """A forward pass begins that will have gradients."""
+        if not self.reduced or self.done:
+            self.reduced = self.reduced or ddp.syncs
+            return
+        self.done = True
+        first = min(dist._DEFAULT_FIRST_BUCKET_BYTES, self.size)
+        free = self.books.hold("passing", self.size, "c10d.Reducer", "buckets")
+        arrived = 0
+
+        def arrives(parameter: Any) -> None:
+            nonlocal arrived
+            before, arrived = arrived, arrived + parameter.nbytes * ddp.syncs
+            if before < first <= arrived:
+                free()
+                for handle in handles:
+                    handle.remove()
+
+        handles = [p.register_post_accumulate_grad_hook(arrives) for p in ddp.trained]
 
 
 def _among(group: Any) -> tuple[int, int]:

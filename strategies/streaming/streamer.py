@@ -52,7 +52,7 @@ class Streamer(Watcher):
     def __init__(self, trained: Trained, taken: dict[int, list[Taken]]) -> None:
         self.trained, self.blocks = trained, trained.blocks()
         device, self.moved = trained.accelerator.device, Counter()
-        cuda = device.type == "cuda"
+        cuda = trained.launch.device == "cuda"  # in a prediction too
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
         self.leaving = Leaving(out)
         self.streamed = {

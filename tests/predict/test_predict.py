@@ -155,6 +155,30 @@ def test_reserved_memory_counts_the_streams_of_sharding_engines(tmp_path):
     assert reserved == pytest.approx(ALLOCATOR_MIB, abs=2)
 
 
+SEEN_MIB = {
+    "single+block_swap:blocks=3": (40.81, 76),
+    "single+controlnet": (41.05, 58),
+    "ddp": (48.78, 54),
+}
+"""Allocated and reserved of torch's allocator for DiT-T/4 (``tests/rehearsal``): weights that come
+on a stream of their own, blocks copied by ``copy.deepcopy``, and DDP's buckets of the first step
+beside the new ones."""
+
+
+def test_a_prediction_counts_what_torch_s_allocator_did(tmp_path):
+    one = Spec(recipe="single", model="DiT-T/4", data="synthetic", global_batch=8, device="cuda")
+    specs = [
+        dataclasses.replace(one, recipe=recipe, processes=1 if "single" in recipe else 2)
+        for recipe in SEEN_MIB
+    ]
+    found = pool.predict_all([resolve(spec) for spec in specs], tmp_path, jobs=1)
+    for row, (allocated, reserved) in zip(found, SEEN_MIB.values(), strict=True):
+        assert row.allocated / MIB == pytest.approx(allocated, rel=0.005), row.recipe
+        assert row.reserved / MIB == pytest.approx(reserved, abs=2), row.recipe
+    ddp = found[-1]
+    assert ddp.steady.bytes / MIB == pytest.approx(43.35, rel=0.005), "a later step has them not"
+
+
 @pytest.mark.parametrize("part", ["lora", "qlora"])
 def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(part, tmp_path):
     """Of a float32 adapter a rank holds two bytes more in the weight and in each moment."""

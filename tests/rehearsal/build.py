@@ -92,7 +92,8 @@ def compiled() -> Path:
     _compile(folder / "libdevice.so", ["device.cpp", "nccl.cpp"], [*include, *cuda, "-ldl"])
     links = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10", *include]
     _compile(folder / "libkernels.so", ["kernels.cpp"], links)
-    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+    # Ops that DeepSpeed compiles are linked with -lcuda.
+    for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"):
         if not (folder / name).exists():
             (folder / name).symlink_to("libdevice.so")
     return folder
@@ -119,6 +120,7 @@ def environment(cards: Sequence[Card], folder: Path) -> dict[str, str]:
         "REHEARSAL_KERNELS": str(built / "libkernels.so"),
         "LD_PRELOAD": str(built / "libdevice.so"),
         "LD_LIBRARY_PATH": f"{built}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":"),
+        "LIBRARY_PATH": f"{built}:{os.environ.get('LIBRARY_PATH', '')}".rstrip(":"),
         "PYTHONPATH": ":".join(filter(None, paths)),
         "PATH": f"{HERE / 'bin'}:{os.environ['PATH']}",
         "HEADROOM_PYTHON": str(python()),

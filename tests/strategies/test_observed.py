@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -133,7 +134,12 @@ def test_what_a_cpu_cannot_show_is_a_setting(text, name, fact, train_here):
 
 
 def of_zero(
-    stage: int, processes: int, most: int, sent: str = "float32", asked: str = ""
+    stage: int,
+    processes: int,
+    most: int,
+    sent: str = "float32",
+    asked: str = "",
+    early: bool = False,
 ) -> Trained:
     """What the evidence of ZeRO reads, of a model of 100 elements under a bucket of ten."""
     module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(10)) for _ in range(10)])
@@ -147,7 +153,10 @@ def of_zero(
         engine=zero_effects.Effects(most=most),
     )
     return SimpleNamespace(
-        model=SimpleNamespace(config={"zero_optimization": {"reduce_bucket_size": 10}}),
+        model=SimpleNamespace(
+            config={"zero_optimization": {"reduce_bucket_size": 10}},
+            optimizer=SimpleNamespace(overlap_comm=early, cpu_offload=early),
+        ),
         module=module,
         engine=SimpleNamespace(stage=stage, file=SimpleNamespace(settings=settings)),
         launch=SimpleNamespace(processes=processes),
@@ -187,6 +196,13 @@ def test_gradients_alive_in_backward_tell_the_stage(stage, processes, most, outc
     found = zero_effects._gradients(trained, trained.observed.engine, facts)
     assert found["most_gradient_bytes"] == most and found["all_gradient_bytes"] == 400
     assert ("gradients_partitioned" in settings(found)) == (outcome == "a setting")
+
+
+@pytest.mark.parametrize(("most", "shown"), [(220, True), (180, False)])
+def test_stage_1_moves_its_own_share_to_the_host_within_a_gpu_s_backward(most, shown):
+    trained = of_zero(1, 2, most, early=True)
+    with contextlib.nullcontext() if shown else pytest.raises(NotInForce, match="not kept whole"):
+        zero_effects._gradients(trained, trained.observed.engine, {"stage": 1})
 
 
 SPARSE = "single+sgd:momentum=0.0+sparse_embedding"

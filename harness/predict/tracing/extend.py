@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.memory.categories import CATEGORIES
-from harness.memory.record import Held, Instant, Record, beyond_kinds
+from harness.memory.record import PASSING, Held, Instant, Record, beyond_kinds
 from harness.predict.limits import NoTrace
 from harness.predict.prediction import Prediction
 from harness.predict.speed.roofline import Work
@@ -163,6 +163,7 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     return {
         "prediction": dataclasses.asdict(prediction),
         "parts": _plain(tracer.record, found["device"]),
+        "passing": sum(s.size for s in tracer.record.storages if s.pool == PASSING),
         "host": _plain(tracer.record, found["host"]),
         "stream": stream,
     }
@@ -227,7 +228,8 @@ def _extended(
     if base["denoising"] is not None:
         base["denoising"] = line(p["denoising"] for p in plain)
     base["work"] = _work([p["work"] for p in plain], more)
-    base |= _pool(plain, base["peak"].bytes, ordered)
+    passing = [traced["passing"] for traced in found]
+    base |= _pool(plain, base["peak"].bytes, line(passing) - passing[0], ordered)
     return Prediction(**base)
 
 
@@ -292,18 +294,22 @@ def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[
 
 
 def _pool(
-    plain: Sequence[Mapping[str, Any]], peak: int, ordered: Callable[[], Events]
+    plain: Sequence[Mapping[str, Any]], peak: int, passing: int, ordered: Callable[[], Events]
 ) -> dict[str, Any]:
     """What the allocator makes of it: what it rounds and cannot use depends on which tensors find
     another's place, so that the allocations of all blocks are replayed in order. Where these cannot
-    be told from the shallow models', the most that those lose is taken, and said to be."""
+    be told from the shallow models', the most that those lose is taken, and said to be.
+    ``passing``: how much more of what passes this model has than the shallow ones; the peak may lie
+    elsewhere, so that only the order says how much of it counts."""
     if plain[0]["allocated"] is None:
         return {}
-    allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain)
+    allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain) + passing
+    least = peak if passing else allocated
     try:
         found = pooled(ordered())
-        if abs(found["allocated"] - allocated) > SAME * allocated:
+        if not (1 - SAME) * least <= found["allocated"] <= (1 + SAME) * allocated:
             raise NotAlike("they do not add up to the peak of a straight line")
+        allocated = found["allocated"] if passing else allocated
     except NotAlike:
         most = {n: max(p[n] - p["allocated"] for p in plain) for n in POOL}
         notes = [*plain[0]["notes"], SHORT]

@@ -15,7 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.record import Record, beyond_kinds, beyond_state, peak, phase_peaks, running
+from harness.memory.record import (
+    ALLOCATED,
+    Record,
+    beyond_kinds,
+    beyond_state,
+    peak,
+    phase_peaks,
+    running,
+)
 from harness.memory.traced_step import following
 from harness.phases import planned
 from harness.predict import workspace
@@ -35,6 +43,7 @@ from harness.predict.tracing.work import Counter
 from harness.resolve import Resolved
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
+from strategies import side_streams
 from strategies.engine import STEP_PHASES, Imitation
 
 __all__ = ["pooled", "simulate", "summary", "trace_bordered", "trace_training"]
@@ -127,15 +136,21 @@ def _emptying(record: Record) -> Any:
 
 @contextlib.contextmanager
 def _streams(tracer: StoragelessTracer) -> Iterator[None]:
-    """Streams of torch.cuda, which has none without a GPU: what runs on one runs beside the
-    computation, and is waited for at once."""
+    """Streams of torch.cuda, which has none without a GPU: what runs on a side stream runs beside
+    the computation and allocates memory of its own; it is waited for at once."""
 
-    def on(stream: Any) -> Any:
-        return contextlib.nullcontext() if stream is None else tracer.beside()
+    @contextlib.contextmanager
+    def on(stream: side_streams.Stream | None) -> Iterator[None]:
+        with side_streams.inside(stream):
+            if side_streams.current() is side_streams.main:
+                yield
+            else:
+                with tracer.beside():
+                    yield
 
     with (
-        mock.patch.object(torch.cuda, "Stream", mock.MagicMock),
-        mock.patch.object(torch.cuda, "current_stream", mock.MagicMock),
+        mock.patch.object(torch.cuda, "Stream", side_streams.Stream),
+        mock.patch.object(torch.cuda, "current_stream", side_streams.current),
         mock.patch.object(torch.cuda, "stream", on),
     ):
         yield
@@ -246,7 +261,7 @@ def summary(
         phases=phase_peaks(record, "device"),
         work=[*counter.work(), *_chain(resolved)],
         attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],
-        **(pooled(list(record.pool_events("device"))) if on_gpu else {}),
+        **(pooled(list(record.pool_events(ALLOCATED))) if on_gpu else {}),
         **more,
     )
 

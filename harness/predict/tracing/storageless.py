@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = ["storageless"]
 
@@ -21,6 +22,10 @@ def storageless() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for target, name, stand_in in _patches():
             stack.enter_context(mock.patch.object(target, name, stand_in))
+        # copy.deepcopy of a fake tensor copies its mode too, and another mode's operations would
+        # give each view of the copy memory of its own.
+        same = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
+        stack.enter_context(same)
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.memory.record import Record
+from harness.memory.record import ALLOCATED, Record
 from harness.predict.tracing.landmarks import Border
 
 __all__ = ["Kind", "Segment", "Stream", "alike", "gaps", "heard", "numbered", "segments", "told"]
@@ -50,7 +50,7 @@ def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
         before.append(len(events))
         if at in emptied:
             events.append(0)
-        if record.storages[index].within("device"):
+        if record.storages[index].within(ALLOCATED):
             events.append(sign * numbers.setdefault(index, len(numbers) + 1))
     before.append(len(events))
     storages = [record.storages[index] for index in numbers]
