@@ -199,7 +199,8 @@ def page(rows: Mapping[str, Rehearsed]) -> str:
     """Return the page of these rows in Markdown."""
     head = "| cards | row | allocated | predicted | off % | reserved | predicted | note |"
     lines = [TITLE, head, "|--:|---|--:|--:|--:|--:|--:|---|"]
-    lines += [_line(key, rows[key]) for key in every() if key in rows]
+    trained = [key for key in every() if key not in _failed(rows)]
+    lines += [_line(key, rows[key]) for key in trained]
     lines += ["", TWICE, "## Rows of suite `check` that are not rehearsed", ""]
     lines += ["| row | reason |", "|---|---|"]
     lines += [f"| {_code(key)} | {absent(row['recipe'])} |" for key, row in _left_out().items()]
@@ -224,8 +225,6 @@ def _code(key: str) -> str:
 
 
 def _line(key: str, row: Rehearsed) -> str:
-    if row.result["status"] != "ok":
-        return ""
     cells = [key.partition(" ")[0], _code(key), f"{row.highest('allocated') / MIB:.2f}"]
     if row.prediction.allocated is None:
         cells += ["-", "-", f"{row.highest('reserved') / MIB:.0f}", "-", row.prediction.reason]
