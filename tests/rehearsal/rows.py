@@ -197,14 +197,13 @@ def _train(cards: int, rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
 def page(rows: Mapping[str, Rehearsed]) -> str:
     """Return the page of these rows in Markdown."""
-    head = "| cards | row | allocated | predicted | off % | reserved | predicted | note |"
+    head = "| cards | recipe | allocated | predicted | off % | reserved | predicted | note |"
     lines = [TITLE, head, "|--:|---|--:|--:|--:|--:|--:|---|"]
     trained = [key for key in every() if key not in _failed(rows)]
     lines += [_line(key, rows[key]) for key in trained]
     lines += ["", TWICE, "## Rows of suite `check` that are not rehearsed", ""]
-    lines += ["| row | reason |", "|---|---|"]
-    lines += [f"| {_code(key)} | {absent(row['recipe'])} |" for key, row in _left_out().items()]
-    lines += [f"| {_code(key)} | not run: {_why(rows, key)} |" for key in _failed(rows)]
+    lines += [f"- {_code(key)}: {absent(row['recipe'])}" for key, row in _left_out().items()]
+    lines += [f"- {_code(key)}: not run: {_why(rows, key)}" for key in _failed(rows)]
     return "\n".join([*lines, ""])
 
 
