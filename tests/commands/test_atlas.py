@@ -122,7 +122,7 @@ def test_what_is_slower_than_a_recipe_that_fits_is_not_asked(told, tmp_path):
     assert hosted not in told and "single+bf16_pure+checkpoint+adam8bit" in told
     told.clear()
     assert cli.main([*words, "--cards", "12GiB"]) == 0
-    assert len(told) == 12, "all that a plan tries"
+    assert len(told) == 14, "all that a plan tries"
 
 
 def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):

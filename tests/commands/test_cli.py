@@ -494,7 +494,7 @@ def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None
     assert f"--checkpoint {tmp_path}/state --samples {tmp_path}/a.png --guidance 3.0" in line
     assert "--steps 5" in line, "seven steps in all, the two of the warm-up among them"
     assert call(words) == 0
-    assert "loss 0.9500 -> 0.9500 over 2 steps" in capsys.readouterr().out
+    assert "loss 1.0000 -> 0.9000 over 2 steps" in capsys.readouterr().out
 
 
 def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch) -> None:

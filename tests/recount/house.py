@@ -53,6 +53,10 @@ WORDS = {
     ("what happens", "the row"),
     ("torch", "tried how"),
     ("name", "what it is"),
+    ("phase", "what is counted", "ways"),
+    ("trainer", "adapters over bfloat16 weights", "where it is decided"),
+    ("command", "rehearsed on", "what was seen"),
+    ("minutes", "command", "shows, which no rehearsal does"),
 }
 """Heads of the tables that measure nothing."""
 HELD = {
@@ -66,6 +70,9 @@ HELD = {
     ): "tests/test_public_peaks.py",
     ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within"): (
         "tests/test_public_peaks.py"
+    ),
+    ("what", "source", "settings", "reserved", "predicted", "", "figure chosen on it"): (
+        "tests/predict/test_planned_phases.py"
     ),
     ("family", "ddp", "zero2", "zero3", "lora", "checkpoint"): (
         "tests/strategies/test_publics_launched.py"
