@@ -642,3 +642,10 @@ def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
     monkeypatch.setattr(predicted, "load", lambda path: read.append(path) or load(path))
     reports.report(tmp_path)
     assert sorted(path.parent for path in read) == runs
+
+
+def test_a_list_that_is_cut_says_how_many_are_left_out():
+    lines = [f"row {number}" for number in range(MANY + 3)]
+    *shown, last = sentences.first_of(lines, "rows")
+    assert shown == lines[:MANY] and last.startswith("3 more rows")
+    assert sentences.first_of(lines[:5], "rows") == lines[:5]

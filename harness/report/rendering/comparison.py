@@ -8,7 +8,7 @@ from harness.report.data.answers import MANY
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.rendering.markdown_parts import plain, table_lines
-from harness.report.rendering.sentences import skipped
+from harness.report.rendering.sentences import first_of
 
 __all__ = ["NOTE", "changes_grid", "environment_grid", "leftovers", "markdown", "shown", "summary"]
 
@@ -90,4 +90,4 @@ def leftovers(comparison: Comparison) -> list[str]:
         for side, names in sides
         if len(names) > MANY
     ]
-    return lines + [f"skipped: {line}" for line in skipped(comparison.skipped)]
+    return lines + [f"skipped: {line}" for line in first_of(comparison.skipped, "skipped files")]

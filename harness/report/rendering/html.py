@@ -273,5 +273,8 @@ def _skipped(report: Report) -> str:
     return section(
         "skipped",
         "Files skipped",
-        *(tag("p", line, "warn mild") for line in sentences.skipped(report.skipped)),
+        *(
+            tag("p", line, "warn mild")
+            for line in sentences.first_of(report.skipped, "skipped files")
+        ),
     )

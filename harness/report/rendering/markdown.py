@@ -42,7 +42,7 @@ def render(report: Report) -> str:
         left = sentences.left_out(len(listed), len(report.unfinished))
         lines += [left, ""] if left else []
     if report.skipped:
-        skipped = sentences.skipped(report.skipped)
+        skipped = sentences.first_of(report.skipped, "skipped files")
         lines += ["## Files skipped", "", *(f"- {code(line)}" for line in skipped), ""]
     lines += [*_environment(report), *_commands(report)]
     return "\n".join(lines).rstrip() + "\n"

@@ -46,6 +46,7 @@ def html(report: Report) -> str:
         parts.append(f"<p>{files}</p>")
         if result.key_averages:
             parts.append(html_parts.table(_averages(result)))
+    parts += [html_parts.tag("p", line) for line in _more(report)]
     return html_parts.section("recorded", "Recorded runs, not ranked", *parts)
 
 
@@ -59,7 +60,13 @@ def markdown(report: Report) -> list[str]:
         lines += [f"### {code(label(result.spec))}", "", *files, ""]
         if result.key_averages:
             lines += [*table_lines(_averages(result)), ""]
-    return lines
+    return lines + _more(report)
+
+
+def _more(report: Report) -> list[str]:
+    """A line on the recorded runs that are not listed."""
+    count = len(report.recorded) - MANY
+    return [f"{count} more recorded runs, which are not listed here."] if count > 0 else []
 
 
 def _averages(result: Result) -> Grid:

@@ -19,13 +19,13 @@ __all__ = [
     "alarming",
     "calibration",
     "detailed",
+    "first_of",
     "introduction",
     "left_out",
     "others",
     "predicted_fits",
     "prediction_errors",
     "setting",
-    "skipped",
     "some",
     "stamp",
     "stand_in",
@@ -52,7 +52,8 @@ def summary(report: Report) -> str:
     counts = [f"{len(names)} {word} ({some(names)})" for word, names in labels.items()]
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
-        return " ".join([text, *dict.fromkeys(filter(None, map(stand_in, report.groups[:MANY])))])
+        told = list(dict.fromkeys(filter(None, map(stand_in, report.groups))))
+        return " ".join([text, *first_of(told, "groups with another reference")])
     start = "Nothing to rank" if recorded or report.memory_only else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
@@ -64,11 +65,11 @@ def some(names: Sequence[str], between: str = ", ") -> str:
     return f"{between.join(names[:3])} and {len(names) - 3} more"
 
 
-def skipped(lines: Sequence[str]) -> list[str]:
-    """The lines on skipped files; of more than ``MANY`` the first, and how many more."""
+def first_of(lines: Sequence[str], what: str) -> list[str]:
+    """All lines, or of more than ``MANY`` the first and how many more of ``what`` there are."""
     if len(lines) <= MANY:
         return list(lines)
-    return [*lines[:MANY], f"{len(lines) - MANY} more files; report.json of the folder has all"]
+    return [*lines[:MANY], f"{len(lines) - MANY} more {what}, which are not listed here."]
 
 
 def left_out(shown: int, rows: int) -> str:
@@ -194,7 +195,7 @@ def warnings(group: Group) -> list[str]:
     texts += _unknown_places(group)
     texts += _missing_flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
-    return [*texts, *(f"Meter: {note}." for note in list(notes)[:MANY])]
+    return [*texts, *first_of([f"Meter: {note}." for note in notes], "notes of the meter")]
 
 
 def stand_in(group: Group) -> str:
@@ -259,11 +260,12 @@ def _not_alone(group: Group) -> list[str]:
 def _unknown_places(group: Group) -> list[str]:
     """Rows whose tensors could not be told apart by place."""
     said = {row.label: row.numbers.placed_by or "" for row in group.rows}
-    return [
+    told = [
         f"Places of {label}: {word}; all of its tensors count as on the device."
         for label, word in said.items()
         if word.startswith("unknown")
-    ][:MANY]
+    ]
+    return first_of(told, "rows with unknown places")
 
 
 def _hindered(group: Group) -> list[str]:
@@ -272,7 +274,8 @@ def _hindered(group: Group) -> list[str]:
         row.label: dict.fromkeys(word for r in row.results for word in hindered(r.gpu_samples))
         for row in group.rows
     }
-    return [f"{name}: {', '.join(words)}." for name, words in found.items() if words][:MANY]
+    told = [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
+    return first_of(told, "such rows")
 
 
 def _missing_flops(group: Group) -> list[str]:

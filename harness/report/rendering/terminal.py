@@ -47,7 +47,7 @@ def render(report: Report, console: Console) -> None:
         for unfinished in listed:
             _unfinished(unfinished, console)
         console.print(sentences.left_out(len(listed), len(report.unfinished)), end="")
-    for line in sentences.skipped(report.skipped):
+    for line in sentences.first_of(report.skipped, "skipped files"):
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
 
 
