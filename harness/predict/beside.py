@@ -109,7 +109,7 @@ def before_words(before: str) -> str:
 
 
 def words(found: Sequence[Beside], at_work: bool = False) -> str:
-    """What is counted, in a sentence; ``at_work``: a phase counts their forward passes."""
+    """Say what is counted; ``at_work``: a phase counts their forward passes."""
     parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
     return (
         f"Needs includes what stays on each GPU beside the training: {', '.join(parts)} GiB of "

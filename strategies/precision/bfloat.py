@@ -85,7 +85,7 @@ class Bf16Pure(Strategy):
 
     @staticmethod
     def _told(launch: Launch) -> bool:
-        """Whether the engine is told to keep all that it holds in bfloat16. DeepSpeed then casts
+        """The engine is told to keep all that it holds in bfloat16. DeepSpeed then casts
         float32 adapters too, and casts nothing if it is not told (0.19.8, runtime/engine.py,
         ``_configure_distributed_model``)."""
         return "float_master" in launch.traits and "float_adapters" not in launch.traits

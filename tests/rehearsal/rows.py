@@ -151,7 +151,7 @@ class Rehearsed:
 
     @property
     def off(self) -> float:
-        """How far the prediction of allocated bytes is off, as a share of them; 0 if DDP's old
+        """The error of predicted allocated bytes, as a share of them; 0 if DDP's old
         buckets explain all of it."""
         found, predicted = self.highest("allocated"), self.prediction.allocated
         nearest = min(max(found, predicted - self.old_buckets), predicted)
@@ -159,7 +159,7 @@ class Rehearsed:
 
     @property
     def off_reserved(self) -> int:
-        """How many bytes the prediction of reserved bytes is off."""
+        """The error of predicted reserved bytes, in bytes."""
         return self.prediction.reserved - self.highest("reserved")
 
 

@@ -116,7 +116,7 @@ def test_a_gpu_s_reserve_and_fit_hold_what_was_measured_to_stand_beside():
 
 
 def test_a_row_that_ran_out_of_memory_is_judged_by_it_too():
-    """What died wrote nothing of its machine: the other rows of the set did."""
+    """A row that died tells nothing of its machine: the other rows of the set do."""
     lost = dataclasses.replace(gpu_set()["ddp"], status=Status.GPU_OOM, environment={})
     told = foretold(gpu_set()["ddp"], least=29 * GIB)
     card = machine_facts([gpu_set()["ddp"]])

@@ -70,7 +70,7 @@ def reach(fit: Fit) -> str:
 
 
 def phases(fit: Fit) -> list[str]:
-    """What each phase needs, and which needs the most and why; nothing if only the step counts."""
+    """Say each phase's need, and which is the largest and why; nothing if only the step counts."""
     if len(fit.phases) < 2:
         return []
     each = ", ".join(f"{name} {gib(one.gpu)}" for name, one in fit.phases.items())
@@ -78,7 +78,7 @@ def phases(fit: Fit) -> list[str]:
 
 
 def _binding(fit: Fit) -> list[str]:
-    """What needs more than the step whose peak is told next."""
+    """Name the phase that needs more than the step, whose peak is told next."""
     more = fit.binds != STEP and fit.phases[fit.binds]
     return [f"  needs the most to {fit.binds}: {more.what}, {gib(more.gpu)} GiB"] if more else []
 
