@@ -8,13 +8,14 @@ Imports stay inside the commands: bad input is answered before anything heavy is
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import ROOT
+from harness import ROOT, extensions
 from harness.commands.options import folder_name, overrides
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
@@ -29,7 +30,9 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage above it."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"error: {message}; see {self.prog} --help", file=sys.stderr)
+        absent = list(filter(None, map(extensions.missing, message.split())))
+        told = absent[0] if absent else f"{message}; see {self.prog} --help"
+        print(f"error: {told}", file=sys.stderr)
         raise SystemExit(BAD)
 
 
@@ -57,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _act(words: Sequence[str], ending: Ending) -> int:
-    options = _parser().parse_args(words)
+    if absent := extensions.missing(words[0]):
+        return _bad(BadInput(absent))
+    options = _parser(words[0]).parse_args(words)
     options.ending = ending
     try:
         return options.act(options)
@@ -88,7 +93,9 @@ def _own_errors() -> tuple[type[Exception], ...]:
 # ---- arguments ----
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(only: str = "") -> argparse.ArgumentParser:
+    """The parser of all commands. ``only`` limits the extensions' options to those of one
+    command, because each extension is slow to import."""
     parser = _Parser(
         prog="./run.sh",
         description="Train one model under many strategies, and compare memory and speed.",
@@ -109,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for add in (*adders, *rest, _add_test):
         add(commands)
+    for name, command in extensions.commands().items():
+        act = functools.partial(_run_extension, command.act)
+        added = _add(commands, name, act, command.help, command.example, command.page)
+        if only in ("", name):
+            extensions.load(command.arguments)(added)
     for command in commands.choices.values():
         _say_defaults(command)
     return parser
@@ -278,6 +290,10 @@ def _add_test(commands: Any) -> None:
 
 
 # ---- commands ----
+
+
+def _run_extension(act: str, options: argparse.Namespace) -> int:
+    return extensions.load(act)(options)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -9,11 +9,13 @@ import pytest
 from conftest import LONGEST
 
 from harness import ROOT
+from harness.extensions import EXTENSIONS
 from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
 from tests.made.imports import Sources, circle, imported, sources
 
 ORDER = (
+    *(f"harness.{name}" for name in EXTENSIONS),
     "harness.bare_help",
     "harness.cli",
     "harness.train",
@@ -34,6 +36,7 @@ ORDER = (
     "harness.subjects",
     "harness.data",
     "harness.spec",
+    "harness.extensions",
     "harness.phases",
     "harness.json_files",
     "strategies",
@@ -72,6 +75,18 @@ def house() -> Sources:
 
 def test_imports_point_one_way_between_rooms(house):
     assert wrong_ways(house, ORDER) == []
+
+
+def test_extensions_do_not_import_one_another(house):
+    """That the core imports none of them follows from their place in ORDER."""
+    for own in EXTENSIONS:
+        others = tuple(f"harness.{name}." for name in EXTENSIONS if name != own)
+        texts = [
+            text for module, text in house.items() if f"{module}.".startswith(f"harness.{own}.")
+        ]
+        assert not [
+            n for text in texts for n in imported(text, house) if f"{n}.".startswith(others)
+        ]
 
 
 def test_imports_point_one_way_within_the_report(house):

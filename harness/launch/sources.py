@@ -17,7 +17,7 @@ MEASURED = ("data", "launch", "memory", "subjects", "worker")
 """Rooms of ``harness`` that a run executes, or that start it. ``system`` says what the machine is:
 a result is keyed by its answers."""
 PREDICTED = (*MEASURED, "predict")
-FRONT = ("__main__.py", "cli.py")
+FRONT = ("__main__.py", "cli.py", "extensions.py")
 KINDS = (".py", ".yaml", ".json")
 
 
