@@ -1,11 +1,16 @@
-"""Every table of README and docs is what its raw results say, recounted by code that shares
-nothing with the reports'; and whatever is changed in a table or in a raw result is found."""
+"""The numbers of every report are recounted from raw results by code that shares nothing with the
+reports'; published reports and tables of pages are what the code makes of these results.
+
+``PYTHONPATH=. python tests/test_docs.py`` makes both anew.
+"""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
+import csv
 import functools
+import io
+import json
 import re
 import shutil
 import sys
@@ -15,55 +20,275 @@ from typing import Any
 
 import pytest
 
-from tests.recount import house, prose
-from tests.recount.check import group_of, page_faults, report_faults, table_faults
-from tests.recount.pages import Table, Text, items
+from harness import ROOT
+from harness.report import write_report
+from harness.result import load, load_all
+from tests.made.pages import PUBLISHED, RESULTS, tables
+from tests.recount.numbers import OF_A_ROW, RAW, UNFINISHED, differs, faults
 from tests.recount.raw import ResultSet
 
-ROOT = house.ROOT
-SETS = sorted(p for p in (ROOT / house.RESULTS).iterdir() if p.is_dir())
-MADE = sorted(p for p in (ROOT / "tests/golden/report").iterdir())
+SETS = sorted(path.parent for path in RESULTS.glob("*/suite.json"))
+MADE = sorted((ROOT / "tests/golden/report").iterdir())
 """Sets built by hand: with GPUs, repetitions, and rows of every ending."""
-PAGES = [ROOT / "README.md"]
-PAGES += [page for name in ("docs", "docs/adding") for page in sorted((ROOT / name).glob("*.md"))]
 CODE = sorted((ROOT / "tests/recount").glob("*.py"))
 
 
-# ---- the pages, as they are ----
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Callable[[Path], Path]:
+    """Write the report of a set anew, once; return its folder."""
+
+    @functools.cache
+    def write(folder: Path) -> Path:
+        target = tmp_path_factory.mktemp("sets") / folder.name
+        shutil.copytree(folder, target, ignore=shutil.ignore_patterns("report.*", "*.md", "*.png"))
+        write_report(*load_all(target), target)
+        return target
+
+    return write
+
+
+def entries(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+# ---- reports and pages, as they are ----
 
 
 @pytest.mark.parametrize("folder", [*SETS, *MADE], ids=lambda p: p.name)
-def test_reports_are_what_their_raw_results_say(folder):
-    assert list(house.set_faults(folder)) == []
+def test_the_numbers_of_a_report_are_what_its_raw_results_say(folder, written):
+    assert list(faults(entries(written(folder)), ResultSet(folder))) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_tables_of_pages_are_what_the_raw_results_say(page):
-    assert list(house.page_faults_of(page)) == []
+def said(path: Path) -> Any:
+    """What a published file says: the cells of a CSV, the text of a page without its layout."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        return list(csv.reader(io.StringIO(text)))
+    return re.sub(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", "", text, flags=re.S).split()
 
 
-def test_every_page_sentence_and_set_is_recounted(monkeypatch):
-    """The sentences here; sets and pages above, which are all that there are."""
-    asked = []
-    monkeypatch.setattr(house, "set_faults", lambda folder: asked.append(folder) or [])
-    monkeypatch.setattr(house, "page_faults_of", lambda page, root: asked.append(page) or [])
-    assert list(house.faults()) == []
-    assert asked == [*SETS, *PAGES]
-    assert len(SETS) >= 3
-    measured = [page for page, _ in house.SOURCES]
-    assert {"README.md", "docs/claims.md", "docs/suites.md"} <= set(measured)
+@pytest.mark.parametrize("folder", SETS, ids=lambda p: p.name)
+def test_a_published_report_is_what_the_code_makes_of_its_raw_results(folder, written):
+    published = sorted({*folder.glob("*.md"), *folder.glob("report.*")} - {*folder.glob("*.png")})
+    assert {"report.md", "report.csv", "report.html", "report.json"} <= {p.name for p in published}
+    for path in published:
+        again = written(folder) / path.name
+        if path.suffix == ".json":
+            assert list(faults(entries(folder), ResultSet(folder))) == []
+        elif path.suffix == ".csv":
+            lines = zip(said(path), said(again), strict=True)
+            assert not any(any(map(unlike, *line)) for line in lines), path
+        else:
+            assert said(path) == said(again), path
 
 
-@pytest.mark.parametrize("file", house.HELD.values())
-def test_a_table_that_another_test_holds_has_that_test(file):
-    assert (ROOT / file).is_file()
+def unlike(ours: str, theirs: str) -> bool:
+    """Return whether two cells differ by more than a last bit."""
+    try:
+        return ours != theirs and differs(float(ours), float(theirs))
+    except ValueError:
+        return ours != theirs
+
+
+@pytest.mark.parametrize("page", PUBLISHED)
+def test_a_table_on_a_page_is_a_table_of_a_published_report(page):
+    shown = tables((ROOT / page).read_text(encoding="utf-8"))
+    for name, count in PUBLISHED[page].items():
+        published = tables(*(p.read_text() for p in (RESULTS / name).glob("*.md")))
+        assert len([table for table in shown if table in published]) == count, name
+
+
+# ---- a number that is wrong ----
+
+
+def bent(value: Any) -> Any:
+    """A value next to this one, of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, dict):
+        return {**value, "more": 1}
+    if isinstance(value, list):
+        return [*map(bent, value[:1]), *value[1:]] if value else [1]
+    return (1.001 * value + 1) if isinstance(value, int | float) else ("" if value else "one")
+
+
+def places(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Each number of a report.json: what it is of, and the dictionary and key that hold it."""
+    for entry in data["unfinished"]:
+        yield from (("unfinished", entry, name) for name in UNFINISHED if name in entry)
+    for group in data["groups"]:
+        yield from (("group", group, name) for name in GROUP)
+        for row in group["rows"]:
+            yield from (("row", row, name) for name in RAW)
+            for part in OF_A_ROW:
+                yield from ((part, row[part], name) for name in row.get(part, {}))
+
+
+def out_of_memory(data: dict[str, Any]) -> None:
+    data.update(status="host_oom", reason="no memory", way_out="less", phase="steady")
+    data.update(peak_so_far_bytes=1 << 20)
+    data["spec"].update(world=2)
+
+
+def predicted(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda data: None) -> None:
+    """Change each run, and give it one prediction, with what a GPU's allocator reserves."""
+    data = json.loads(min(SETS[0].glob("runs/*/prediction.json")).read_text())
+    data["reserved"] = data["reserved_expandable"] = 3 << 30
+    changed(folder, change)
+    for path in [*folder.glob("runs/*/result.json")]:
+        path.with_name("prediction.json").write_text(json.dumps(data))
+        path.parent.rename(path.parents[1] / f"row-{load(path).spec.key}")
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory, written) -> list[tuple[dict[str, Any], ResultSet]]:
+    """Each set's report.json and raw results, and two sets with endings that no other has."""
+    folders = [*SETS, *MADE]
+    for source, more in ((MADE[0], [out_of_memory]), (MADE[-1], [])):
+        folders.append(tmp_path_factory.mktemp("changed") / source.name)
+        shutil.copytree(source, folders[-1])
+        predicted(folders[-1], *more)
+    return [(entries(written(folder)), ResultSet(folder)) for folder in folders]
+
+
+GROUP = ("device", "meter", "reference", "answers", "fastest_that_fits", "noise_floor")
+WRONG = {
+    *(("group", name) for name in GROUP),
+    *(("row", name) for name in RAW),
+    *(("unfinished", name) for name in UNFINISHED),
+    *((part, name) for part, rules in OF_A_ROW.items() for name in rules),
+    ("predicted", "parts"),
+}
+
+
+@pytest.mark.parametrize(("part", "name"), sorted(WRONG))
+def test_a_wrong_number_is_found(part, name, every):
+    """In the first set that has the number."""
+    for data, results in every:
+        found = [(at, key) for of, at, key in places(data) if (of, key) == (part, name)]
+        at, key = next((f for f in found if f[0][f[1]] not in (None, "", [])), ({}, ""))
+        if at:
+            before, at[key] = at[key], wrong(name, at[key])
+            seen = list(faults(data, results))
+            at[key] = before
+            assert any(f", {name}: " in fault for fault in seen)
+            return
+    raise AssertionError("no set has this number")
+
+
+def wrong(name: str, value: Any) -> Any:
+    if name == "answers":
+        return [{**value[0], "row": value[1]["row"]}, *value[1:]]
+    if name == "fastest_that_fits":
+        return [{**value[0], "row": "none"}, *value[1:]]
+    if name == "noise_floor":
+        return {**value, "fraction": 1.001 * value["fraction"]}
+    if name == "parts":
+        return value[1:]
+    return bent(value)
+
+
+# ---- a raw result that is changed ----
+
+
+def slower(data: dict[str, Any]) -> None:
+    for rank in data["ranks"]:
+        rank["step_seconds"] = [1.02 * seconds for seconds in rank["step_seconds"]]
+
+
+def fuller(data: dict[str, Any]) -> None:
+    for rank in data["ranks"]:
+        for peak in rank["phases"].values():
+            peak["allocated"] += 2 << 20
+
+
+def times(factor: float, *keys: Any) -> Callable[[dict[str, Any]], None]:
+    """Multiply the raw value to which the keys lead."""
+
+    def change(data: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] *= factor
+
+    return change
+
+
+def again_slower(data: dict[str, Any]) -> None:
+    if data["spec"]["repeat"] == 1:
+        slower(data)
+
+
+def with_sums(data: dict[str, Any]) -> None:
+    """Signed sums, of which one row's moment is away."""
+    away = 1.001 if data["spec"]["recipe"] == "zero2" else 1.0
+    names = ("update", "moment", "average", "inputs")
+    data["projections"] = {name: {"a.weight": [0.5, -0.25]} for name in names}
+    data["projections"]["moment"] = {"a.weight": [0.5 * away, -0.25]}
+
+
+def other_weights(data: dict[str, Any]) -> None:
+    data["configs"]["initial_weights"] = data["spec"]["recipe"]
+
+
+def busy(data: dict[str, Any]) -> None:
+    for rank in data["ranks"]:
+        usage = rank["step_usage"]
+        usage["busy_seconds"] = [s * usage["cores"] for s in rank["step_seconds"]]
+
+
+def unplaced(data: dict[str, Any]) -> None:
+    for rank in data["ranks"]:
+        rank["categories"]["placed_by"] = "unknown: said so"
+
+
+RAW_CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "steps": (slower, "step_seconds_median"),
+    "a repetition": (again_slower, "noise_floor"),
+    "the resident marks": (fuller, "resident_peak_bytes"),
+    "a loss": (times(1.01, "losses", 3), "losses"),
+    "a gradient norm": (times(1.01, "grad_norms", 3), "grad_norms"),
+    "a moment": (with_sums, "moment_distance"),
+    "first weights": (other_weights, "parity"),
+    "host memory": (times(1.02, "launch", "tree_peak_bytes"), "host_total_bytes"),
+    "a category": (times(1.1, "ranks", 0, "categories", "activations"), "activations_bytes"),
+    "places": (unplaced, "placed_by"),
+    "the baseline": (times(1.02, "ranks", 0, "baseline_bytes"), "baseline_bytes"),
+    "a busy machine": (busy, "disturbed_steps"),
+    "FLOPs": (times(1.5, "flops_per_step"), "flops_per_second"),
+    "the warm-up": (times(1.5, "ranks", 0, "warmup_seconds", 0), "warmup_seconds"),
+    "the set-up": (times(1.5, "ranks", 0, "phase_seconds", "prepare"), "setup_seconds"),
+    "the whole run": (times(1.02, "launch", "wall_seconds"), "wall_seconds"),
+    "evidence": (lambda data: data["evidence"].clear(), "evidence"),
+    "an audit that fails": (lambda data: data["audit"][0].update(ok=False), "no raw result"),
+    "the promise": (lambda data: data.update(parity="by design"), "parity"),
+    "the status": (lambda data: data.update(status="failed"), "no raw result"),
+}
+"""What is changed in every raw result that is ok -> the change, and a word of the mismatch."""
+
+
+@pytest.mark.parametrize("name", RAW_CHANGES)
+def test_a_changed_raw_result_is_found(name, written, tmp_path):
+    change, word = RAW_CHANGES[name]
+    cpu = next(folder for folder in MADE if folder.name == "cpu")
+    shutil.copytree(cpu / "runs", tmp_path / "runs")
+    shutil.copy(cpu / "suite.json", tmp_path)
+    changed(tmp_path, change)
+    assert any(word in fault for fault in faults(entries(written(cpu)), ResultSet(tmp_path)))
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    for path in folder.glob("runs/*/result.json"):
+        data = json.loads(path.read_text())
+        if data["status"] == "ok":
+            change(data)
+            path.write_text(json.dumps(data))
 
 
 # ---- no code is shared ----
 
 
 def outside(text: str) -> set[str]:
-    """The modules that a source imports, but for those of the recount."""
+    """The modules that a source imports, without those of the recount."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -81,7 +306,7 @@ def test_the_recount_imports_the_standard_library_alone(path):
 
 
 def bodies(paths: list[Path]) -> Iterator[str]:
-    """What each function of more than a line does, without its names and words."""
+    """The code of each function of more than a line, without its name and docstring."""
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
@@ -96,188 +321,3 @@ def test_no_function_is_a_copy_of_the_reports():
     ours = list(bodies(CODE))
     assert len(ours) > 50 and len(reports) > 500
     assert [dump for dump in ours if dump in reports] == []
-
-
-def test_an_import_of_the_harness_is_noticed():
-    assert outside("from harness.report.data import derive\nimport json") - {"json"}
-    assert outside("import harness.result as result\nfrom tests.recount import raw")
-    assert not outside("from tests.recount.raw import Row")
-
-
-# ---- a table that is changed ----
-
-
-def bumped(text: str) -> str:
-    """The last digit of a cell, one more; the case of a cell without digits, turned."""
-    digits = list(re.finditer(r"\d", text))
-    if not digits:
-        return text.swapcase() if text.strip("- ") else "1"
-    at = digits[-1].start()
-    return text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
-
-
-def bent(table: Table, line: int, column: int) -> Table:
-    lines = [list(cells) for cells in table.lines]
-    lines[line][column] = bumped(lines[line][column])
-    return dataclasses.replace(table, lines=lines)
-
-
-def tables_of(page: Path, results: ResultSet) -> Iterator[tuple[Table, Any]]:
-    """A page's tables, each with the group that it is about."""
-    every, group = list(items(page)), None
-    for place, item in enumerate(every):
-        if isinstance(item, Text):
-            group = group_of(every[place:], results, item.text) or group
-        else:
-            yield item, group
-
-
-SHOWN = [(folder, "report.md") for folder in (*SETS[:1], *MADE)] + [
-    (folder, page.name) for folder in SETS[1:] for page in sorted(folder.glob("[cel]*.md"))
-]
-SHOWN += [(folder, "report.md") for folder in SETS if folder.name.endswith("-quality")]
-
-
-@pytest.mark.parametrize(("folder", "name"), SHOWN, ids=lambda v: getattr(v, "name", v))
-def test_a_digit_that_is_changed_is_found_in_every_column(folder, name):
-    results, seen = ResultSet(folder), 0
-    for table, group in tables_of(folder / name, results):
-        assert list(table_faults(table, results, group)) == []
-        for column in range(len(table.heads)):
-            line = (3 * column + 1) % len(table.lines)
-            if table.heads[column] == "Who says so":
-                continue  # words that no raw result has
-            wrong = list(table_faults(bent(table, line, column), results, group))
-            assert wrong, (table.title, table.heads[column], table.lines[line])
-            seen += 1
-    assert seen >= 4
-
-
-def bump(match: re.Match[str]) -> str:
-    return bumped(match[0])
-
-
-CHANGES: dict[str, tuple[str, str, str | Callable[[re.Match[str]], str]]] = {
-    "a digit of README": ("README.md", r"(?<=\| )\d+\.\d+(?= \|)", bump),
-    "a row of README is gone": ("README.md", r"^\| \d+ \| `.*\n", ""),
-    "two rows of README are exchanged": (
-        "README.md",
-        r"^(\| \d+ \| `.*\n)(\| \d+ \| `.*\n)",
-        r"\2\1",
-    ),
-    "an unknown column": ("README.md", r"^(\| # .*) Notes \|$", r"\1 Joules |"),
-    "an unknown table": ("docs/limits.md", r"\Z", "\n| GPU | GiB |\n|---|--:|\n| H100 | 80 |\n"),
-    "a table is gone": ("docs/suites.md", r"^\| What was added(.*\n\|)*.*\n", ""),
-    "a verdict": ("docs/claims.md", r"\| (does not hold|holds) here", "| cannot be told here:"),
-    "a claim's number": ("docs/claims.md", r"(?<=peak )[+-][\d.]+(?=%)", bump),
-    "a claim's limit": ("docs/claims.md", r"(?<=limit for large batches )[+-][\d.]+(?=%)", bump),
-    "a crossing": ("docs/claims.md", r"here only (from|up to) batch [\d.]*\d", bump),
-    "a neighbour of a crossing": ("docs/claims.md", r"(?<=, between )\d+(?= \()", bump),
-    "a saving at a batch": ("docs/claims.md", r"(?<=\| )[+-]\d+\.\d(?= %)", bump),
-    "how far a limit is known": ("docs/claims.md", r"(?<=%) \((of two points|\+-[\d.]+)\)", " (?)"),
-    "a power": ("docs/claims.md", r"(?<=to the power )\d\.\d+", bump),
-    "how far a power is known": ("docs/claims.md", r"(?<= \+- )0\.\d+", bump),
-    "a predicted verdict": (
-        "docs/claims.md",
-        r"\| (holds at every|holds only from)",
-        "| does not hold",
-    ),
-    "a predicted speed": ("docs/claims.md", r"(?<=speed x)\d\.\d+(?= \(x)", bump),
-    "how far a speed is known": ("docs/claims.md", r"(?<= to x)\d+\.\d+(?=\)|:)", bump),
-    "what a row of samples weighs": ("docs/sampling.md", r"(?<=\| )\d+\.\d+(?= \|)", bump),
-    "how far samples are": ("docs/sampling.md", r"(?<=by design )\d\.\de-\d+", bump),
-    "samples taken for the same": ("docs/sampling.md", r"\d+(?=% of \d+ samples taken)", bump),
-    "a verdict on inference": (
-        "docs/sampling.md",
-        r"\| (does not hold|holds) here",
-        "| not measured",
-    ),
-    "the card": ("docs/claims.md", r"on one A100-80GB \([\d.]+", bump),
-    "a sibling's digits": ("docs/distil.md", r"(?<=\| )12\.0(?= \|)", bump),
-    "how far a student draws": ("docs/distil.md", r"(?<=by design )2\.3e-01", bump),
-    "the ladder's saving": ("docs/suites.md", r"(?<=\| )-\d+\.\d(?= %)", bump),
-    "what an engine holds": ("docs/suites.md", r"(?<=`hsdp` \| )\d\.\d+", bump),
-    "an engine is gone": ("docs/suites.md", r"^\| `fsdp2\+tp` .*\n", ""),
-    "a sentence": ("docs/plan.md", r"\d+(?= MiB above the prediction)", bump),
-    "a sentence is gone": ("docs/plan.md", r"the tensors of a step in all", "and tensors"),
-}
-"""What is changed -> page, where it is by its surroundings, and what comes in its place."""
-
-
-@pytest.fixture
-def copy(tmp_path) -> Path:
-    """The pages, to be changed, and the result sets as they are, without pictures."""
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*")]:
-        if path.suffix in (".md", ".json", ".csv", ".html"):
-            target = tmp_path / path.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".md":
-                shutil.copyfile(path, target)
-            else:
-                target.symlink_to(path)
-    return tmp_path
-
-
-@functools.cache
-def faults_of(page: str) -> list[str]:
-    """Of a page as it is, and of the sentences."""
-    return [*house.page_faults_of(ROOT / page), *prose.faults(ROOT)]
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_page_that_is_changed_is_found(copy, name):
-    page, pattern, new = CHANGES[name]
-    text = (copy / page).read_text()
-    changed = re.sub(pattern, new, text, count=1, flags=re.M)
-    assert changed != text, "the pattern of this control is not on the page any more"
-    (copy / page).write_text(changed)
-    found = [*house.page_faults_of(copy / page, copy), *prose.faults(copy)]
-    before = faults_of(page)
-    assert [fault for fault in set(found) - set(before) if fault.startswith(page)]
-
-
-# ---- a report that is changed ----
-
-
-def test_a_group_that_a_report_leaves_out_is_found(tmp_path):
-    (claims,) = [folder for folder in SETS if folder.name.endswith("claims")]
-    text = (claims / "report.md").read_text()
-    page = tmp_path / "report.md"
-    heads = [match.start() for match in re.finditer(r"^## DiT", text, re.M)]
-    page.write_text(text[: heads[-1]])
-    results = ResultSet(claims)
-    assert any("groups are shown" in fault for fault in report_faults(page, results))
-    assert len(heads) == len(results.groups) > 3
-
-
-def test_a_row_that_a_sentence_names_wrongly_is_found(tmp_path):
-    results = ResultSet(SETS[0])
-    text = (SETS[0] / "report.md").read_text()
-    answers = dict(re.findall(r"^- \*\*(.*?)\*\*: `([^`]+)`", text, re.M))
-    assert {"Fastest", "Least memory", "Best trade"} <= set(answers)
-    other = next(row.label for row in results.rows if row.label not in answers.values())
-    for question in answers:
-        changed = re.sub(rf"(\*\*{question}\*\*): `[^`]+`", rf"\1: `{other}`", text)
-        assert changed != text
-        (tmp_path / "report.md").write_text(changed)
-        found = page_faults(tmp_path / "report.md", results, [])
-        assert any(f"{question} is " in fault for fault in found), question
-
-
-@pytest.mark.parametrize("folder", [SETS[0], *MADE], ids=lambda p: p.name)
-def test_every_number_above_a_ranking_is_recounted(tmp_path, folder):
-    """Each of the warnings, the answers, what fits, the predictions and the noise floor."""
-    results = ResultSet(folder)
-    text = (folder / "report.md").read_text().partition("\n#: one more")[0]
-    start, end = text.index("\n> **Measured"), text.index("\n| # |")
-    page = tmp_path / "report.md"
-    page.write_text(text)
-    cut = set(report_faults(page, results))  # tables behind the first ranking are gone
-    numbers = r"(?<![\w:=`.])[+-]?\d+(\.\d+)?(e[+-]\d+)?(?![\w/]|\.\d)"
-    spans = [m.span() for m in re.finditer(numbers, text[start:end])]
-    assert len(spans) > 15
-    for low, high in spans:
-        said = text[start + low : start + high]
-        page.write_text(text[: start + low] + bumped(said) + text[start + high :])
-        around = text[start + low - 30 : start + high + 30]
-        assert set(report_faults(page, results)) - cut, (said, around)

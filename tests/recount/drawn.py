@@ -13,11 +13,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.recount.cells import distance as power_of_ten
 from tests.recount.raw import Group, Row, Run
 
-__all__ = ["DRAWN", "away", "cell", "drawing", "draws", "far", "same_samples", "setting", "share"]
-__all__ += ["verdict"]
+__all__ = ["DRAWN", "away", "draws", "verdict"]
 
 SAME = ("seed", "weights", "init", "model", "objective", "data")
 LAST_BIT, LOOSEST = 2**-24, 1e-3
@@ -161,44 +159,3 @@ DRAWN: dict[str, Callable[[Row], Any]] = {
     "evaluations": of_drawing(lambda row: drawing(row)["evaluations"]),
 }
 """Column of report.csv -> its value."""
-
-
-def cell(word: str) -> Callable[[Row], Any]:
-    """The verdict on samples, with their distance."""
-
-    def take(row: Row) -> str:
-        found = away(row)
-        return f"{word} {power_of_ten(found[0])}" if found else word
-
-    return take
-
-
-def same_samples(row: Row, word: str) -> str | None:
-    """The verdict, with the distance where it is not equality."""
-    if not row.first.get("drawn"):
-        return None
-    return cell(word)(row) if word in ("by design", "DIFFERS") else word
-
-
-def model(spec: dict[str, Any]) -> str:
-    """The model, and what was asked of its sizes and of a sample's."""
-    asked = (("resolution", "pixels"), ("frames", "frames"), ("text", "tokens of text"))
-    told = ", ".join(f"{spec[name]} {word}" for name, word in asked if spec.get(name))
-    changed = f" with {spec['set']}" if spec.get("set") else ""
-    return spec["model"] + changed + (f" at {told}" if told else "")
-
-
-def setting(group: Group) -> list[Any]:
-    """The sentence on what all rows of a group share, but for the millions of parameters: what
-    stands before them, and behind."""
-    run = group.reference.runs[0]
-    steps, scale = steps_and_scale(run)
-    spec = run.spec
-    weights = f"weights of {spec['weights']}" if spec["weights"] else "weights as they are drawn"
-    guided = f"guidance {scale:g}" if scale != 1 else "no guidance"
-    return [
-        f"Samples of {model(spec)} (",
-        f" M parameters, {weights}) in the shape of {spec['data']}, {spec['objective']} objective, "
-        f"{steps} steps of its sampler, {guided}, {spec['global_batch']} samples a batch, seed "
-        f"{spec['seed']}, {spec['warmup']} warm-up + {spec['steps']} timed batches",
-    ]

@@ -152,3 +152,24 @@ def fraction(group: Group) -> float | None:
     first, every = row.runs[0].steps, [run.steps for run in row.runs]
     sides = [(spread([first]), len(first)), (spread(every), sum(map(len, every)))]
     return math.expm1(max(between, OF_A_MEDIAN * error(floor.steps, sides)))
+
+
+# ---- as a report has it ----
+
+
+def of_report(group: Group) -> list:
+    """Spreads of runs and of steps with their freedom, medians of the rows that ran again, and the
+    floor itself; empty if no noise is known."""
+    floor = floor_of(group)
+    if floor is None:
+        return []
+    spreads = [s and [s.deviation, s.freedom] for s in (floor.runs, floor.steps)]
+    return [*spreads, [[row.label, medians(row)] for row in floor.again], fraction(group)]
+
+
+def as_list(data: dict) -> list:
+    """The same from a report.json."""
+    if "fraction" not in data:
+        return []
+    spreads = [data[name] and [*data[name].values()] for name in ("runs", "steps")]
+    return [*spreads, [[*pair] for pair in data["again"].items()], data["fraction"]]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from tests.recount.cells import MIB
-from tests.recount.measures import CATEGORIES, hosted_of, sizes, traced_total
+from tests.recount.measures import hosted_of, sizes, traced_total
 from tests.recount.raw import Row, Run
 
-__all__ = ["Part", "errors_of", "host_memory", "hosted_error", "least", "parts", "prediction"]
+__all__ = ["Part", "host_memory", "hosted_error", "least", "parts", "prediction"]
 __all__ += ["reserved_error", "run_error", "run_measured", "run_predicted", "step_error", "worst"]
 
+MIB = 2**20
 SUMS = {
     "parameters": ("parameters", "gathered"),
     "gradients": ("gradients",),
@@ -25,7 +24,6 @@ SUMS = {
 }
 """Category of a report -> those of a prediction that it sums; buckets count where the prediction
 says."""
-TITLES = {name: name.replace("_", " ") for name in CATEGORIES} | {"ema": "EMA"}
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,6 @@ class Part:
     name: str
     predicted: int
     traced: int
-
-    @property
-    def title(self) -> str:
-        return TITLES[self.name]
 
     @property
     def error(self) -> float:
@@ -176,9 +170,3 @@ def parts(row: Row) -> list[Part]:
 
 def worst(row: Row) -> Part | None:
     return max(parts(row), key=lambda part: abs(part.error), default=None)
-
-
-def errors_of(errors: list[float | None]) -> tuple[float, float, int]:
-    """Median and largest of the absolute errors, and how many they are."""
-    known = [abs(error) for error in errors if error is not None]
-    return statistics.median(known), max(known), len(known)

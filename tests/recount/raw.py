@@ -91,12 +91,6 @@ class Row:
         return [rank for run in self.runs for rank in run.ranks]
 
     @property
-    def lost(self) -> list[str]:
-        """How repetitions of the same spec ended that did not finish."""
-        ours = {**self.spec, "repeat": 0}
-        return [run.status for run in self.group.of.unfinished if run.spec | {"repeat": 0} == ours]
-
-    @property
     def evidence(self) -> dict[str, Any]:
         return self.first["evidence"]
 
@@ -137,20 +131,6 @@ class Group:
         exact = [row for row in self.rows if row.first["parity"] == "exact"]
         return min(exact or self.rows, key=lambda row: len(row.parts))
 
-    @cached_property
-    def stands_in(self) -> str | None:
-        """How the row ended for which the reference stands in; empty where there is none of it,
-        and None where the reference is the one that was asked for, or may not be."""
-        wanted = frozenset(self.wanted.split("+"))
-        if not self.wanted or self.reference.parts == wanted:
-            return None
-        lost = [r for r in self.of.unfinished if frozenset(r.recipe.split("+")) == wanted]
-        ours = {n: v for n, v in self.reference.spec.items() if n not in NOT_WORK}
-        here = [r for r in lost if {n: r.spec[n] for n in ours} == ours]
-        if any(row.parts == wanted for row in self.of.rows) and not here:
-            return None
-        return next((r.status for r in here or lost), "")
-
     @property
     def gpu(self) -> bool:
         return self.reference.first["meter"] == "cuda"
@@ -174,12 +154,6 @@ class ResultSet:
     def runs(self) -> list[Run]:
         paths = sorted(self.folder.glob("runs/*/result.json"))
         return [Run(json.loads(p.read_text()), _prediction(p.parent)) for p in paths]
-
-    @cached_property
-    def forecast(self) -> dict[str, Any] | None:
-        """What was predicted of the suite for a card, if anything."""
-        path = self.folder / "forecast.json"
-        return json.loads(path.read_text()) if path.exists() else None
 
     @cached_property
     def groups(self) -> list[Group]:

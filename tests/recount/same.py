@@ -52,6 +52,12 @@ def curve_distance(ours: Sequence[float], theirs: Sequence[float]) -> float | No
     return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
 
 
+def step_distances(row: Row) -> list[float | None]:
+    """The distance of each loss from the reference's."""
+    pairs = zip(row.first["losses"], row.group.reference.first["losses"], strict=False)
+    return [curve_distance([a], [b]) for a, b in pairs]
+
+
 def sums(run: Run, kind: str) -> dict[str, list[float]]:
     return (run.data.get("projections") or {}).get(kind) or {}
 

@@ -13,9 +13,6 @@ from tests.recount.raw import Group, Row
 
 __all__ = ["distance", "front", "parity", "rank", "ranked", "sibling", "wrong"]
 
-NONE_SEEN = "none seen"
-
-
 # ---- the same computation? ----
 
 
@@ -95,13 +92,6 @@ def wrong(row: Row) -> bool:
 
 def speed_ratio(row: Row) -> float:
     return m.samples_per_second(row) / m.samples_per_second(row.group.reference)
-
-
-def ratio_cell(row: Row, base: Row) -> float | str:
-    """A ratio of speeds, where the noise does not explain it."""
-    if noise.differ(row, base) is False:
-        return NONE_SEEN
-    return m.samples_per_second(row) / m.samples_per_second(base)
 
 
 def of_reference(take: Callable[[Row, Row], Any]) -> Callable[[Row], Any]:
