@@ -221,15 +221,14 @@ def _add_list(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    from harness.commands.several import add_arguments
-
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
     add, told = parser.add_argument, "results folder (default: results)"
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
     told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
     add("--data", metavar="DATA", help=told)
-    add_arguments(parser)
+    for more in extensions.hooks("doctor_arguments"):
+        more(parser)
 
 
 def _add_lint(commands: Any) -> None:

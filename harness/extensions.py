@@ -17,7 +17,7 @@ __all__ = ["EXTENSIONS", "Command", "commands", "hook", "hooks", "load", "missin
 
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "planner": (),
-    "cluster": (),
+    "cluster": ("--nodes", "--on"),
     "sampling": (),
     "analyses": (),
 }

@@ -230,8 +230,8 @@ class NodeRecord:
 
     ``devices`` are its GPUs' names, ``driver`` their driver's; ``interface`` and ``address`` those
     by which it meets the others. ``stopped`` is why its supervisor ended its processes
-    (``harness.nodes.watch``), None where they ended by themselves; ``answered`` whether it said how
-    it ended. ``tree_peak_bytes`` is resident memory, summed over its own processes.
+    (``harness.cluster.supervisor``), None if they ended by themselves; ``answered`` is whether it
+    wrote how it ended. ``tree_peak_bytes`` is resident memory, summed over its own processes.
     """
 
     rank: int
@@ -252,7 +252,7 @@ class NodeRecord:
 @dataclass(kw_only=True)
 class Wire:
     """The network between the nodes of a run, by all-reduces of one process a node before its rows
-    (``harness.nodes.wire``).
+    (``harness.cluster.network``).
 
     ``latency_seconds``: of an all-reduce of 8 bytes, the median. ``bandwidth``: bytes a second that
     each node sent in one of ``size_bytes``, the fastest of a few. ``backend``: torch's.
@@ -345,6 +345,25 @@ class Result:
     token: str = ""
     beside: int = 0
     drawn: Drawn | None = None
+
+    @classmethod
+    def not_run(
+        cls, resolved: Any, status: Status, reason: str, way_out: str, **more: Any
+    ) -> Result:
+        """The row of a run without a worker's result; ``resolved`` is of type ``Resolved``
+        and ``more`` are further fields."""
+        return cls(
+            status=status,
+            spec=resolved.spec,
+            reason=reason,
+            way_out=way_out,
+            parity=resolved.recipe.parity.value,
+            meter="cuda" if resolved.spec.device == "cuda" else "resident",
+            parameters=resolved.subject.parameters,
+            micro_batch=resolved.micro_batch,
+            accumulation=resolved.recipe.accumulation,
+            **more,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dump``."""

@@ -2,12 +2,78 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
-from harness import cli, extensions
+from harness import ROOT, cli, extensions
+
+RECORDED = ROOT / "docs" / "results" / "cpu-2-cores-ladder"
+SMALL = "--model DiT-T/8 --global-batch 2 --processes 1 --device cpu --seed 1 --steps 3"
+COMMANDS = {
+    "list": "list",
+    "report": "report recorded",
+    "compare": f"compare {RECORDED} {RECORDED}",
+    "train": f"train --recipe single {SMALL} --out results/trained",
+    "run": f"run --recipes single {SMALL} --warmup 1 --noise-floor 1 --out results/suite",
+}
+QUICK = "--no-predictions"
+INSTALLED = [name for name in extensions.EXTENSIONS if (ROOT / "harness" / name).is_dir()]
+
+
+# ---- each extension, deleted ----
+
+
+@pytest.fixture(scope="module", params=INSTALLED)
+def removed(request, tmp_path_factory) -> tuple[str, Path, dict[str, subprocess.Popen]]:
+    """A tree without one extension, and the core's commands that were run in it at once."""
+    tree = tmp_path_factory.mktemp("tree")
+    gone = shutil.ignore_patterns("__pycache__", request.param)
+    for name in ("harness", "strategies", "launch_configs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=gone)
+    shutil.copytree(RECORDED, tree / "recorded")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    lines = {name: line.split() for name, line in COMMANDS.items()}
+    if QUICK not in extensions.EXTENSIONS[request.param]:
+        lines["run"].append(QUICK)
+    started = {name: start(tree, words, name) for name, words in lines.items()}
+    for child in started.values():
+        child.wait(300)
+    return request.param, tree, started
+
+
+def start(tree: Path, words: list[str], name: str) -> subprocess.Popen:
+    with (tree / f"{name}.txt").open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness", *words],
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_core_runs_without_an_extension(removed, name):
+    _, tree, started = removed
+    assert started[name].returncode == 0, (tree / f"{name}.txt").read_text()
+
+
+def test_the_tree_without_an_extension_leaves_results_and_explains_what_is_missing(removed):
+    extension, tree, _ = removed
+    assert (tree / "results" / "suite" / "report.md").exists()
+    assert list((tree / "results" / "trained" / "checkpoint").iterdir())
+    for word in extensions.EXTENSIONS[extension]:
+        words = ["run", word, "2"] if word.startswith("-") else [word]
+        assert start(tree, words, "missing").wait(60) == 2
+        told = (tree / "missing.txt").read_text()
+        assert told == f"error: {word} is not installed: harness/{extension} is missing\n"
+
+
+# ---- the table ----
 
 
 @pytest.fixture

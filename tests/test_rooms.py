@@ -26,7 +26,6 @@ ORDER = (
     "harness.report",
     "harness.predict",
     "harness.calibration",
-    "harness.nodes",
     "harness.worker",
     "harness.launch",
     "harness.system",

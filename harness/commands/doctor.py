@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.commands import several
+from harness import extensions
 from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.run import OK, examined
@@ -39,18 +40,20 @@ LINTED = "DiT-XL/2"
 def doctor(options: argparse.Namespace) -> int:
     """What this machine can run, with its results in ``options.out``; of several nodes, whether
     they can run one training, and the network between them."""
-    out, here = options.out.absolute(), several.allocation(options)
-    if here and here.rank:
-        return several.followed(here, options, out)
-    console, there = make_console(), next(p for p in (out, *out.absolute().parents) if p.exists())
+    out, console = options.out.absolute(), make_console()
+    for run_elsewhere in extensions.hooks("elsewhere"):
+        if (code := run_elsewhere(options, out, "doctor", console)) is not None:
+            return code
+    there = next(p for p in (out, *out.parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise SpecError(f"{out}: {there} is no folder to write to; choose another --out")
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
-    with several.meeting(here, options, out, console) as place:
-        if place:
-            _, ready = several.surveyed(place, out, machine, machine.device, sorted(ops), console)
-            console.print(several.table(ready))
+    machines = extensions.hook("machines", lambda *_: contextlib.nullcontext())
+    with machines(options, out, console) as nodes:
+        if nodes:
+            nodes.survey(machine, out, machine.device, sorted(ops), console)
+            console.print(nodes.table())
     print_doctor(machine, console)
     return OK
 

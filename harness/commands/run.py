@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import ROOT
-from harness.commands import cluster, several, suites
+from harness import ROOT, extensions
+from harness.commands import suites
 from harness.commands.console import (
     INTERRUPTED,
     OK,
@@ -27,7 +27,6 @@ from harness.commands.planning.plan.progress import PlanProgress
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
-from harness.nodes.place import Place
 from harness.predict import attention, pool
 from harness.predict.prediction import Prediction
 from harness.predict.prediction import kept as kept_prediction
@@ -77,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
     add("--side-by-side", type=int, metavar="N", help=told)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
-    cluster.add_arguments(several.add_arguments(parser))
-    parser.set_defaults(parser=parser)
+    for more in extensions.hooks("run_arguments"):
+        more(parser)
     settings = parser.add_argument_group("settings of every row (they win over the suite's)")
     add_settings(settings, "recipe", "repeat", defaults=SUITE_S, sampling=True)
 
@@ -89,11 +88,9 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     usual = matrix.SUITES.get(given.get("workload", TRAIN), "default")
     name = "recipes" if options.recipes else options.suite or usual
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
-    if options.on:
-        return cluster.run(options, out, slug(name), console)
-    place = None if options.dry_run else several.allocation(options)
-    if place and place.rank:
-        return several.followed(place, options, out)
+    for run_elsewhere in extensions.hooks("elsewhere"):
+        if (code := run_elsewhere(options, out, slug(name), console)) is not None:
+            return code
     rows, here = AskedRows(options, given), recall(out)
     if not options.dry_run:
         here = sighted(console, out, here, options.device)
@@ -104,7 +101,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         places(here, options.side_by_side)
     _enough_gpus(given, planned)
     check_out(out)
-    with several.meeting(place, options, out, console) as nodes:
+    machines = extensions.hook("machines", lambda *_: contextlib.nullcontext())
+    with machines(options, out, console) as nodes:
         planned, results, code = _measured(rows, planned, nodes, out, options, console)
     if code is None and results and not options.no_predictions:
         # Predictions take minutes, in which somebody may end this: the report is there before them.
@@ -122,19 +120,19 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 def _measured(
     rows: AskedRows,
     planned: Sequence[Planned],
-    nodes: Place | None,
+    nodes: Any,
     out: Path,
     options: argparse.Namespace,
     console: Console,
 ) -> tuple[list[Planned], list[Result], int | None]:
     """The rows as planned for the machine as it is, their results, and the exit code if that is
-    decided already."""
+    decided already. ``nodes`` are several machines (hook "machines"), or None."""
     runnable = [row.resolved for row in planned if not row.resolved.refusal]
     ops = needed_ops(runnable)
     machine = examined(console, out, ops)
     if nodes:
         device = options.device or machine.device
-        machine, _ = several.surveyed(nodes, out, machine, device, sorted(ops), console)
+        machine = nodes.survey(machine, out, device, sorted(ops), console)
     suite, planned = rows.planned(out, machine)
     _sighted(suite, machine)
     for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
@@ -151,7 +149,7 @@ def _measured(
             progress=progress,
             fresh=options.fresh,
             timeout=options.timeout,
-            start=several.starter(nodes),
+            start=nodes.start if nodes else None,
             gpus=gpus,
         )
     except (OutputError, launch.LaunchError):

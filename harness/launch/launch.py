@@ -243,20 +243,13 @@ def unfinished(
     resolved: Resolved, folder: Path, facts: outcome.Facts, ended: outcome.Outcome
 ) -> Result:
     """The row of a run that left no result in ``folder``: how far it came, and why no further."""
-    spec, (phase, step) = resolved.spec, outcome.where(facts)
-    return Result(
-        status=ended.status,
-        spec=spec,
-        reason=ended.reason,
-        way_out=ended.way_out,
-        parity=resolved.recipe.parity.value,
+    phase, step = outcome.where(facts)
+    return Result.not_run(
+        resolved,
+        *ended,
         phase=phase,
         step=step,
         peak_so_far_bytes=peak(facts.statuses + facts.failures) or None,
-        meter="cuda" if spec.device == "cuda" else "resident",
-        parameters=resolved.subject.parameters,
-        micro_batch=resolved.micro_batch,
-        accumulation=resolved.recipe.accumulation,
         log_tail=log.tail(facts.log),
         recordings=recordings.left_in(folder),
     )

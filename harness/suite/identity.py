@@ -28,7 +28,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def identity(resolved: Resolved, machine: Machine) -> str:
     """A hash of all that decides a measurement: spec, data, subject, code, versions, devices."""
     spec = resolved.spec
-    rooms = (*MEASURED, "nodes") if spec.nodes > 1 else MEASURED
+    rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
     facts = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
     facts += [machine.versions, from_file.identity(spec.model)]
     facts.append(resolved.subject.identity)

@@ -257,21 +257,15 @@ def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) ->
 
 def _not_run(row: Planned, machine: Machine) -> Result:
     """The row of a run that was not started."""
-    resolved = row.resolved
-    return Result(
-        status=row.status,
-        spec=resolved.spec,
-        reason=row.lack.reason,
-        way_out=row.lack.way_out,
-        parity=resolved.recipe.parity.value,
-        command=launch.display(resolved, row.folder),
+    return Result.not_run(
+        row.resolved,
+        row.status,
+        row.lack.reason,
+        row.lack.way_out,
+        command=launch.display(row.resolved, row.folder),
         started=_now(),
-        meter="cuda" if resolved.spec.device == "cuda" else "resident",
         meter_notes=row.notes,
-        parameters=resolved.subject.parameters,
-        micro_batch=resolved.micro_batch,
-        accumulation=resolved.recipe.accumulation,
-        environment=seen(resolved.spec.device, machine),
+        environment=seen(row.resolved.spec.device, machine),
     )
 
 

@@ -83,7 +83,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "value out of range": (lambda p: ["--recipes", "ddp+checkpoint:every=0"], "every is 0"),
     "nodes that nobody told apart": (
         lambda p: ["--recipes", "ddp", "--processes", "2", "--nodes", "2"],
-        "nothing here says which of them this is",
+        "no variable has this machine's rank",
     ),
     "no address of the head": (
         lambda p: ["--recipes", "ddp", "--nodes", "2", "--node-rank", "1"],

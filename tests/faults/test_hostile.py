@@ -25,7 +25,6 @@ from harness.commands.atlas.cells import HEADS
 from harness.data.caches import tensors
 from harness.json_files import BadFile, build, read_json, write_json
 from harness.json_files import whole as whole_file
-from harness.nodes.local import own_folder
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.library import presets
@@ -329,19 +328,6 @@ def test_what_is_written_follows_no_link_and_keeps_the_users_umask(tmp_path):
         pass
     assert (inside / "owned").read_text() == "content"
     assert (outside / "kept").read_text() == "kept"
-
-
-def test_a_scratch_folder_of_somebody_else_is_not_touched(tmp_path, monkeypatch):
-    monkeypatch.setenv("HEADROOM_SCRATCH", str(tmp_path))
-    left = tmp_path / f"headroom-{os.getuid()}-aaaaaaaaaaaa-0"
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "kept").touch()
-    left.symlink_to(tmp_path / "elsewhere")
-    with own_folder("bbbbbbbbbbbb", 0) as folder:
-        assert folder.stat().st_mode & 0o077 == 0
-    assert left.is_symlink() and (tmp_path / "elsewhere" / "kept").exists()
-    with pytest.raises(files.NotOurs), own_folder("aaaaaaaaaaaa", 0):
-        pass
 
 
 def test_cells_that_a_spreadsheet_would_run_are_text():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -128,18 +127,6 @@ class Cluster:
     def ask(self, *words: str) -> str:
         done = subprocess.run(self.command(*words), env=self.env, capture_output=True, text=True)
         return done.stdout
-
-    def harness(self, words: list[str], said: Path) -> subprocess.Popen:
-        """A command of the harness at the login node."""
-        line = self.command(sys.executable, "-m", "harness", *words)
-        with said.open("ab") as stream:
-            return subprocess.Popen(
-                line, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
-            )
-
-    def job(self, out: Path) -> str:
-        """The number of the job that was submitted for ``out``."""
-        return re.search(r'"job": "(\d+)"', (out / "slurm.json").read_text())[1]
 
     def close(self) -> None:
         for child in reversed(self.others):

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.outcome import Facts
-from harness.nodes import preflight
-from harness.nodes.files import Order, write
-from harness.nodes.launch import node_facts
-from harness.nodes.launched import Launched
-from harness.nodes.outcome import classify_nodes
+from harness.cluster import preflight
+from harness.cluster.leader import Launched, node_facts, whole_facts
+from harness.cluster.meeting import Order, write
+from harness.cluster.outcome import classify_nodes
 from harness.result import Status
 from harness.spec import Spec
 from harness.system import kernel
@@ -30,6 +28,8 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 by_hand = pytest.mark.nodes
 SILENCE = 6.0
 SPEC = Spec(recipe="zero2", processes=2, nodes=2)
+SERVE = """import sys; from pathlib import Path; from harness.cluster.supervisor import serve
+serve(Path(sys.argv[1]), int(sys.argv[2]))"""
 
 
 class Row:
@@ -45,7 +45,7 @@ class Row:
         )  # fmt: skip
         write(folder, order)
         self.seen = Launched(order, folder, lambda status: None)
-        words = [sys.executable, "-m", "harness.nodes.supervisor", str(folder)]
+        words = [sys.executable, "-c", SERVE, str(folder)]
         self.children = [
             nodes.start(rank, [*words, str(rank)], folder / f"said{rank}.txt") for rank in (0, 1)
         ]
@@ -69,14 +69,10 @@ class Row:
         over = [c for rank, c in enumerate(self.children) if rank != but]
         self.until(lambda: all(child.poll() is not None for child in over), SILENCE + 35)
         self.until(lambda: not self.nodes.left(), 5)
-        facts = node_facts(SPEC, self.seen, self.seen.ends(seconds=0.5))
-        whole = Facts(
-            failures=tuple(f for node in facts for f in node.facts.failures),
-            statuses=tuple(s for node in facts for s in node.facts.statuses),
-            log="\n".join(node.facts.log for node in facts),
-            processes=2,
-        )
-        status, reason, way_out = classify_nodes(whole, facts, None, SILENCE)
+        self.seen.end(0.5)
+        facts = node_facts(SPEC, self.seen)
+        whole = whole_facts(SPEC, self.seen, facts)
+        status, reason, way_out = classify_nodes(whole, facts, SILENCE)
         assert way_out
         return status, reason
 

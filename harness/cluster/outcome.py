@@ -1,38 +1,26 @@
-"""How a run on several nodes ended, in one word and one sentence: pure, from what each node left.
+"""How a row on several nodes ended, in one word and one sentence: pure, from each node's files.
 
-The first that holds: the result; a rank's own cause; what a node saw of its own processes; the
-scheduler's word for the step; a node without a word; the deadline; ranks that took no step.
+The first that holds: a rank's own cause; a kill or crash that a node saw of its own processes; a
+signal; a node without an end file; the deadline; ranks that took no step.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.cluster.meeting import End
+from harness.cluster.slurm import NODE_FAILURE
 from harness.launch.outcome import Facts, Outcome, cause_of, classify, own_words, where
-from harness.nodes.files import End
 from harness.result import Status
 
-__all__ = ["NodeFacts", "StepState", "classify_nodes"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepState:
-    """A scheduler's word for a row's step or job: ``word`` as Slurm writes states, ``what`` it is
-    of ("step" or "job"), ``nodes`` that it names, ``by`` who ended it, ``line`` as it was said."""
-
-    word: str
-    what: str = "step"
-    nodes: tuple[str, ...] = ()
-    by: str = ""
-    line: str = ""
+__all__ = ["NodeFacts", "classify_nodes"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """One node when the row is over. ``end`` is None for a node without a last word; ``facts`` are
-    what its own ranks and its own kernel left."""
+    """One node when the row is over. ``end`` is None for a node without an end file; ``facts`` are
+    from its own ranks and its own kernel."""
 
     rank: int
     host: str
@@ -44,17 +32,14 @@ LOST_WAY = "look at that node (its power, its link); leave it out, or run the su
 
 
 def classify_nodes(
-    whole: Facts, nodes: Sequence[NodeFacts], step: StepState | None, silence: float
+    whole: Facts, nodes: Sequence[NodeFacts], silence: float, by: str = ""
 ) -> Outcome:
-    """The outcome that the facts show. ``whole`` has all ranks' files, the logs of all nodes and
-    the result, if it carried the launch's token."""
-    if whole.result is not None:
-        return classify(whole)
+    """The outcome that the facts show, of a launch without a result. ``whole`` has all ranks'
+    files and the logs of all nodes; ``by`` is the scheduler's reason for a signal."""
     return (
         _own_cause(nodes)
         or _seen_by_a_node(nodes)
-        or _by_scheduler(whole, nodes, step)
-        or _interrupted(whole, nodes)
+        or _interrupted(whole, nodes, by)
         or _lost(whole, nodes, silence)
         or (classify(whole) if whole.stopped == "timeout" else None)
         or _silent(whole, nodes, silence)
@@ -63,7 +48,7 @@ def classify_nodes(
 
 
 def _own_cause(nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """What a rank reported, if it is no echo of another's end; with the node it ran on."""
+    """The failure that a rank reported, with its node, if it is no echo of another's end."""
     for node in nodes:
         found = cause_of(node.facts)
         if found:
@@ -84,43 +69,14 @@ def _on(node: NodeFacts, found: Outcome) -> Outcome:
     return found._replace(reason=f"on node {node.rank} ({node.host}): {found.reason}")
 
 
-def _by_scheduler(
-    whole: Facts, nodes: Sequence[NodeFacts], step: StepState | None
-) -> Outcome | None:
-    if step is None:
-        return None
-    at = _at(whole)
-    if step.word == "OUT_OF_MEMORY":
-        on = f"on {', '.join(step.nodes)}" if step.nodes else "on one of its nodes"
-        told = f"{on}: the {step.what}'s memory limit ended it in {at}"
-        facts = dataclasses.replace(whole, stopped=None, signal=9, group_kills=1)
-        way_out = own_words(facts)
-        way = way_out.way_out if way_out else "ask for more memory"
-        return Outcome(Status.HOST_OOM, told, f"{way}, or ask the job for more --mem")
-    if step.word in ("NODE_FAIL", "BOOT_FAIL"):
-        return _lost_outcome(whole, _named(nodes, step), f"Slurm says {step.word}")
-    if step.word == "TIMEOUT":
-        reason = f"the {step.what}'s time limit ended it in {at}"
-        return Outcome(Status.INTERRUPTED, reason, "give a longer --time; the suite resumes here")
-    if step.word in ("PREEMPTED", "CANCELLED"):
-        by = f" by {step.by}" if step.by else ""
-        reason = f"{step.word.lower()}{by} in {at}"
-        return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes here")
-    return None
-
-
-def _named(nodes: Sequence[NodeFacts], step: StepState) -> str:
-    """The nodes that Slurm names, else those without a last word."""
-    if step.nodes:
-        return ", ".join(step.nodes)
-    quiet = [f"node {node.rank} ({node.host})" for node in nodes if node.end is None]
-    return ", ".join(quiet) or "a node"
-
-
-def _interrupted(whole: Facts, nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """A signal to the leader, or to a node's supervisor alone."""
+def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome | None:
+    """A signal to the leader, or to another node alone."""
     if whole.stopped == "interrupted":
-        return classify(whole)
+        found = classify(whole)
+        if by.startswith(NODE_FAILURE):
+            gone = [f"node {node.rank} ({node.host})" for node in nodes if node.end is None]
+            return _lost_outcome(whole, ", ".join(gone) or "a node", f"Slurm says {by}")
+        return found._replace(reason=f"{found.reason} by Slurm: {by}") if by else found
     for node in nodes:
         if node.end and node.end.stopped == "interrupted":
             reason = f"node {node.rank} ({node.host}) was told to end in {_at(whole)}"
@@ -129,7 +85,7 @@ def _interrupted(whole: Facts, nodes: Sequence[NodeFacts]) -> Outcome | None:
 
 
 def _lost(whole: Facts, nodes: Sequence[NodeFacts], silence: float) -> Outcome | None:
-    """A node that ended without a word, or that lost the others."""
+    """A node that left no end file, or that lost the others."""
     for node in nodes:
         if node.end is None:
             return _lost_outcome(whole, f"node {node.rank} ({node.host})", "it gave no sign")

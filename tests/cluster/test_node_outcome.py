@@ -1,4 +1,4 @@
-"""When a supervisor ends its part, and what a row on several nodes is called then. No processes."""
+"""The outcome of a row on several nodes, from each node's files. No processes."""
 
 from __future__ import annotations
 
@@ -6,87 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cluster.leader import Launched
+from harness.cluster.meeting import End, Order
+from harness.cluster.outcome import NodeFacts, classify_nodes
 from harness.launch.outcome import Facts
-from harness.nodes.files import End, Order
-from harness.nodes.launch import _launch_record
-from harness.nodes.launched import Launched
-from harness.nodes.outcome import NodeFacts, StepState, classify_nodes
-from harness.nodes.watch import Progress, Signs, stop_word
 from harness.result import Status
-from harness.system import process
 
 SILENCE = 60.0
-
-
-@pytest.mark.parametrize(
-    ("signs", "word"),
-    [
-        ({}, None),
-        ({"quiet": {1: 59.0}}, None),
-        ({"quiet": {1: 61.0, 2: 5.0}}, ("lost", [1])),
-        ({"ended_badly": 9.0}, None),
-        ({"ended_badly": 11.0}, ("peer", [])),
-        ({"ended_badly": 11.0, "quiet": {1: 61.0}}, ("lost", [1])),
-        ({"unreachable": 59.0}, None),
-        ({"unreachable": 61.0}, ("unreachable", [0])),
-        ({"unwritable": 31.0, "quiet": {1: 61.0}}, ("isolated", [])),
-        ({"unwritable": 29.0}, None),
-        ({"silent": 61.0}, ("silent", [])),
-    ],
-)
-def test_what_ends_a_part(signs, word):
-    assert stop_word(Signs(**signs), SILENCE) == word
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def stepped(phases: list[tuple[str, int, float]]) -> tuple[Progress, Clock]:
-    """Progress that saw (phase, step) at a time."""
-    clock = Clock()
-    progress = Progress(clock)
-    for phase, step, clock.time in phases:
-        progress.see([{"rank": 0, "phase": phase, "step": step}])
-    return progress, clock
-
-
-FAST = [("warmup", 0, 1.0), ("warmup", 1, 2.0), ("measure", 0, 2.5), ("measure", 1, 3.0)]
-SLOW = [("warmup", 0, 1.0), ("warmup", 1, 31.0), ("measure", 0, 61.0), ("measure", 1, 91.0)]
-
-
-@pytest.mark.parametrize(
-    ("seen", "after", "silent"),
-    [
-        (FAST, 59.0, False),
-        (FAST, 61.0, True),
-        (SLOW, 61.0, False),  # steps of 30 s: twenty of them may pass
-        (SLOW, 601.0, True),
-        ([("load", 0, 1.0)], 900.0, False),  # a compiler, or data: the deadline bounds it
-        ([("warmup", 0, 1.0)], 900.0, False),
-        ([], 900.0, False),
-    ],
-)
-def test_ranks_are_silent_where_steps_should_follow_one_another(seen, after, silent):
-    progress, clock = stepped(seen)
-    clock.time += after
-    assert (progress.silent_for(SILENCE) is not None) is silent
-
-
-def test_a_pause_that_ends_is_none():
-    progress, clock = stepped(FAST)
-    clock.time += 50
-    progress.see([{"rank": 0, "phase": "measure", "step": 2}])
-    clock.time += 50
-    assert progress.silent_for(SILENCE) is None
-
-
-# ---- outcomes ----
-
 RESET = {
     "type": "RuntimeError",
     "message": "Connection reset by peer [10.77.0.2]:4",
@@ -113,7 +39,7 @@ def node(rank: int, end: dict | None, *, steps: int = 14, log: str = "", **facts
     return NodeFacts(rank=rank, host=f"n{rank + 1}", end=told, facts=own)
 
 
-def ended(*nodes: NodeFacts, step: StepState | None = None, **whole):
+def ended(*nodes: NodeFacts, by: str = "", **whole):
     facts = Facts(
         failures=tuple(f for n in nodes for f in n.facts.failures),
         statuses=tuple(s for n in nodes for s in n.facts.statuses),
@@ -122,7 +48,7 @@ def ended(*nodes: NodeFacts, step: StepState | None = None, **whole):
         processes=2,
         **whole,
     )
-    return classify_nodes(facts, nodes, step, SILENCE)
+    return classify_nodes(facts, nodes, SILENCE, by)
 
 
 PEER = {"exit_code": 1, "stopped": "peer", "failures": [RESET]}
@@ -172,12 +98,23 @@ CASES = {
         (node(0, {"stopped": "timeout"}), node(1, {"stopped": "timeout"})),
         {"stopped": "timeout", "timeout_seconds": 30.0}, Status.TIMEOUT, "not done after 30 s",
     ),
+    "Slurm's limit": (
+        (node(0, {"stopped": "interrupted"}), node(1, None)),
+        {"stopped": "interrupted", "by": "time limit"}, Status.INTERRUPTED,
+        "interrupted in phase measure, step 14 by Slurm: time limit",
+    ),
+    "Slurm's word for a node": (
+        (node(0, {"stopped": "interrupted"}), node(1, None)),
+        {"stopped": "interrupted", "by": "node failure on n2"}, Status.NODE_LOST,
+        "node 1 (n2) stopped answering in phase measure, step 14: Slurm says node failure on n2",
+    ),
+    "a node told to end": (
+        (node(0, PEER), node(1, {"stopped": "interrupted"})),
+        {}, Status.INTERRUPTED, "node 1 (n2) was told to end in phase measure",
+    ),
     "Ctrl-C": (
         (node(0, {"stopped": "interrupted"}), node(1, {"stopped": "interrupted"})),
         {"stopped": "interrupted"}, Status.INTERRUPTED, "interrupted in phase measure",
-    ),
-    "a result is a result": (
-        (node(0, {"exit_code": 1}), node(1, None)), {"result": Status.OK}, Status.OK, "",
     ),
 }  # fmt: skip
 
@@ -187,41 +124,15 @@ def test_a_row_on_several_nodes(name):
     nodes, whole, status, words = CASES[name]
     found = ended(*nodes, **whole)
     assert found.status is status and words in (found.reason or "")
-    assert found.way_out or status is Status.OK
-
-
-STEPS = {
-    "OUT_OF_MEMORY": (Status.HOST_OOM, "on n2: the step's memory limit ended it in phase measure"),
-    "NODE_FAIL": (Status.NODE_LOST, "n2 stopped answering in phase measure, step 14"),
-    "TIMEOUT": (Status.INTERRUPTED, "the step's time limit ended it"),
-    "PREEMPTED": (Status.INTERRUPTED, "preempted in phase measure"),
-    "CANCELLED": (Status.INTERRUPTED, "cancelled by user 0 in phase measure"),
-}
-
-
-@pytest.mark.parametrize("word", STEPS)
-def test_a_schedulers_word(word):
-    status, words = STEPS[word]
-    state = StepState(word=word, nodes=("n2",), by="user 0" if word == "CANCELLED" else "")
-    found = ended(node(0, {"stopped": "interrupted"}), node(1, None), step=state)
-    assert found.status is status and words in found.reason and found.way_out
-
-
-def test_a_ranks_own_word_stands_before_the_schedulers():
-    state = StepState(word="CANCELLED")
-    found = ended(node(0, PEER), node(1, {"exit_code": 1, "failures": [OOM]}), step=state)
-    assert found.status is Status.GPU_OOM
+    assert found.way_out
 
 
 def test_another_headroom_on_any_node_is_told_of():
     """Each supervisor sees its own machine alone."""
     ends = {0: End(token="t", rank=0, host="n1", exit_code=0),
             1: End(token="t", rank=1, host="n2", exit_code=0, others=[4711]), 2: None}  # fmt: skip
-    left = process.Ended(
-        exit_code=0, signal=None, wall_seconds=9.0, stopped=None, tree_peak_bytes=1,
-        tree_processes=1, left_behind=0, survivors=0,
-    )  # fmt: skip
     order = Order(token="t", nodes=3, processes=1, head="n1", words=[], environment={}, out="",
                   timeout=None, silence=SILENCE, code="", versions={}, cpu="")  # fmt: skip
     seen = Launched(order, Path("/nowhere"), lambda status: None)
-    assert _launch_record(left, ends, seen).others == [4711]
+    seen.ends = ends
+    assert seen.launch_record().others == [4711]

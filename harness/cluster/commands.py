@@ -1,0 +1,207 @@
+"""Options and hooks of ``run`` and ``doctor`` for several machines, and ``run --on slurm``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness import ROOT
+from harness.cluster import leader, slurm, supervisor
+from harness.cluster.meeting import Allocation, Ready, Session, find, follow
+from harness.commands.console import OK, short
+from harness.commands.options import seconds
+from harness.launch import launch
+from harness.resolve import Resolved
+from harness.result import Result
+from harness.spec import SpecError
+from harness.suite.run import check_out
+from harness.system.machine import Machine
+
+__all__ = ["Machines", "add_arguments", "add_run_arguments", "elsewhere", "machines", "typed"]
+
+SILENCE_SECONDS = 60.0
+"""Time without a sign of a node, or without a step, after which a row is ended from outside."""
+OWN = ("on", "site", "time", "dry_run", "parser", "act", "help", "node_rank", "head", "out")
+"""Options that are of the submission and not of the job."""
+EXPORTS = ("HEADROOM_PYTHON", "HEADROOM_VENV", "HEADROOM_SCRATCH", "HEADROOM_INTERFACE")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options that say which machine this is, of how many."""
+    group = parser.add_argument_group("several machines (docs/cluster.md)")
+    told = "machines that share the processes alike (default: 1)"
+    group.add_argument("--nodes", type=int, metavar="N", help=told)
+    told = "which of them this is, 0 leads (default: as the job's variables say)"
+    group.add_argument("--node-rank", type=int, metavar="R", help=told)
+    told = "address of node 0 (default: as the job's variables say)"
+    group.add_argument("--head", metavar="ADDRESS", help=told)
+    told = f"a node without a sign for so long is lost (default: {SILENCE_SECONDS:g})"
+    group.add_argument(
+        "--silence", type=seconds, metavar="SECONDS", default=SILENCE_SECONDS, help=told
+    )
+    return group
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add those of ``run``: the same, and the options of a submission."""
+    group = add_arguments(parser)
+    told = "submit the suite as one job (default: run here)"
+    group.add_argument("--on", choices=("slurm",), help=told)
+    told = "your site's #SBATCH and shell lines, put into the job's script (default: none)"
+    group.add_argument("--site", type=Path, metavar="FILE", help=told)
+    told = "the job's time limit, as Slurm takes it: 4:00:00 (default: the partition's)"
+    group.add_argument("--time", metavar="T", help=told)
+    parser.set_defaults(parser=parser)
+
+
+def elsewhere(options: argparse.Namespace, out: Path, name: str, console: Console) -> int | None:
+    """Run the command elsewhere, or follow its leader; the exit code, or None to run it here.
+
+    Raises:
+        BadInput: the nodes cannot be used.
+    """
+    if getattr(options, "on", None):
+        return _submit(options, out, name, console)
+    here = _allocation(options)
+    if here is None or here.rank == 0:
+        return None
+    if here.rank is None:
+        words = [sys.executable, "-m", "harness", *sys.argv[1:]]
+        sys.stdout.flush()
+        os.execvp("srun", [*slurm.srun(here.nodes, os.environ), *words])
+    console.print(f"node {here.rank} of {here.nodes}, led by {here.head} ({here.starter})")
+
+    def serve(folder: Path) -> None:
+        console.print(f"node {here.rank}: {folder.parent.name}", soft_wrap=True)
+        supervisor.serve(folder, here.rank)
+
+    follow(out, here.rank, options.silence, serve)
+    return OK
+
+
+def _allocation(options: argparse.Namespace) -> Allocation | None:
+    """This machine among ``--nodes``; None if one machine is enough."""
+    if (options.nodes or 1) < 2 or getattr(options, "dry_run", False):
+        return None
+    return find(os.environ, options.nodes, options.node_rank, options.head)
+
+
+# ---- the leader ----
+
+
+@contextlib.contextmanager
+def machines(options: argparse.Namespace, out: Path, console: Console) -> Iterator[Machines | None]:
+    """The nodes of a command from their meeting to their parting; None on one machine."""
+    here = _allocation(options)
+    if here is None:
+        yield None
+        return
+    session = Session(out, here.nodes)
+    console.print(f"node 0 of {here.nodes} ({here.starter}) leads; they meet in {out / 'nodes'}")
+    with session.open(console.print):
+        yield Machines(
+            leader.Nodes(nodes=here.nodes, head=here.head, silence=options.silence, session=session)
+        )
+
+
+class Machines:
+    """The nodes of a command, as ``run`` and ``doctor`` use them."""
+
+    def __init__(self, nodes: leader.Nodes) -> None:
+        self.nodes = nodes
+        self.ready: list[Ready] = []
+
+    def survey(
+        self, machine: Machine, out: Path, device: str, ops: Sequence[str], console: Console
+    ) -> Machine:
+        """``machine`` with the least cores of all nodes; prints their network.
+
+        Raises:
+            SurveyError: they cannot run one training.
+        """
+        self.ready = leader.survey(self.nodes, out, device, ops)
+        console.print(self.told(), highlight=False, soft_wrap=True)
+        for note in self.nodes.notes:
+            console.print(note, style="yellow", highlight=False, soft_wrap=True)
+        others = tuple([r.devices, r.driver, r.cpu, r.cores] for r in self.ready)
+        return dataclasses.replace(machine, cores=min(r.cores for r in self.ready), others=others)
+
+    def told(self) -> str:
+        """The nodes and the network between them, in a line."""
+        hosts, wire = ", ".join(r.host for r in self.ready), self.nodes.wire
+        return (
+            f"{self.nodes.nodes} nodes ({hosts}); between them {wire.bandwidth / 1e9:.3g} GB/s, "
+            f"{wire.latency_seconds * 1e3:.3g} ms an all-reduce ({wire.backend})"
+        )
+
+    def start(self, resolved: Resolved, folder: Path, **options: Any) -> Result:
+        """Run a row: on all nodes, or on this one if its spec is of one."""
+        if resolved.spec.nodes == 1:
+            return launch.run(resolved, folder, **options)
+        return leader.run(resolved, folder, nodes=self.nodes, **options)
+
+    def table(self) -> Table:
+        """A line for each node."""
+        found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for name in ("node", "host", "address", "cores", "memory", "devices"):
+            found.add_column(name, overflow="fold")
+        for node in self.ready:
+            address = node.address or ", ".join(node.addresses)
+            memory = f"{node.memory_bytes / 2**30:.1f} GiB"
+            devices = ", ".join(node.devices) or node.cpu
+            found.add_row(str(node.rank), node.host, address, str(node.cores), memory, devices)
+        return found
+
+
+# ---- a Slurm job ----
+
+
+def _submit(options: argparse.Namespace, out: Path, name: str, console: Console) -> int:
+    """Submit the suite as a job, or print its script; the exit code."""
+    nodes = options.nodes or 1
+    if nodes < 1:
+        raise SpecError(f"nodes is {nodes}; give --nodes at least 1")
+    text = slurm.script(
+        slurm.read_site(options.site) if options.site else slurm.Site(),
+        [str(ROOT / "run.sh"), "run", *typed(options), "--out", str(out)],
+        name=f"headroom-{name}",
+        nodes=nodes,
+        time=options.time,
+        folder=out,
+        where=Path.cwd(),
+        exports={key: os.environ[key] for key in EXPORTS if os.environ.get(key)},
+    )
+    if options.dry_run:
+        print(text)
+        return OK
+    check_out(out)
+    number = slurm.submit(text, out)
+    output = short(out / slurm.OUTPUT.format(number))
+    told = f"job {number}: {short(out / 'suite.sbatch')}; tail -F {output}; scancel {number}"
+    console.print(Text(told), soft_wrap=True)
+    return OK
+
+
+def typed(options: argparse.Namespace) -> list[str]:
+    """The options as they were typed, without those of the submission."""
+    words: list[str] = []
+    for action in options.parser._actions:
+        value = getattr(options, action.dest, None)
+        if action.dest in OWN or value == action.default or value is None:
+            continue
+        flag = max(action.option_strings, key=len)
+        if value is True:
+            words.append(flag)
+        else:
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return words

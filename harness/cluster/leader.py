@@ -1,0 +1,402 @@
+"""Node 0's side: one row or survey on several nodes, as an order, their messages, and a result.
+
+Each launch has a folder and a token of its own: a node that comes back after it was lost writes
+into a folder that nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import result
+from harness.cluster import preflight, supervisor
+from harness.cluster.meeting import Beat, End, Go, Order, Ready, Session, log_of, read, write
+from harness.cluster.outcome import NodeFacts, classify_nodes
+from harness.cluster.slurm import ended_by
+from harness.launch import launch, outcome, recordings
+from harness.launch.command import command, display, environment
+from harness.resolve import Resolved
+from harness.result import LaunchRecord, NodeRecord, Result, Status, Wire
+from harness.spec import Spec
+from harness.system import kernel, process
+
+__all__ = ["Launched", "Nodes", "node_facts", "run", "survey", "whole_facts"]
+
+TRIES = 3
+END_SECONDS = 20.0
+"""Time for the other nodes' end files after the own part."""
+HURRY_SECONDS = 4.0
+"""The same after a signal to this process."""
+STATUS_SECONDS = 0.5
+SURVEY_SECONDS = 120.0
+
+
+@dataclass(kw_only=True)
+class Nodes:
+    """The machines of a session. ``wire`` and ``notes`` are from their survey; ``gone`` names a
+    node that was lost."""
+
+    nodes: int
+    head: str
+    silence: float
+    session: Session
+    wire: Wire | None = None
+    notes: list[str] = field(default_factory=list)
+    gone: str = ""
+
+    def order(self, out: Path, **given: Any) -> Order:
+        """An order to all nodes, with a token of its own."""
+        return Order(
+            token=uuid.uuid4().hex[:12],
+            nodes=self.nodes,
+            head=self.head,
+            out=str(out),
+            silence=self.silence,
+            code=preflight.code(),
+            versions=preflight.versions(),
+            cpu=kernel.cpu_name(),
+            **given,
+        )
+
+
+class Launched:
+    """A launch in ``folder``: the messages of its nodes, and how the own part ended."""
+
+    def __init__(self, order: Order, folder: Path, on_status: launch.OnStatus) -> None:
+        self.order, self.folder, self.on_status = order, folder, on_status
+        self.ready: dict[int, Ready] = {}
+        self.go: Go | None = None
+        self.beats: dict[int, Beat] = {}
+        self.ends: dict[int, End | None] = {}
+        self.interrupt: KeyboardInterrupt | None = None
+        self.began = time.monotonic()
+        self.seconds = 0.0
+        self._last = -STATUS_SECONDS
+
+    def run(self, session: Session) -> None:
+        """Have all nodes carry out the order, to its end. ``interrupt`` is a signal that came.
+
+        Raises:
+            LaunchError: the launcher cannot be started.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write(self.folder, self.order, durable=True)
+        session.publish(self.folder)
+        try:
+            supervisor.serve(self.folder, 0, self.tick)
+        except KeyboardInterrupt as signalled:
+            self.interrupt = signalled
+        except process.CannotStart as error:
+            told = f"cannot start {error.filename}: {error.strerror}"
+            raise launch.LaunchError(told) from None
+        self.seconds = time.monotonic() - self.began
+        self.look()
+        # A scheduler that ends a job leaves its leader half a minute.
+        self.end(HURRY_SECONDS if self.interrupt else END_SECONDS)
+
+    def tick(self) -> None:
+        """Read the nodes' messages and let them begin, twice a second while the own part runs."""
+        elapsed = time.monotonic() - self.began
+        if elapsed - self._last < STATUS_SECONDS:
+            return
+        self._last = elapsed
+        self.look()
+        if self.go is None:
+            self.meet()
+        self.on_status(self._status(elapsed))
+
+    def look(self) -> None:
+        """Read the nodes' messages."""
+        for rank in range(self.order.nodes):
+            ready = self.ready.get(rank) or read(self.folder, Ready, rank, self.order.token)
+            beat = read(self.folder, Beat, rank, self.order.token)
+            self.ready |= {rank: ready} if ready else {}
+            self.beats |= {rank: beat} if beat else {}
+
+    def meet(self) -> None:
+        """Let the nodes begin once all are ready and alike, or refuse."""
+        there = [self.ready[rank] for rank in sorted(self.ready)]
+        lacking = [ready for ready in there if ready.lack]
+        if not lacking and len(there) < self.order.nodes:
+            return
+        go = Go(token=self.order.token)
+        go.refused = preflight.disagreement(self.order, lacking or there)
+        if not go.refused:
+            go.head = preflight.head_address(there)
+            go.door, go.port = there[0].door, there[0].port
+        write(self.folder, go)
+        self.go = go
+
+    def _status(self, elapsed: float) -> dict[str, Any]:
+        statuses = tuple(s for beat in self.beats.values() for s in beat.statuses)
+        phase, step = outcome.where(outcome.Facts(statuses=statuses))
+        of = [s.get("of") or 0 for s in statuses if s.get("phase") == phase]
+        return {
+            "phase": phase,
+            "step": step,
+            "of": max(of, default=0),
+            "peak_bytes": launch.peak(statuses),
+            "tree_bytes": max((beat.tree_bytes for beat in self.beats.values()), default=0),
+            "elapsed_seconds": elapsed,
+        }
+
+    def end(self, seconds: float) -> None:
+        """Wait so long for each node's end file; None for a node without one."""
+        deadline = time.monotonic() + seconds
+        while True:
+            ranks = range(self.order.nodes)
+            self.ends = {r: read(self.folder, End, r, self.order.token) for r in ranks}
+            if all(self.ends.values()) or time.monotonic() > deadline:
+                return
+            time.sleep(0.2)
+
+    def records(self) -> list[NodeRecord]:
+        """The nodes as a result keeps them."""
+        return [self._record_of(rank, end) for rank, end in self.ends.items()]
+
+    def _record_of(self, rank: int, end: End | None) -> NodeRecord:
+        known = self.ready.get(rank) or Ready(token="", rank=rank, host=end.host if end else "")
+        record = NodeRecord(
+            rank=rank,
+            host=known.host,
+            cores=known.cores,
+            memory_bytes=known.memory_bytes,
+            devices=known.devices,
+            driver=known.driver,
+            address=known.address,
+            answered=end is not None,
+        )
+        if end is not None:
+            record.exit_code = end.exit_code if end.signal is None else -end.signal
+            record.stopped, record.survivors = end.stopped, end.survivors
+            record.tree_peak_bytes = end.tree_peak_bytes or None
+            record.interface = end.interface
+        return record
+
+    def launch_record(self) -> LaunchRecord:
+        """The record of a launch on one machine, with the memory of the node that held most."""
+        known, first = [end for end in self.ends.values() if end], self.ends.get(0)
+        fullest = max(known, key=lambda end: end.tree_peak_bytes, default=None)
+        return LaunchRecord(
+            exit_code=(first.exit_code if first.signal is None else -first.signal)
+            if first
+            else None,
+            wall_seconds=self.seconds,
+            tree_peak_bytes=(fullest.tree_peak_bytes or None) if fullest else None,
+            tree_processes=(fullest.tree_processes or None) if fullest else None,
+            killed=any(end.stopped for end in known) or len(known) < len(self.ends),
+            port=self.go.port if self.go else None,
+            others=[pid for end in known for pid in end.others],
+        )
+
+
+# ---- a survey ----
+
+
+def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str] = ()) -> list[Ready]:
+    """Each node, with its ops compiled; ``nodes`` gets the network between them, measured.
+
+    Raises:
+        SurveyError: a node lacks something, is unlike the others, or cannot be reached.
+    """
+    order = nodes.order(
+        out,
+        words=preflight.wire_words(device, nodes.nodes),
+        environment=preflight.wire_environment(device),
+        processes=1,
+        timeout=SURVEY_SECONDS,
+        ops=sorted(ops),
+    )
+    here = out / "nodes" / "survey" / order.token
+    order.words += ["--out", str(here / "wire.json")]
+    launched = Launched(order, here, lambda status: None)
+    launched.run(nodes.session)
+    if launched.interrupt:
+        raise launched.interrupt
+    if refused := _refused(launched):
+        raise preflight.SurveyError(f"{refused.reason}; {refused.way_out}")
+    nodes.wire = preflight.wire_found(here, launched.ends)
+    nodes.notes += preflight.slow(nodes.wire)
+    return [launched.ready[rank] for rank in sorted(launched.ready)]
+
+
+def _refused(launched: Launched) -> outcome.Outcome | None:
+    """Why the nodes did not begin."""
+    if launched.go is None:
+        gone = [f"node {r}" for r in range(launched.order.nodes) if r not in launched.ready]
+        reason = f"{', '.join(gone) or 'the leader'} gave no sign before the start"
+        way_out = f"look at that node; is {launched.order.out} shared?"
+        return outcome.Outcome(Status.NODE_LOST, reason, way_out)
+    if not launched.go.refused:
+        return None
+    reason, _, way_out = launched.go.refused.partition("; ")
+    return outcome.Outcome(Status.UNSUPPORTED, reason, way_out or "see docs/cluster.md")
+
+
+# ---- a row ----
+
+
+def run(
+    resolved: Resolved,
+    folder: Path,
+    *,
+    nodes: Nodes,
+    timeout: float | None,
+    on_status: launch.OnStatus = lambda status: None,
+    more: Sequence[str] = (),
+) -> Result:
+    """Run a row on ``nodes``, write ``folder/result.json`` and return it; as
+    ``harness.launch.launch.run``.
+
+    Raises:
+        LaunchError: the folder cannot be written, or the launcher cannot be started.
+        KeyboardInterrupt: a signal came; the row is written as interrupted first.
+    """
+    folder = Path(folder).absolute()
+    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    for left in reversed(range(TRIES)):
+        launch.prepare(folder)
+        for old in folder.glob("launch-*"):  # files that a lost node holds open may stay
+            shutil.rmtree(old, ignore_errors=True)
+        if nodes.gone:
+            row = _not_begun(resolved, folder, nodes)
+            launch.write(row, folder)
+            return row
+        launched = _launched(resolved, folder, nodes, timeout, on_status, more)
+        if not (left and _port_taken(resolved.spec, launched)):
+            break
+    row = _row(resolved, launched, nodes)
+    row.command, row.started = display(resolved, folder, more), row.started or started
+    row.launch, row.nodes, row.wire = launched.launch_record(), launched.records(), nodes.wire
+    if row.status is Status.NODE_LOST:
+        lost = [f"node {node.rank} ({node.host})" for node in row.nodes if not node.answered]
+        nodes.gone = ", ".join(lost)
+    row.meter_notes += [note for note in nodes.notes if note not in row.meter_notes]
+    _keep(launched, folder)
+    launch.write(row, folder)
+    if launched.interrupt:
+        raise launched.interrupt
+    return row
+
+
+def _not_begun(resolved: Resolved, folder: Path, nodes: Nodes) -> Result:
+    """The row of nodes of which one was lost."""
+    reason = f"not begun: {nodes.gone} was lost in an earlier row"
+    way_out = "start again on nodes that answer: the suite resumes here"
+    told = display(resolved, folder)
+    return Result.not_run(resolved, Status.NODE_LOST, reason, way_out, command=told)
+
+
+def _launched(
+    resolved: Resolved,
+    folder: Path,
+    nodes: Nodes,
+    timeout: float | None,
+    on_status: launch.OnStatus,
+    more: Sequence[str],
+) -> Launched:
+    """The row's launch, ended. Its ranks write into its own folder and nowhere else."""
+    order = nodes.order(
+        folder.parent.parent,
+        words=[],
+        environment=environment(resolved),
+        processes=resolved.spec.local_processes,
+        timeout=timeout,
+    )
+    here = folder / f"launch-{order.token}"
+    order.words = command(resolved, here, port=0, more=more)
+    launched = Launched(order, here, on_status)
+    launched.run(nodes.session)
+    return launched
+
+
+def _finished(launched: Launched) -> Result | None:
+    """The worker's own result, if it is this launch's."""
+    try:
+        found = result.load(launched.folder / "result.json")
+    except result.BadResult:
+        return None
+    return found if found.token == launched.order.token else None
+
+
+def node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]:
+    """The facts of each node when a launch is over; a lost node's statuses are of its last beat."""
+    found = []
+    for rank, end in launched.ends.items():
+        last, beat = end or End(token="", rank=rank, host="?"), launched.beats.get(rank)
+        facts = outcome.Facts(
+            exit_code=last.exit_code,
+            signal=last.signal,
+            stopped=last.stopped,
+            failures=tuple(last.failures),
+            statuses=tuple(last.statuses if end or not beat else beat.statuses),
+            log=launch.read_log(launched.folder / log_of(rank)),
+            machine_kills=last.machine_kills,
+            group_kills=last.group_kills,
+            group_limit_bytes=last.group_limit_bytes,
+            recipe=spec.recipe,
+            processes=spec.processes,
+        )
+        host = launched.ready[rank].host if rank in launched.ready else last.host
+        found.append(NodeFacts(rank=rank, host=host, end=end, facts=facts))
+    return found
+
+
+def whole_facts(spec: Spec, launched: Launched, nodes: Sequence[NodeFacts]) -> outcome.Facts:
+    """The facts of all nodes together."""
+    late = any(node.facts.stopped == "timeout" for node in nodes)
+    first = nodes[0].facts
+    return outcome.Facts(
+        exit_code=first.exit_code,
+        signal=first.signal,
+        stopped="interrupted" if launched.interrupt else "timeout" if late else None,
+        timeout_seconds=launched.order.timeout,
+        failures=tuple(f for node in nodes for f in node.facts.failures),
+        statuses=tuple(s for node in nodes for s in node.facts.statuses),
+        log="\n".join(node.facts.log for node in nodes),
+        recipe=spec.recipe,
+        processes=spec.processes,
+    )
+
+
+def _port_taken(spec: Spec, launched: Launched) -> bool:
+    whole = whole_facts(spec, launched, node_facts(spec, launched))
+    return _finished(launched) is None and outcome.retryable(whole)
+
+
+def _row(resolved: Resolved, launched: Launched, nodes: Nodes) -> Result:
+    """The worker's own result, or a row that says how far it came."""
+    finished = _finished(launched)
+    if finished:
+        differ = preflight.mixed([launched.ready[rank] for rank in sorted(launched.ready)])
+        if differ and finished.status is Status.OK:
+            finished.status, finished.reason = Status.VOID, f"{differ}: no comparable times"
+            finished.way_out = "give it nodes of one kind"
+        return finished
+    facts = node_facts(resolved.spec, launched)
+    whole = whole_facts(resolved.spec, launched, facts)
+    refused = None if launched.interrupt else _refused(launched)
+    by = ended_by(os.environ, Path(launched.order.out)) if launched.interrupt else ""
+    ended = refused or classify_nodes(whole, facts, nodes.silence, by)
+    return launch.unfinished(resolved, launched.folder, whole, ended)
+
+
+def _keep(launched: Launched, folder: Path) -> None:
+    """Put the logs of all nodes, and the run's recordings, into the run's folder."""
+    here = launched.folder
+    with contextlib.suppress(OSError), (folder / "log.txt").open("w", encoding="utf-8") as stream:
+        for rank in range(launched.order.nodes):
+            stream.write(f"==== node {rank} ====\n{launch.read_log(here / log_of(rank))}\n")
+    for name in recordings.left_in(here):
+        with contextlib.suppress(OSError):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(here / name, folder / name)

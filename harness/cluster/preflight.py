@@ -1,0 +1,166 @@
+"""Before the first row: what each node has, whether all can run one training, and their network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cluster.meeting import End, Order, Ready, log_of
+from harness.cluster.network import interfaces
+from harness.json_files import BadFile, read_json
+from harness.launch import launch
+from harness.launch.command import HEAD, INTERFACE, PORT, RANK
+from harness.launch.sources import MEASURED, digest
+from harness.result import Wire
+from harness.system import kernel, machine
+from harness.system.gpus import has_driver
+from harness.system.probe import PACKAGES, version
+from strategies.base import BadInput
+
+__all__ = ["SurveyError", "code", "disagreement", "head_address", "look", "mixed", "versions"]
+
+DRIVER = Path("/proc/driver/nvidia/version")
+LATENCY_SECONDS = 1e-3
+"""An all-reduce over any local network takes less."""
+BANDWIDTH = 100e6
+"""Bytes a second: gigabit Ethernet, below which gradients of the smallest models wait."""
+
+
+class SurveyError(BadInput):
+    """Nodes that cannot run one training: which, why, and the way out."""
+
+
+def code() -> str:
+    """A hash of the sources that all nodes must share."""
+    return digest((*MEASURED, "cluster"))
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide a number."""
+    packages = {name: version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages}
+
+
+def look(order: Order, rank: int) -> Ready:
+    """This node, with its ops compiled and what it lacks for the order."""
+    out = Path(order.out)
+    here = machine.examine(out, order.ops) if order.ops else machine.look(out)
+    ready = Ready(
+        token=order.token,
+        rank=rank,
+        host=socket.gethostname(),
+        cores=here.cores,
+        memory_bytes=here.container_bytes or here.memory_bytes,
+        devices=here.device_names,
+        driver=_driver() if has_driver() else "",
+        cpu=kernel.cpu_name(),
+        code=code(),
+        versions=versions(),
+        addresses=[a for a in interfaces().values() if not a.startswith("127.")],
+    )
+    ready.lack = _lack(order, here)
+    return ready
+
+
+def _driver() -> str:
+    return DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.exists() else "unknown"
+
+
+def _lack(order: Order, here: machine.Machine) -> str:
+    """What this node lacks, with the way out behind "; "; else empty."""
+    if order.environment.get("CUDA_VISIBLE_DEVICES") != "":
+        if len(here.gpus) < order.processes:
+            have = f"{len(here.gpus)} GPUs of {order.processes}"
+            return f"it has {have}; give fewer --processes, or other nodes"
+        for gpu in here.gpus:
+            if gpu.busy:
+                return f"its GPU {gpu.index} is in use: {gpu.who()}; wait, or take another node"
+    faults = (here.probe or {}).get("errors", {})
+    if "probe" in faults:
+        return f"its Python does not run torch: {faults['probe']}; set it up alike on all nodes"
+    return ""
+
+
+# ---- all nodes together ----
+
+
+def disagreement(order: Order, all_ready: Sequence[Ready]) -> str:
+    """Why these nodes cannot run one training, with the way out behind "; "; else empty."""
+    for ready in all_ready:
+        who = f"node {ready.rank} ({ready.host})"
+        if ready.lack:
+            return f"{who}: {ready.lack}"
+        if ready.code != order.code:
+            return f"{who} has other sources than the leader; give all nodes the same checkout"
+        for name, found in ready.versions.items():
+            if order.versions.get(name) != found:
+                theirs = f"{name} {found}, the leader {order.versions.get(name)}"
+                return f"{who} has {theirs}; give all nodes the same packages"
+    if head_address(all_ready):
+        return ""
+    said = ", ".join(f"node {r.rank}: {r.reached or 'not at all'}" for r in all_ready if r.rank)
+    return f"the head is reached by several addresses ({said}); give --head ADDRESS on all nodes"
+
+
+def head_address(all_ready: Sequence[Ready]) -> str:
+    """The one address at which all others reach the head; empty if there is none."""
+    reached = {ready.reached for ready in all_ready if ready.rank}
+    return reached.pop() if len(reached) == 1 else ""
+
+
+def mixed(all_ready: Sequence[Ready]) -> str:
+    """How the nodes' devices differ, so that their times mean nothing; empty if they do not."""
+    if len({tuple(sorted(r.devices)) or (r.cpu,) for r in all_ready}) < 2:
+        return ""
+    said = [f"{r.host}: {', '.join(sorted(set(r.devices))) or r.cpu}" for r in all_ready]
+    return f"mixed nodes ({'; '.join(said)})"
+
+
+# ---- the network, measured like a row ----
+
+
+def wire_words(device: str, nodes: int) -> list[str]:
+    """A launch's words that measure the network."""
+    words = [os.path.abspath(sys.executable), "-m", "harness.cluster.network", "--rank", RANK]
+    words += ["--nodes", str(nodes), "--head", HEAD, "--port", PORT, "--device", device]
+    return words
+
+
+def wire_environment(device: str) -> dict[str, str]:
+    """Its variables."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    return {"GLOO_SOCKET_IFNAME": INTERFACE, **hidden}
+
+
+def wire_found(folder: Path, ends: dict[int, End | None]) -> Wire:
+    """The network as it was measured.
+
+    Raises:
+        SurveyError: it was not, with the last line of a log.
+    """
+    with contextlib.suppress(BadFile):
+        return read_json(folder / "wire.json", Wire, name="wire")
+    logs = [launch.read_log(folder / log_of(rank)).strip() for rank in ends]
+    last = next((text.splitlines()[-1][:200] for text in logs if text), "no message")
+    ways = ", ".join(f"node {rank}: {end.interface}" for rank, end in ends.items() if end)
+    raise SurveyError(
+        f"the nodes could not exchange data by torch's own network (interfaces: {ways}): {last}; "
+        f"set HEADROOM_INTERFACE to the interface between them; logs in {folder}"
+    )
+
+
+def slow(wire: Wire) -> list[str]:
+    """Notes on a network that would decide a comparison."""
+    notes, slow = [], "slow network between the nodes:"
+    if wire.bandwidth < BANDWIDTH:
+        speed = f"{wire.bandwidth / 1e6:.1f} MB/s, below gigabit Ethernet"
+        notes.append(f"{slow} {speed}: times are the network's")
+    if wire.latency_seconds > LATENCY_SECONDS:
+        wait = f"an all-reduce of 8 bytes takes {wire.latency_seconds * 1e3:.1f} ms"
+        notes.append(f"{slow} {wait}: times are the network's")
+    return notes
