@@ -98,6 +98,13 @@ def test_a_missing_file_is_noticed():
     assert missing_files("`harness/clip.py` (new, yours)") == []
 
 
+def test_tests_that_pages_name_are_there():
+    text = "".join(page.read_text() for page in PAGES)
+    named = re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)`", text)
+    lost = [f for f, test in named if f"def {test}(" not in (ROOT / "tests" / f).read_text()]
+    assert len(named) > 50 and lost == []
+
+
 def missing_tables(text: str) -> list[str]:
     """Tables (in capitals) that a row of files tells to write in, and the file does not have."""
     rows = re.findall(r"^\| `([\w/.]+)`[^|]*\| (.*) \|$", text, re.M)

@@ -14,16 +14,14 @@ from rich.console import Console
 
 from harness import cli
 from harness.commands import console, listing
-from harness.commands.console import print_listed
 from harness.report import SuiteHead, build, compare, print_comparison, print_report, write_report
-from harness.report.data.grid import text_grid
 from harness.report.figures import units
 from harness.report.rendering import html, markdown, narrow, sentences, tables
 from harness.report.rendering.export import json_text
 from harness.result import Result, Status, load_all
 from tests.made.results import GOLDEN, cpu_set
 
-WIDTHS = (30, 40, 52, 60, 72, 80, 100, 140)
+WIDTHS = (30, 52, 80, 140)
 
 
 def printed(width: int, show, *given, **more) -> str:
@@ -56,28 +54,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
             assert words.count(cell) >= cells.count(cell), f"{head} {cell} at {width}"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_notes_are_told_as_words_at_any_width(width):
-    results = list(cpu_set().values())
-    (group,) = build(results, [], SuiteHead(reference="ddp")).groups
-    text = " ".join(printed(width, narrow.print_grid, tables.short_ranking(group), Console).split())
-    for word in ("front", "noisy", "DIFFERS"):
-        assert word in text.split() or f"{word}," in text.split(), f"{word} at {width}"
-
-
-def test_columns_give_way_by_worth_and_rows_stack_where_too_few_are_left():
-    assert narrow.fitting([10, 5, 5], [2, 1], 26) == [0, 1, 2]
-    assert narrow.fitting([10, 5, 5], [2, 1], 25) == [0, 1]
-    assert narrow.fitting([10, 5, 5], [1, 2], 25) == [0, 2]
-    assert narrow.fitting([30, 5, 5], [1, 2], 25) == []
-    kinds = {"Recipe": "text", "Step ms": "ms", "Peak GiB": "gib", "Notes": "flag"}
-    grid = text_grid("x", "", kinds, [["zero3_offload+bf16", "3312", "0.484", "noisy"]])
-    stacked = printed(20, narrow.print_grid, grid, Console)
-    whole = "zero3_offload+bf16 Step ms 3312 Peak GiB 0.484 Notes noisy"
-    assert " ".join(stacked.split()) == whole
-
-
-@pytest.mark.parametrize("width", (40, 60, 80))
+@pytest.mark.parametrize("width", (40, 80))
 def test_no_table_of_any_command_is_wider_than_the_terminal(width):
     folder = GOLDEN / "cpu"
     texts = [
@@ -88,27 +65,6 @@ def test_no_table_of_any_command_is_wider_than_the_terminal(width):
     for text in texts:
         assert max(map(len, text.splitlines())) <= width
     assert "optimizer_in_backward" in texts[2] and "arXiv:1910.02054" in texts[2]
-
-
-def test_prose_beside_names_has_room_or_stands_below_them():
-    rows = [("zero3_offload", "yes", "a sentence of some words")]
-    table = printed(80, print_listed, Console, ("name", "runs", "why"), rows)
-    assert "zero3_offload  yes   a sentence of some words" in table
-    below = printed(30, print_listed, Console, ("name", "runs", "why"), rows)
-    assert below.split("\n")[:2] == ["zero3_offload  yes", "  a sentence of some words"]
-
-
-def test_on_a_narrow_page_each_value_knows_its_head():
-    report = build(list(cpu_set().values()), [], SuiteHead(reference="ddp"))
-    page = html.render(report)
-    ranking = page.partition('<table data-key="ranking"')[2].partition("</table>")[0]
-    first = ranking.partition("<tbody>")[2].partition("</tr>")[0]
-    cells = re.findall(r"<td([^>]*)>(.*?)</td>", first)
-    named = [a for a, text in cells if "data-head=" in a or text == "-" or "name" in a or not text]
-    assert len(named) == len(cells) > 8
-    style = page.partition("<style>")[2].partition("</style>")[0]
-    small = style.partition("@media screen and (max-width: 560px)")[2].partition("@media print")[0]
-    assert "content: attr(data-head)" in small and "thead { display: none; }" in small
 
 
 # ---- the reference ----
@@ -123,7 +79,7 @@ def with_lost_reference(status: Status | None) -> list[Result]:
     return results
 
 
-@pytest.mark.parametrize("status", [Status.FAILED, Status.GPU_OOM, Status.INTERRUPTED, None])
+@pytest.mark.parametrize("status", [Status.GPU_OOM, None])
 def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compared(status):
     report = build(with_lost_reference(status), [], SuiteHead(name="x", reference="ddp"))
     (group,) = report.groups
@@ -131,19 +87,7 @@ def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compa
     ended = f"ended as {status.value}" if status else "is not among the results"
     said = f"NOT the reference that was asked for: ddp {ended}, so rows are compared with {instead}"
     assert said in sentences.summary(report) and sentences.warnings(group)[0].startswith(said)
-    text = markdown.render(report)
-    assert (
-        said in text.split("\n##")[0] and f"Reference row: `{instead}`, in place of `ddp`." in text
-    )
-    page = html.render(report)
-    assert f'<p class="warn">{said}' in page, "in red"
-    assert f"against {instead}, in place of ddp" in page
-    assert f"Distance of the loss to the reference ({instead}, in place of ddp)" in page
-    terminal = printed(100, print_report, with_lost_reference(status), [], Console,
-                       suite=SuiteHead(reference="ddp"))  # fmt: skip
-    assert " ".join(terminal.split()).count(said) == 2, "on top, and above the table"
-    ranking = tables.ranking(group)
-    notes = {line[1]: line[-1] for line in ranking.lines}
+    notes = {line[1]: line[-1] for line in tables.ranking(group).lines}
     assert "in place of ddp" in notes[instead]
     assert '"reference_asked_for": "ddp"' in json_text(report)
 
@@ -211,15 +155,6 @@ def test_a_folder_that_may_not_be_looked_into_is_not_called_empty(tmp_path, monk
     monkeypatch.setattr(reports.os, "scandir", closed)
     assert cli.main(["report", str(a_set(tmp_path))]) == 2
     assert "Permission denied; ask its owner" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("asked", "columns"), [("", 100), ("160", 160), ("none", 100), ("0", 100)])
-def test_a_log_is_as_wide_as_columns_says(asked, columns, monkeypatch):
-    from harness.commands.console import make_console
-
-    monkeypatch.setenv("COLUMNS", asked)
-    monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert make_console().width == columns
 
 
 def test_a_console_highlights_no_number_by_itself() -> None:

@@ -22,9 +22,7 @@ from harness.launch.outcome import Facts, classify
 from harness.memory.portrait import load as load_portrait
 from harness.report import build, write_report
 from harness.report.anatomy import page
-from harness.report.figures import parity
 from harness.report.rendering import markdown
-from harness.report.rendering.charts import of_group
 from harness.resolve import resolve
 from harness.result import BadResult, LaunchRecord, Result, Status, load
 from harness.spec import Spec
@@ -296,16 +294,6 @@ def test_the_way_out_is_the_one_that_the_reason_has():
     assert ended.way_out == "extract it again"
     other = classify(Facts(failures=(failure,)))
     assert "log.txt" in other.way_out and "extract it again" in other.reason
-
-
-def test_no_tick_lies_over_the_limit_of_exact_rows():
-    group = build(list(cpu_set().values()), []).groups[0]
-    tick = re.compile(r'<text x="42" y="([\d.]+)" class="tick end( alarm)?">')
-    marks = tick.findall(of_group.distances(group))
-    (limit,) = [float(y) for y, alarm in marks if alarm]
-    others = [float(y) for y, alarm in marks if not alarm]
-    assert len(others) > 2 and min(abs(y - limit) for y in others) >= 10
-    assert parity.limits(group.reference.results).loss > 0
 
 
 def test_every_option_says_its_default():

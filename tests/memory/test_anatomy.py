@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -19,7 +18,7 @@ from harness.memory.categories import MEASURED as CATEGORIES
 from harness.memory.dissect import take
 from harness.memory.dissect.modules import Stack, alike
 from harness.memory.portrait import Point
-from harness.report.anatomy import charts, files, laws, page
+from harness.report.anatomy import files, laws, page
 from harness.resolve import resolve
 from harness.result import BadResult
 from harness.subjects.dit import presets
@@ -201,13 +200,6 @@ def test_a_law_is_found_again_and_too_few_points_are_refused():
         laws.fit(made_up(law)[:3])
 
 
-def test_six_nd_is_too_many_for_every_preset():
-    errors = laws.preset_errors()
-    assert len(errors) == len(presets.PRESETS)
-    assert all(0.2 < error < 0.8 for _, _, error in errors)
-    assert laws.six_nd_error(10, 5, 300.0) == 0.0
-
-
 def test_the_roofline_bends_at_the_ridge():
     assert laws.attainable(1.0, 100.0, 20.0) == 20.0
     assert laws.attainable(5.0, 100.0, 20.0) == laws.attainable(50.0, 100.0, 20.0) == 100.0
@@ -242,30 +234,6 @@ def test_a_model_without_laws_has_a_page_without_them(plain, tmp_path):
     }  # fmt: skip
     files.write(plain, tmp_path)
     assert 'id="laws"' in (tmp_path / "anatomy.html").read_text()
-
-
-def test_a_chart_alone_brings_its_title_its_key_and_its_colours(plain):
-    drawn = files.charts_of(plain)
-    for name, words in {"timeline.svg": "Optimizer state", "roofline.svg": "backward"}.items():
-        texts = [
-            t.text for t in ET.fromstring(drawn[name]).iter("{http://www.w3.org/2000/svg}text")
-        ]
-        assert words in texts and texts[0][0].isupper(), texts
-    for name, picture in drawn.items():
-        assert "var(" not in picture and "width=" in picture, name
-        styled = picture.partition("<style>")[2].partition("</style>")[0]
-        assert ".tick{fill:" in styled.replace(" ", "")
-
-
-def test_the_marked_peak_is_the_highest_point_of_the_drawing(plain):
-    picture = ET.fromstring(charts.timeline(plain.timeline))
-    space = "{http://www.w3.org/2000/svg}"
-    (mark,) = [c for c in picture.iter(f"{space}circle") if c.get("class") == "mark"]
-    tops = []
-    for path in picture.iter(f"{space}path"):
-        pairs = path.get("d").strip("MZ").replace("L", " ").split()
-        tops += [float(pair.partition(",")[2]) for pair in pairs]
-    assert math.isclose(min(tops), float(mark.get("cy")), abs_tol=0.2)
 
 
 def test_another_file_is_no_anatomy(tmp_path):

@@ -4,8 +4,6 @@ rules; each test with a number that must turn it."""
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -20,11 +18,10 @@ from harness.predict.forecast import Forecast, Foretold, block_forwards
 from harness.predict.prediction import Prediction, none
 from harness.predict.speed import cards
 from harness.predict.speed.roofline import Work
-from harness.report import build, read_suite, write_report
+from harness.report import build, write_report
 from harness.report.data.rows import SuiteHead
 from harness.report.rendering import markdown
 from harness.report.stories import claims
-from harness.report.stories.claim_forecast import PEAK_SPREAD
 from harness.report.stories.claim_sweeps import BATCHES, TRAINED_BATCHES
 from harness.resolve import resolve
 from harness.result import load_all
@@ -132,8 +129,7 @@ def test_without_predictions_there_is_no_column_and_the_way_to_it_is_told():
 def test_a_verdict_that_the_error_of_a_peak_turns_is_not_decided(share):
     """Much begins at 75 % of the peak; two peaks 0.5 % off in opposite ways move that by 0.75."""
     verdict, figures = column(*at_batches("single+bf16", share), words=MIXED)
-    validated = rf"within {100 * PEAK_SPREAD:g} % on \d+ configurations"
-    assert re.search(validated, (ROOT / "docs/plan.md").read_text()) and "peak -2" in figures
+    assert "peak -2" in figures
     if share == 0.7525:
         assert verdict == (
             "not decided: as predicted it does not hold; with peaks 0.5% off, those that are "
@@ -300,14 +296,3 @@ def test_the_recorded_forecast_is_what_is_predicted_today(tmp_path):
         assert now.steady.bytes == pytest.approx(before.peak_bytes, rel=0.01)
         assert now.beyond_state == pytest.approx(before.beyond_state_bytes, rel=0.01)
     assert old[1].peak_bytes < 0.95 * old[0].peak_bytes, "two rows that 1 % tells apart"
-
-
-def test_on_the_page_the_trained_size_turns_verdicts():
-    """What the column is for: claims that the small model's page would have one carry away."""
-    report = build(*load_all(RECORDED), read_suite(RECORDED))
-    lines = {line[1]: line for line in claims.tables(report)[0].lines}
-    turned = [
-        says for says, line in lines.items() if line[3].split(" here")[0] != line[5].split()[0]
-    ]
-    assert json.loads((RECORDED / "suite.json").read_text())["story"] == "claims"
-    assert turned

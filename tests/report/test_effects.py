@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from harness.report import build
 from harness.report.data.effect_reasons import why
 from harness.report.data.effects import effects
 from harness.report.data.rows import SuiteHead
-from harness.report.rendering.tables import group_grids
-from tests.made.results import MIB, cpu_set, done, gpu_set
+from tests.made.results import MIB, done, gpu_set
 
 PLAIN = (30, 2, 60, 30, 160, 40)
 """MiB of parameters, gradients, optimizer state, average, activations, workspace: half of the peak
@@ -90,45 +87,6 @@ def test_a_saving_says_what_the_peak_was_made_of_before_and_after():
     assert said == "saves: activations 50 % -> 3 %, gradients 1 % -> 8 %"
 
 
-def test_what_does_not_show_says_what_the_peak_is_instead():
-    said = reason((130, 145, 250, 130, 5, 20), WEIGHTS)
-    assert said == (
-        "did not show: the peak is optimizer state 37 %, parameters 19 %, EMA 19 %; "
-        "what changed cancels: gradients 18 % -> 21 %, activations 4 % -> 1 %; "
-        "away from the peak activations and temporaries went 50.00 -> 25.00 MiB at most"
-    )
-
-
-def test_what_does_nothing_says_nothing_more():
-    assert reason(PLAIN) == (
-        "did not show: the peak is activations 50 %, optimizer state 19 %, workspace 12 %"
-    )
-
-
-def test_what_it_saves_elsewhere_than_at_the_peak_is_said():
-    """The peak is all of the state; the activations that are saved lived at another instant."""
-
-    def earlier(result):
-        for rank in result.ranks:
-            rank.categories.beyond_state = 10 * MIB
-
-    said = reason(PLAIN, more=earlier)
-    assert said.endswith("away from the peak activations and temporaries went 200.0 -> 10.0 MiB "
-                         "at most")  # fmt: skip
-
-
-def test_a_cost_and_a_peak_that_moved():
-    def in_optimizer(result):
-        for rank in result.ranks:
-            rank.categories.phase = "optimizer"
-
-    said = reason((30, 32, 60, 30, 0, 200), more=in_optimizer)
-    assert said == (
-        "costs: activations 50 % -> 0 %, workspace 12 % -> 62 %, gradients 1 % -> 10 %; "
-        "the peak moved from backward to optimizer"
-    )
-
-
 def test_where_the_meter_says_another_change_than_the_tensors_both_are_told():
     def heap(result):
         for rank in result.ranks:
@@ -145,11 +103,3 @@ def test_a_row_that_was_not_traced_has_no_reason():
         result.ranks = [dataclasses.replace(rank, categories=None) for rank in result.ranks]
 
     assert reason(PLAIN, more=untraced) is None
-
-
-@pytest.mark.parametrize("made", [cpu_set, gpu_set])
-def test_every_pair_of_traced_rows_has_a_reason_in_the_report(made):
-    grid = group_grids(build(list(made().values()), [], SuiteHead(reference="ddp")).groups[0])
-    assert grid["effects"].heads[-1] == "Why"
-    assert all(line[-1].startswith(("saves", "costs", "did not")) for line in
-               grid["effects"].lines)  # fmt: skip

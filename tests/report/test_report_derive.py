@@ -47,52 +47,8 @@ def traced(*sizes: int) -> Categories:
     return Categories(**dict(zip(names, sizes, strict=True)), phase="backward", where="mm")
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank():
-    found = derive.step_seconds(result(rank(seconds=[1.0, 5.0]), rank(1, seconds=[2.0, 4.0])))
-    assert found == [2.0, 5.0]
-
-
 def test_no_ranks_no_steps():
     assert derive.step_seconds(result()) == []
-
-
-@pytest.mark.parametrize(
-    ("values", "q", "expected"),
-    [
-        ([3.0], 0.9, 3.0),
-        ([1.0, 2.0], 0.5, 1.5),
-        ([4.0, 1.0, 3.0, 2.0], 0.5, 2.5),
-        ([0.0, 10.0], 0.1, 1.0),
-        (list(range(11)), 0.9, 9.0),
-    ],
-)
-def test_quantile(values, q, expected):
-    assert derive.quantile(values, q) == pytest.approx(expected)
-
-
-def test_noise_is_p90_minus_p10_over_median():
-    # 0..10: p10 = 1, p90 = 9, median = 5.
-    assert derive.noise([float(i) for i in range(11)]) == pytest.approx(1.6)
-    assert derive.noise([1.0]) is None
-
-
-def test_repeats_are_apart_by_their_medians():
-    assert derive.repeat_spread([[1.0, 1.0], [1.2, 1.2]]) == pytest.approx(0.2)
-    assert derive.repeat_spread([[1.0]]) is None
-
-
-@pytest.mark.parametrize(
-    ("noise", "spread", "noisy"),
-    [(0.2, None, False), (0.21, None, True), (0.0, 0.11, True), (None, 0.1, False)],
-)
-def test_noisy_beyond_the_stated_limits(noise, spread, noisy):
-    assert derive.is_noisy(noise, spread) is noisy
-
-
-def test_rates_are_of_the_whole_job():
-    assert derive.samples_per_second(16, 0.5) == 32
-    assert derive.flops_per_second(3e12, 0.5) == 6e12
-    assert derive.flops_per_second(0.0, 0.5) is None
 
 
 @pytest.mark.parametrize(
@@ -159,42 +115,10 @@ def on_gpu(index: int = 0, **changes) -> Rank:
     return rank(index, device=GPU, **changes)
 
 
-def test_a_gpu_s_peak_is_the_allocator_s_in_the_steps():
-    phases = {"load": Peak(allocated=300), "steady": Peak(allocated=80)}
-    ranks = [on_gpu(), on_gpu(1, phases=phases, categories=traced(900, 0, 0, 0, 0, 0))]
-    assert derive.peak_by_phase(ranks) == {"steady": 100}
-    assert derive.peak_of(ranks) == 100
-    assert derive.highest(ranks, "reserved") is None
-    assert derive.peak_of([]) is None
-
-
-def test_a_cpu_s_peak_is_of_live_tensors_and_not_the_resident_mark():
-    ranks = [
-        rank(categories=traced(8, 0, 0, 0, 0, 0)),
-        rank(1, categories=traced(9, 0, 0, 0, 0, 0)),
-    ]
-    found = numbers([result(*ranks)])
-    assert (found.peak_bytes, found.peak_phase, found.need_bytes) == (9, "backward", 9)
-    assert (found.resident_peak_bytes, found.steady_metered_bytes) == (100, 100)
-    assert found.placed_by == derive.UNTOLD, "an older result says that it is one"
-
-
 def test_what_was_not_traced_has_no_peak_on_a_cpu_and_keeps_its_resident_mark():
     found = numbers([result(rank())])
     assert (found.peak_bytes, found.peak_phase, found.need_bytes) == (None, None, None)
     assert (found.resident_peak_bytes, found.placed_by) == (100, None)
-
-
-def test_what_is_kept_in_host_memory_is_beside_the_peak():
-    held = traced(8, 0, 0, 0, 0, 0)
-    held.host, held.everywhere, held.placed_by = traced(0, 0, 30, 0, 0, 0), 36, "the engine"
-    found = numbers([result(rank(categories=held))])
-    assert (found.peak_bytes, found.hosted_bytes, found.placed_by) == (8, 30, "the engine")
-    assert found.untraced_bytes == 100 - 36, "the resident mark has both places in it"
-    # On a GPU the tensors' devices tell, in a trace of its own.
-    gpu = on_gpu(categories=traced(8, 0, 0, 0, 0, 0), host_categories=traced(0, 0, 7, 0, 0, 0))
-    found = numbers([result(gpu, meter="cuda")])
-    assert (found.hosted_bytes, found.placed_by, found.resident_peak_bytes) == (7, None, None)
 
 
 def test_a_place_that_is_not_known_on_one_rank_is_said_of_the_row():
@@ -239,13 +163,6 @@ def test_need_is_the_largest_known_count_on_a_gpu():
     assert derive.need_bytes([here], "resident") == 60
 
 
-def test_imbalance():
-    other = on_gpu(1, phases={"steady": Peak(allocated=80)})
-    assert derive.imbalance([on_gpu(), other]) == pytest.approx(1.25)
-    assert derive.imbalance([on_gpu()]) is None
-    assert derive.imbalance([on_gpu(), on_gpu(1, phases={})]) is None
-
-
 def test_the_categories_are_named_alike_everywhere():
     """One list; the fields that repeat its names for their types are held to it."""
     sizes = {name: 2**place for place, name in enumerate(CATEGORIES)}
@@ -258,47 +175,9 @@ def test_the_categories_are_named_alike_everywhere():
     assert titles[2:4] == ["Optimizer state", "EMA"] and in_sentence("ema") == "EMA"
 
 
-def test_untraced_may_be_negative():
-    low, high = traced(10, 10, 20, 10, 5, 5), traced(50, 20, 20, 20, 5, 5)
-    assert derive.untraced_bytes(rank(categories=low)) == 40
-    assert derive.untraced_bytes(rank(categories=high)) == -20
-
-
-def test_the_split_is_of_the_fullest_rank():
-    full = rank(1, phases={"steady": Peak(allocated=200)}, categories=traced(9, 0, 0, 0, 0, 0))
-    found = numbers([result(rank(categories=traced(8, 0, 0, 0, 0, 0)), full)])
-    assert found.parameters_bytes == 9
-    assert found.untraced_bytes == 191
-
-
 def test_a_negative_rest_is_shown():
     found = numbers([result(rank(categories=traced(50, 50, 20, 0, 0, 0)))])
     assert found.untraced_bytes == -20
-
-
-def test_numbers_of_two_repetitions():
-    one = result(rank(seconds=[1.0, 2.0]), flops_per_step=3e12)
-    two = result(rank(seconds=[3.0, 4.0], nvme_bytes=6), flops_per_step=3e12)
-    found = numbers([one, two])
-    assert found.repeats == 2
-    assert found.timed_steps == 4
-    assert found.step_seconds_median == 2.5
-    assert found.samples_per_second == pytest.approx(6.4)
-    assert found.flops_per_second == pytest.approx(1.2e12)
-    assert found.repeat_spread_fraction == pytest.approx((3.5 - 1.5) / 1.5)
-    assert found.noisy
-    assert found.nvme_bytes == 6
-    assert found.setup_seconds == 10.0
-    assert found.warmup_seconds == 3.0
-    assert found.mfu_fraction is None
-
-
-def test_over_repetitions_the_worst_counts_and_files_add_up_over_ranks():
-    low = on_gpu(1, phases={"steady": Peak(allocated=50)}, nvme_bytes=5)
-    even = on_gpu(1, phases={"steady": Peak(allocated=100)}, nvme_bytes=1)
-    found = numbers([result(on_gpu(), even), result(on_gpu(), low)])
-    assert found.imbalance_ratio == 2.0
-    assert found.nvme_bytes == 4 + 5
 
 
 @pytest.mark.parametrize(
@@ -315,10 +194,6 @@ def test_over_repetitions_the_worst_counts_and_files_add_up_over_ranks():
 def test_curve_distance(curve, reference, expected):
     found = derive.curve_distance(curve, reference)
     assert found == (None if expected is None else pytest.approx(expected))
-
-
-def test_step_distances():
-    assert derive.step_distances([1.0, 3.0], [1.0, 2.0]) == [0.0, 0.5]
 
 
 def test_the_power_that_a_curve_grows_with():

@@ -73,15 +73,6 @@ def cannot_be(text: str, device: str) -> bool:
     return bool(recipe.refusal(recipe.launch(device, 1, SUBJECT)))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_ladder_ends_at_one_sample_and_four_bits(device):
-    suite = suite_file.load_suite("ladder", device)
-    last = matrix.specs(suite, {}, gpus=1, gpu_bytes=2**36)[-1]
-    recipe = parse(last.recipe)
-    assert last.global_batch == recipe.accumulation and "qlora" in last.recipe
-    assert recipe.refusal(recipe.launch(device, 1, SUBJECT)) is None
-
-
 def test_each_row_stands_against_the_reference_in_the_suite_s_order():
     order = ("single", "single+checkpoint", "single+compile", "single+fp8")
     compiled = row("single+compile", 0.0)
@@ -98,25 +89,6 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
     assert [line[4] for line in grid.lines] == [units.NONE, "-50.0 %", units.NONE, units.NONE]
     assert float(grid.lines[2][6]) > 0, "speed is known of a row that was not traced"
     assert grid.lines[3][7] == "single+fp8 is unsupported: no such unit"
-
-
-def test_a_loss_over_a_vocabulary_stands_against_all_logits_of_the_same():
-    models = {words: f"DiT-S/2:depth=4,tokens={words}" for words in (1024, 32768)}
-    fused = "single+cross_entropy:kind=fused"
-    results = [row("single", 40.0, model=models[1024]), row("single", 200.0, model=models[32768])]
-    results += [row("single+cross_entropy", 40.0, model=model) for model in models.values()]
-    results += [gone(fused, Status.FAILED, "no room", None, processes=1, model=models[1024])]
-    order = ("single", "single+cross_entropy", fused) * 2
-    suite = SuiteHead(reference="single", story="vocabulary", order=order)
-    (grid,) = stories.tables(build(results, [], suite))
-    assert [line[:2] for line in grid.lines] == [
-        [words, recipe] for words in ("1,024", "32,768") for recipe in order[:3]
-    ]
-    assert [line[5] for line in grid.lines] == [
-        units.NONE, "0.0 %", units.NONE, units.NONE, "-50.0 %", units.NONE,
-    ]  # fmt: skip
-    assert grid.lines[2][-1].endswith("is failed: no room")
-    assert "single+cross_entropy from 32,768 words on, not at 1,024." in grid.note
 
 
 @pytest.mark.parametrize(
