@@ -83,9 +83,33 @@ LONGEST = (
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST)}
+THOROUGH = (
+    "strategies/test_publics_launched", "strategies/test_publics_staged",
+    "strategies/test_launched", "strategies/test_pipeline_shards", "strategies/test_parallel",
+    "strategies/test_tensor", "predict/test_extend", "predict/test_replicas",
+    "predict/test_inverses", "test_public_peaks", "worker/test_counted",
+    "commands/test_public_run", "cluster/test_two_nodes",
+)  # fmt: skip
+"""Files that run with ``--all`` or by name alone: about half of the time of all tests. What they
+launch are variants; worker/test_runs and strategies/test_pipeline launch each engine."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the thorough tests too (THOROUGH)")
+
+
+def files(names: Iterable[str]) -> list[Path]:
+    return [Path(__file__).parent / f"{name}.py" for name in names]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first = {path: place for place, path in enumerate(files(LONGEST))}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+    if not config.option.all:
+        asked = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
+        left = {*files(THOROUGH)} - asked
+        config.hook.pytest_deselected(items=[item for item in items if item.path in left])
+        items[:] = [item for item in items if item.path not in left]
 
 
 @functools.cache
