@@ -27,9 +27,9 @@ def one_rank_left_out(run: Run) -> None:
 
 def attention_of_own_tokens(run: Run) -> None:
     """Attention sees the tokens of this rank's part alone."""
-    from strategies.parallel.sequence import attending
+    from strategies.parallel.sequence import attention
 
-    attending.keep_to_own(run.trained.module, run.trained.subject)
+    attention.keep_to_own(run.trained.module, run.trained.subject)
 
 
 def positions_of_the_first_part(run: Run) -> None:
@@ -45,7 +45,7 @@ def parts_not_joined(run: Run) -> None:
     def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
         return part.repeat(1, 1, trained.launch.layout.sequence, 1)
 
-    batch.joined = own_alone
+    batch.join = own_alone
 
 
 def samples_of_their_own(run: Run) -> None:
@@ -78,22 +78,22 @@ def heads_dealt_as_they_lie(run: Run) -> None:
 
 def products_not_summed(run: Run) -> None:
     """Each rank goes on with what its own part of the weights makes."""
-    _alone(run, "Rows")
+    _alone(run, "RowParallel")
 
 
 def gradients_not_summed(run: Run) -> None:
     """What is before a cut layer learns from this rank's part of it alone."""
-    _alone(run, "Columns")
+    _alone(run, "ColumnParallel")
 
 
 def _alone(run: Run, kind: str) -> None:
     """Cut layers of this kind are ordinary ones, of their part."""
     from torch import nn
 
-    from strategies.parallel.tensor import products
+    from strategies.parallel.tensor import layers
 
-    for layer in products.layers(run.trained.module):
-        if isinstance(layer, getattr(products, kind)):
+    for layer in layers.parallel_layers(run.trained.module):
+        if isinstance(layer, getattr(layers, kind)):
             layer.forward = nn.Linear.forward.__get__(layer)
 
 
@@ -108,9 +108,9 @@ def norm_of_own_parts(run: Run) -> None:
 
 def modulation_of_own_tokens(run: Run) -> None:
     """What shifts, scales and gates the tokens learns from this rank's alone."""
-    from strategies.parallel.tensor import between
+    from strategies.parallel.tensor import layers
 
-    between.spread = lambda out, group: out
+    layers.spread = lambda out, group: out
 
 
 RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}

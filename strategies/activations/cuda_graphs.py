@@ -71,14 +71,14 @@ class CudaGraphs(Strategy):
         import torch
 
         from strategies.evidence import forward
+        from strategies.evidence.reference_check import close_to, output_of
         from strategies.evidence.updates import relative_error
-        from strategies.parallel.beside_whole import close_to, predicted
 
         with torch.no_grad():
             forward.forward_once(trained)  # captured, if this size was not, with zeros
-            mine = predicted(trained, trained.model, trained.cut)
+            mine = output_of(trained, trained.model, trained.cut)
             with captured.set_aside():
-                wanted = predicted(trained, trained.model, trained.cut)
+                wanted = output_of(trained, trained.model, trained.cut)
         found, close = relative_error(mine.double(), wanted.double()), close_to(trained, mine.dtype)
         demand(found <= close, f"a replay is {found:.2g} of the norm away from the call itself")
         return float(f"{found:.2g}")

@@ -9,7 +9,7 @@ from strategies.base import demand
 from strategies.engine import Engine, Imitation
 from strategies.evidence.stored import stored
 from strategies.holdings import Fragment, Holdings
-from strategies.parallel.tensor import cut
+from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
     from strategies.engine import Launch, Trained
@@ -71,11 +71,11 @@ class Replicas(Engine):
             trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
 
     def norm(self, trained: Trained) -> Any:
-        parts = cut.gatherer(trained)
+        parts = gatherer(trained)
         return parts.norm(trained) if parts else super().norm(trained)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        parts = cut.gatherer(trained)
+        parts = gatherer(trained)
         if parts is None:
             return super().fragments(trained, copies=copies)
         # The first ranks that have all parts together yield them.
@@ -84,13 +84,13 @@ class Replicas(Engine):
         return parts.placed(trained, own, copies=copies)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
-        parts = cut.gatherer(trained)
+        parts = gatherer(trained)
         if parts is None:
             return super().whole(trained, parameters)
         return (parts.whole(p, p, trained.module) for p in parameters)
 
     def shape(self, parameter: Any) -> Any:
-        return cut.shape(parameter)
+        return whole_shape(parameter)
 
     def held(self, trained: Trained) -> Holdings:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a

@@ -1,1 +1,1 @@
-"""Ranks that work on the same samples together, each on a part."""
+"""Ranks that share samples (``sequence``) or weights (``tensor``)."""

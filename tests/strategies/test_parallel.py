@@ -21,10 +21,10 @@ from harness.result import Result, Status
 from harness.worker.sabotage_ranks import RANKS
 from harness.worker.sabotage_shards import HYBRID, SHARDED
 from strategies import parse
+from strategies.evidence import reference_check
 from strategies.evidence.updates import relative_error
 from strategies.layout import Layout
-from strategies.parallel import beside_whole
-from strategies.parallel.sequence import ring
+from strategies.parallel.sequence import attention
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.parallel import LOST
@@ -272,7 +272,7 @@ def test_positions_of_another_part_would_be_seen(name):
         with torch.no_grad():
             made.append(subject.predict(module, mine, t_B, conditions).double())
     assert made[0].shape == mine.shape or made[0].shape[1] == 2 * mine.shape[1]  # with a variance
-    assert relative_error(made[1], made[0]) > 10 * beside_whole.CLOSE[torch.float32]
+    assert relative_error(made[1], made[0]) > 10 * reference_check.CLOSE[torch.float32]
 
 
 def test_rotary_positions_of_another_part_are_noticed(runs):
@@ -309,9 +309,9 @@ def test_parts_that_go_round_make_the_whole_attention(device, dtype, close, monk
         sent.append(x)
         return lambda: second if x.equal(first) else torch.zeros_like(x)
 
-    monkeypatch.setattr(ring, "_passed", passed)
+    monkeypatch.setattr(attention, "_passed", passed)
     own = [x.clone().requires_grad_() for x in (mine, *first)]
-    out = ring.Ring(None, Two)(*own)
+    out = attention.Ring(None, Two)(*own)
     query, *all_of = (x.clone().requires_grad_() for x in (mine, *torch.cat([first, second], 3)))
     wanted = torch.nn.functional.scaled_dot_product_attention(query, *all_of)
     grad = torch.randn_like(wanted)

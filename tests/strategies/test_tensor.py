@@ -24,7 +24,7 @@ from harness.worker.sabotage_ranks import BETWEEN, CUT
 from strategies import CATALOG, parse
 from strategies.base import BadInput
 from strategies.layout import Layout
-from strategies.parallel.tensor.shares import Share
+from strategies.parallel.tensor.layers import Share
 from strategies.recipe import RecipeError
 from tests.made.recipes import SETTINGS
 from tests.made.stubs.parallel import LOST_PARTS

@@ -20,7 +20,7 @@ from harness.subjects.guidance import guided_by
 from harness.subjects.named_objectives import objective_of
 from strategies.engine import Trained
 from strategies.initial import keyed
-from strategies.parallel.sequence.joining import Places, joined
+from strategies.parallel.sequence.attention import Indices, join
 
 __all__ = ["Drawing", "digest", "labels_of", "noise_of"]
 
@@ -43,7 +43,7 @@ class Drawing:
     """One rank's sampler; ranks that share samples have each all of their noise, and draw the same.
     ``calls`` are the samples of each call of the model in the last
     batch, ``drawn`` what it gave, and ``began`` a hash of what its first call was given;
-    ``places`` are where ranks' parts of a prediction lie in it."""
+    ``indices`` are where ranks' parts of a prediction lie in it."""
 
     resolved: Resolved
     trained: Trained
@@ -52,7 +52,7 @@ class Drawing:
     calls: list[int] = field(default_factory=list)
     drawn: Tensor | None = None
     began: str = ""
-    places: Places = field(default_factory=dict)
+    indices: Indices = field(default_factory=dict)
 
     @classmethod
     def of(cls, resolved: Resolved, trained: Trained) -> Drawing:
@@ -96,7 +96,7 @@ class Drawing:
         trained = self.trained
         out = trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
         if trained.launch.layout.sequence > 1:
-            out = joined(trained, out, x, self.places)
+            out = join(trained, out, x, self.indices)
         return out.float()  # the two halves are far larger than their difference
 
     def step(self) -> None:

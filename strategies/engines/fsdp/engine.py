@@ -20,7 +20,7 @@ from strategies.engines.fsdp.rows import Rows, whole
 from strategies.holdings import Fragment, Holdings
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
-from strategies.parallel.tensor import cut
+from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,7 +223,7 @@ class Fsdp(Rows):
     # ---- one optimizer step ----
 
     def norm(self, trained: Trained) -> Any:
-        parts = cut.gatherer(trained)
+        parts = gatherer(trained)
         return parts.norm(trained) if parts else super().norm(trained)
 
     def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
@@ -241,17 +241,17 @@ class Fsdp(Rows):
         return facts.arrivals(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        own, parts = super().fragments(trained, copies=copies), cut.gatherer(trained)
+        own, parts = super().fragments(trained, copies=copies), gatherer(trained)
         return parts.placed(trained, own, copies=copies) if parts else own
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
-        parts = cut.gatherer(trained)
+        parts = gatherer(trained)
         for parameter in parameters:
             found = whole(parameter.detach())
             yield parts.whole(found, parameter, trained.module) if parts else found
 
     def shape(self, parameter: Any) -> torch.Size:
-        return cut.shape(parameter)
+        return whole_shape(parameter)
 
     def held(self, trained: Trained) -> Holdings:
         from strategies.evidence.stored import stored

@@ -18,9 +18,8 @@ from strategies.engines.fsdp.facts import local
 from strategies.engines.pipeline import joined, orders, shared
 from strategies.engines.pipeline.orders import Part
 from strategies.engines.pipeline.staged import Staged
-from strategies.evidence import forward
+from strategies.evidence import forward, reference_check
 from strategies.evidence.together import together
-from strategies.parallel import beside_whole
 
 if TYPE_CHECKING:
     from strategies.engine import Trained
@@ -210,7 +209,7 @@ def _as_the_whole(trained: Trained) -> dict[str, Any]:
     if trained.subject.parameters > LARGEST:
         return {}
     with torch.no_grad(), forward.eager(trained):
-        mine = beside_whole.predicted(trained, trained.model, lambda x: x)
+        mine = reference_check.output_of(trained, trained.model)
         everywhere = trained.engine.everywhere(trained)
         whole = trained.subject.make() if trained.accelerator.is_main_process else None
         named = {} if whole is None else dict(whole.named_parameters())
@@ -222,5 +221,5 @@ def _as_the_whole(trained: Trained) -> dict[str, Any]:
             return {}
         whole.to(trained.accelerator.device).train(trained.module.training)
         with trained.accelerator.autocast():
-            wanted = beside_whole.predicted(trained, whole, lambda x: x)
-    return {"away_from_the_whole": beside_whole.away(trained, mine, wanted)}
+            wanted = reference_check.output_of(trained, whole)
+    return {"away_from_the_whole": reference_check.away(trained, mine, wanted)}

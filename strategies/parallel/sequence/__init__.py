@@ -1,1 +1,1 @@
-"""Tokens of the same samples, each rank a part of them: around attention they meet."""
+"""Sequence parallel: each rank has a part of the tokens of the same samples."""

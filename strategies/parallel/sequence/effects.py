@@ -1,5 +1,6 @@
-"""What shows that ranks share samples: tokens of the blocks, heads and keys inside attention, what
-was exchanged around it, and a forward pass that is the whole model's (``beside_whole``)."""
+"""Evidence of sequence parallelism: tokens of the blocks, operands of attention, exchanges around
+it, and an output equal to the whole model's. Imports torch.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +8,28 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
 from strategies.engine import Trained
+from strategies.evidence import forward
+from strategies.evidence.reference_check import away, output_of
 from strategies.evidence.together import together
-from strategies.parallel.beside_whole import as_the_whole
-from strategies.parallel.sequence import joining
+from strategies.parallel.sequence import attention
 from strategies.survey import Attended
 
 __all__ = ["attention_operands", "evidence", "observe"]
 
 ATTENTION = "aten::_scaled_dot_product_"
 AROUND = ("alltoall_base_", "allgather_", "send")
-"""Collectives that exchange tokens; engines use others."""
+"""Collectives that exchange tokens; engines use other ones."""
 
 
 @contextlib.contextmanager
 def observe(trained: Trained) -> Iterator[set[int]]:
-    """Note how many tokens the blocks are given, each time that one runs: the second axis of what
-    has three."""
+    """Record the number of tokens that each call of a block is given: the second axis of its first
+    operand with three axes."""
     tokens: set[int] = set()
 
     def note(_: Any, given: Any, named: Any) -> None:
@@ -45,20 +48,44 @@ def observe(trained: Trained) -> Iterator[set[int]]:
 
 
 def evidence(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]:
-    """Facts of the watched step, and of a forward pass beside the whole model's.
+    """Return facts of the watched step, and the distance of a forward pass from the whole model's.
 
     Args:
-        tokens: what ``observe`` noted; None where no step was watched.
-        way: the kind of ``exchanges.Around`` that was asked for.
+        tokens: record of ``observe``; None if no step was watched.
+        way: the kind of ``attention.Around`` that the recipe names.
 
     Raises:
-        NotInForce: some of it is not so.
+        NotInForce: a fact differs from what the recipe asks for.
     """
     facts = together(trained, lambda: _seen(trained, tokens, way))
-    if trained.launch.simulated:  # nobody is there whose tokens could be exchanged
+    if trained.launch.simulated:  # no rank has the other tokens
         demand(trained.observed is not None, "nothing of it was seen")
         return facts
-    return facts | as_the_whole(trained)
+    return facts | _as_the_whole(trained)
+
+
+def _as_the_whole(trained: Trained) -> dict[str, Any]:
+    """Compare this rank's part of an output with the same part of an output that it computes
+    alone."""
+    with torch.no_grad(), forward.eager(trained):
+        mine = output_of(trained, trained.model, trained.cut)
+        with _alone(trained):
+            whole = output_of(trained, trained.model)
+    return {"away_from_the_whole": away(trained, mine, trained.cut(whole))}
+
+
+@contextlib.contextmanager
+def _alone(trained: Trained) -> Iterator[None]:
+    """Let the model work on whole samples within the context; sharded weights are still
+    gathered."""
+    subject, module, layout = trained.subject, trained.module, trained.launch.layout
+    subject.take_part(module, 0, 1)
+    try:
+        with attention.alone(module, subject):
+            yield
+    finally:
+        part = layout.part(trained.accelerator.process_index)
+        subject.take_part(module, part, layout.sequence)
 
 
 def _seen(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]:
@@ -66,7 +93,7 @@ def _seen(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]
     facts: dict[str, Any] = {"ranks_a_sample": layout.sequence, "data_parallel": layout.data}
     if trained.observed is not None and trained.observed.ran:
         facts |= _tokens(trained, tokens) | _attended(trained, way) | _exchanges(trained, way)
-        facts |= joining.joins(trained) if trained.sampling else {}
+        facts |= _joins(trained) if trained.sampling else {}
     return facts
 
 
@@ -78,22 +105,22 @@ def _tokens(trained: Trained, seen: set[int] | None) -> dict[str, Any]:
 
 
 def _over_all_tokens(trained: Trained) -> list[Attended]:
-    """The attentions of one forward whose keys are the queries' own tokens: those that are cut."""
+    """Return the attentions of one forward that are cut: those with as many keys as queries."""
     return [call for call in trained.subject.survey.attention if call.queries == call.keys]
 
 
 def attention_operands(trained: Trained) -> set[tuple[int, int, int]]:
-    """Heads, queries and keys of all of torch's attention in forward, by its operands [B, heads,
-    tokens, K]; none where it is written out in products."""
+    """Return (heads, queries, keys) of all of torch's attention in forward, from its operands
+    [B, heads, tokens, K]; empty if attention is written out in products."""
     ran = [r for r in trained.observed.ran if r.name.startswith(ATTENTION)]
     seen = [r.shapes for r in ran if not r.name.endswith("_backward")]
     return {(q[1], q[2], k[2]) for q, k, *_ in seen}
 
 
 def _attended(trained: Trained, way: Any) -> dict[str, Any]:
-    """What torch's attention is given in forward."""
+    """Check the operands of torch's attention in forward."""
     parts, found = trained.launch.layout.sequence, attention_operands(trained)
-    if not found:  # attention is written out in products: the forward pass tells
+    if not found:  # attention written out in products: the forward pass covers it
         return {}
     cut = {_inside(call, way.cut, parts) for call in _over_all_tokens(trained)}
     calls = trained.subject.survey.attention
@@ -105,14 +132,14 @@ def _attended(trained: Trained, way: Any) -> dict[str, Any]:
 
 
 def _inside(call: Attended, cut: frozenset[str], parts: int) -> tuple[int, int, int]:
-    """Heads, queries and keys that a rank attends with, of those that the whole ``call`` has."""
+    """Return a rank's heads, queries and keys in an attention of the whole model, ``call``."""
     names = ("heads", "queries", "keys")
     return tuple(getattr(call, name) // (parts if name in cut else 1) for name in names)
 
 
 def _exchanges(trained: Trained, way: Any) -> dict[str, Any]:
-    """Collectives around each attention in a micro batch: in forward, and as often in backward,
-    where there is one; where blocks are recomputed there, once more at most."""
+    """Count the collectives around each attention in a micro batch. Blocks that backward recomputes
+    may repeat those of forward."""
     sent = [s for s in trained.observed.sent if s.collective in AROUND]
     times = trained.observed.micro_steps * len(_over_all_tokens(trained))
     traits, counts = trained.launch.traits, {}
@@ -128,3 +155,11 @@ def _exchanges(trained: Trained, way: Any) -> dict[str, Any]:
         counts[phase] = found / times
     size = sum(s.bytes for s in sent)
     return {"collectives_an_attention": counts, "exchanged_bytes": size}
+
+
+def _joins(trained: Trained) -> dict[str, int]:
+    """Check that each output of the watched batch was joined once."""
+    seen, calls = trained.observed, trained.observed.micro_steps
+    sent = [s for s in seen.sent if s.collective == attention.JOIN]
+    demand(len(sent) == calls, f"{len(sent)} predictions were joined, of {calls}")
+    return {"joined_predictions": calls, "joined_bytes": sum(s.bytes for s in sent)}

@@ -1,4 +1,7 @@
-"""Sequence parallel: neighbouring ranks have a part each of the same samples' tokens."""
+"""Sequence parallel: neighbouring ranks have a part each of the same samples' tokens.
+
+No torch at import. ``attention`` has the exchanges between ranks, ``effects`` the evidence.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,18 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import Launch, Trained
-from strategies.parallel.sequence import ways
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
 
 __all__ = ["SequenceParallel"]
+
+WAYS: dict[str, frozenset[str]] = {
+    "ulysses": frozenset(),
+    "gather": frozenset({"cut_queries"}),
+    "ring": frozenset({"flash_alone"}),
+}
+"""Ways in which attention sees the tokens of other ranks -> their traits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +52,25 @@ class SequenceParallel(Strategy):
     def __post_init__(self) -> None:
         if not isinstance(self.ranks, int) or self.ranks < 2:
             raise ValueError(f"ranks is {self.ranks!r}; so many share a sample, a number from 2")
-        if self.how not in ways.NAMES:
-            raise ValueError(f"how is {self.how!r}; one of {', '.join(ways.NAMES)}")
+        if self.how not in WAYS:
+            raise ValueError(f"how is {self.how!r}; one of {', '.join(WAYS)}")
 
     def traits(self) -> frozenset[str]:
-        return ways.traits(self.how) | {"cut_samples"}
+        return WAYS[self.how] | {"cut_samples"}
 
     def requires(self, launch: Launch) -> tuple[str, ...]:
         return ("attention_flash",) if self.how == "ring" else ()
 
     def refuses(self, launch: Launch) -> str | None:
-        lack = ways.ring_refused(launch) if self.how == "ring" else None
+        lack = self._ring(launch) if self.how == "ring" else None
         return lack or self._ranks(launch) or self._subject(launch)
+
+    def _ring(self, launch: Launch) -> str | None:
+        if "compiled" in launch.traits:
+            return "a ring inside a graph has not been tried; leave compile out, or take how=gather"
+        if launch.device == "cuda" and "half_compute" not in launch.traits:
+            return "its kernel takes 16 bits on GPUs; add bf16, or take how=gather"
+        return launch.subject.lacks("attend", "take how=ulysses or how=gather")
 
     def _ranks(self, launch: Launch) -> str | None:
         count = launch.processes
@@ -95,15 +111,16 @@ class SequenceParallel(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.parallel.sequence import attending
+        from strategies.parallel.sequence import attention
 
-        attending.install(module, subject)
+        attention.install(module, subject)
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        from strategies.parallel.sequence import attending, exchanges
+        from strategies.parallel.sequence import attention
 
-        way = partial(ways.kind(self.how, self.ranks), group=exchanges.neighbours(self.ranks))
-        attending.connect(module, launch.subject, way)
+        around = attention.kind(self.how, self.ranks)
+        way = partial(around, group=attention.neighbours(self.ranks))
+        attention.connect(module, launch.subject, way)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
@@ -113,6 +130,6 @@ class SequenceParallel(Strategy):
         return effects.observe(trained)
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.parallel.sequence import effects
+        from strategies.parallel.sequence import attention, effects
 
-        return effects.evidence(trained, self.note(trained), ways.kind(self.how, self.ranks))
+        return effects.evidence(trained, self.note(trained), attention.kind(self.how, self.ranks))

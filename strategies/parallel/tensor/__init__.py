@@ -1,1 +1,1 @@
-"""Matrices of the blocks, each rank a part of them: what is multiplied is added up."""
+"""Tensor parallel: each rank holds a part of the matrices of the blocks."""

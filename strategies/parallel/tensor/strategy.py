@@ -1,4 +1,8 @@
-"""Tensor parallel: neighbouring ranks have a part each of the blocks' matrices."""
+"""Tensor parallel: neighbouring ranks have a part each of the blocks' matrices.
+
+No torch at import. ``layers`` has the layers, ``saving`` norms and checkpoints, ``effects`` the
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,29 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import Launch, Trained
-from strategies.parallel.tensor import apart
 from strategies.strategy import Strategy
 from strategies.subject import Dimensions, Subject
 
 __all__ = ["TensorParallel"]
+
+BESIDE = {
+    "cut_samples": "ranks share the tokens of samples or the weights, not both; leave sp out",
+    "compiled": "a graph with its sums inside has not been tried; leave compile out",
+    "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
+    "quantized_weights": "a coded weight cannot be cut; leave the codes out",
+    "replaced_layers": "the layers that it cuts are replaced by others; leave those out",
+    "other_products": "it cuts the products of a whole model that is trained whole; leave out what "
+    "freezes, prunes or teaches",
+    "streams_weights": "a part of a weight is not streamed; leave block_swap out",
+    "moves_activations": "what it would copy away has not been tried; leave it out, or take "
+    "checkpoint",
+    "scales_gradients": "a rank whose part overflows would skip a step alone; take bf16",
+    "own_state": "the optimizer's state of a part is not a part of the state; take adamw",
+    "early_gradients": "a gradient's norm is of all ranks, so none is used early; take adamw",
+    "edits_gradients": "DDP's hook would see parts of some gradients; leave it out",
+    "sparse_gradients": "the norm of a sparse gradient is taken alone; leave it out",
+}
+"""Trait of another part -> why tensor parallelism refuses it, and the way out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +67,17 @@ class TensorParallel(Strategy):
 
     @property
     def by_tokens(self) -> bool:
-        """Whether a rank has some of the tokens alone, between the products."""
+        """True if each rank has a stripe of the tokens between the halves of a block."""
         return self.norms == "tokens"
 
     def traits(self) -> frozenset[str]:
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: Launch) -> str | None:
-        return self._subject(launch.subject) or apart.refused(launch) or self._ranks(launch)
+        return self._subject(launch.subject) or self._beside(launch) or self._ranks(launch)
+
+    def _beside(self, launch: Launch) -> str | None:
+        return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
 
     def _ranks(self, launch: Launch) -> str | None:
         if "one_process" in launch.traits:
@@ -98,26 +123,25 @@ class TensorParallel(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch.distributed as dist
 
-        from strategies.parallel.tensor import between, products
+        from strategies.parallel.tensor import layers
 
         rank = dist.get_rank() if dist.is_initialized() else 0
-        kinds = between.KINDS if self.by_tokens else products.KINDS
         for block in subject.blocks(module):
-            products.cut_block(block, rank % self.ranks, self.ranks, kinds)
+            layers.cut_block(block, rank % self.ranks, self.ranks, by_tokens=self.by_tokens)
 
     def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
         from strategies.parallel import groups
-        from strategies.parallel.tensor import between, products
+        from strategies.parallel.tensor import layers
 
-        if "dtensor_weights" in launch.traits:  # the engine made groups of those who have the same
+        if "dtensor_weights" in launch.traits:  # the engine made the groups that average gradients
             parts = accelerator.torch_device_mesh["tp"].get_group()
         else:
             parts, alike = groups.made(self.ranks, accelerator.num_processes)
             accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, alike)
-        for layer in products.layers(module):
+        for layer in layers.parallel_layers(module):
             layer.group = parts
         if self.by_tokens:
-            between.connect(module, launch.subject, parts)
+            layers.run_on_stripes(module, launch.subject, parts)
 
     def attach(self, trained: Trained) -> None:
         from strategies.parallel.tensor import saving
