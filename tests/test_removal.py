@@ -33,9 +33,9 @@ INSTALLED = [name for name in extensions.EXTENSIONS if (ROOT / "harness" / name)
 def removed(request, tmp_path_factory) -> tuple[str, Path, dict[str, subprocess.Popen]]:
     """A tree without one extension, and the core's commands that were run in it at once."""
     tree = tmp_path_factory.mktemp("tree")
-    gone = shutil.ignore_patterns("__pycache__", request.param)
     for name in ("harness", "strategies", "launch_configs"):
-        shutil.copytree(ROOT / name, tree / name, ignore=gone)
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tree / "harness" / request.param)
     shutil.copytree(RECORDED, tree / "recorded")
     shutil.copy(ROOT / "pyproject.toml", tree)
     lines = {name: line.split() for name, line in COMMANDS.items()}

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness import ROOT
-from harness.cluster import leader, slurm, supervisor
-from harness.cluster.meeting import Allocation, Ready, Session, find, follow
+from harness.cluster import slurm
+from harness.cluster.meeting import Allocation, Session, find, follow
 from harness.commands.console import OK, short
 from harness.commands.options import seconds
-from harness.launch import launch
-from harness.resolve import Resolved
-from harness.result import Result
 from harness.spec import SpecError
-from harness.suite.run import check_out
-from harness.system.machine import Machine
 
-__all__ = ["Machines", "add_arguments", "add_run_arguments", "elsewhere", "machines", "typed"]
+if TYPE_CHECKING:
+    from harness.cluster.leader import Nodes
+
+__all__ = ["add_arguments", "add_run_arguments", "elsewhere", "machines", "typed"]
 
 SILENCE_SECONDS = 60.0
 """Time without a sign of a node, or without a step, after which a row is ended from outside."""
@@ -79,6 +75,8 @@ def elsewhere(options: argparse.Namespace, out: Path, name: str, console: Consol
         words = [sys.executable, "-m", "harness", *sys.argv[1:]]
         sys.stdout.flush()
         os.execvp("srun", [*slurm.srun(here.nodes, os.environ), *words])
+    from harness.cluster import supervisor
+
     console.print(f"node {here.rank} of {here.nodes}, led by {here.head} ({here.starter})")
 
     def serve(folder: Path) -> None:
@@ -100,8 +98,10 @@ def _allocation(options: argparse.Namespace) -> Allocation | None:
 
 
 @contextlib.contextmanager
-def machines(options: argparse.Namespace, out: Path, console: Console) -> Iterator[Machines | None]:
+def machines(options: argparse.Namespace, out: Path, console: Console) -> Iterator[Nodes | None]:
     """The nodes of a command from their meeting to their parting; None on one machine."""
+    from harness.cluster.leader import Nodes
+
     here = _allocation(options)
     if here is None:
         yield None
@@ -109,58 +109,7 @@ def machines(options: argparse.Namespace, out: Path, console: Console) -> Iterat
     session = Session(out, here.nodes)
     console.print(f"node 0 of {here.nodes} ({here.starter}) leads; they meet in {out / 'nodes'}")
     with session.open(console.print):
-        yield Machines(
-            leader.Nodes(nodes=here.nodes, head=here.head, silence=options.silence, session=session)
-        )
-
-
-class Machines:
-    """The nodes of a command, as ``run`` and ``doctor`` use them."""
-
-    def __init__(self, nodes: leader.Nodes) -> None:
-        self.nodes = nodes
-        self.ready: list[Ready] = []
-
-    def survey(
-        self, machine: Machine, out: Path, device: str, ops: Sequence[str], console: Console
-    ) -> Machine:
-        """``machine`` with the least cores of all nodes; prints their network.
-
-        Raises:
-            SurveyError: they cannot run one training.
-        """
-        self.ready = leader.survey(self.nodes, out, device, ops)
-        console.print(self.told(), highlight=False, soft_wrap=True)
-        for note in self.nodes.notes:
-            console.print(note, style="yellow", highlight=False, soft_wrap=True)
-        others = tuple([r.devices, r.driver, r.cpu, r.cores] for r in self.ready)
-        return dataclasses.replace(machine, cores=min(r.cores for r in self.ready), others=others)
-
-    def told(self) -> str:
-        """The nodes and the network between them, in a line."""
-        hosts, wire = ", ".join(r.host for r in self.ready), self.nodes.wire
-        return (
-            f"{self.nodes.nodes} nodes ({hosts}); between them {wire.bandwidth / 1e9:.3g} GB/s, "
-            f"{wire.latency_seconds * 1e3:.3g} ms an all-reduce ({wire.backend})"
-        )
-
-    def start(self, resolved: Resolved, folder: Path, **options: Any) -> Result:
-        """Run a row: on all nodes, or on this one if its spec is of one."""
-        if resolved.spec.nodes == 1:
-            return launch.run(resolved, folder, **options)
-        return leader.run(resolved, folder, nodes=self.nodes, **options)
-
-    def table(self) -> Table:
-        """A line for each node."""
-        found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in ("node", "host", "address", "cores", "memory", "devices"):
-            found.add_column(name, overflow="fold")
-        for node in self.ready:
-            address = node.address or ", ".join(node.addresses)
-            memory = f"{node.memory_bytes / 2**30:.1f} GiB"
-            devices = ", ".join(node.devices) or node.cpu
-            found.add_row(str(node.rank), node.host, address, str(node.cores), memory, devices)
-        return found
+        yield Nodes(nodes=here.nodes, head=here.head, silence=options.silence, session=session)
 
 
 # ---- a Slurm job ----
@@ -184,6 +133,9 @@ def _submit(options: argparse.Namespace, out: Path, name: str, console: Console)
     if options.dry_run:
         print(text)
         return OK
+
+    from harness.suite.run import check_out
+
     check_out(out)
     number = slurm.submit(text, out)
     output = short(out / slurm.OUTPUT.format(number))

@@ -7,6 +7,7 @@ into a folder that nobody reads any more.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import shutil
@@ -16,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from harness import result
 from harness.cluster import preflight, supervisor
@@ -28,6 +32,7 @@ from harness.resolve import Resolved
 from harness.result import LaunchRecord, NodeRecord, Result, Status, Wire
 from harness.spec import Spec
 from harness.system import kernel, process
+from harness.system.machine import Machine
 
 __all__ = ["Launched", "Nodes", "node_facts", "run", "survey", "whole_facts"]
 
@@ -38,34 +43,6 @@ HURRY_SECONDS = 4.0
 """The same after a signal to this process."""
 STATUS_SECONDS = 0.5
 SURVEY_SECONDS = 120.0
-
-
-@dataclass(kw_only=True)
-class Nodes:
-    """The machines of a session. ``wire`` and ``notes`` are from their survey; ``gone`` names a
-    node that was lost."""
-
-    nodes: int
-    head: str
-    silence: float
-    session: Session
-    wire: Wire | None = None
-    notes: list[str] = field(default_factory=list)
-    gone: str = ""
-
-    def order(self, out: Path, **given: Any) -> Order:
-        """An order to all nodes, with a token of its own."""
-        return Order(
-            token=uuid.uuid4().hex[:12],
-            nodes=self.nodes,
-            head=self.head,
-            out=str(out),
-            silence=self.silence,
-            code=preflight.code(),
-            versions=preflight.versions(),
-            cpu=kernel.cpu_name(),
-            **given,
-        )
 
 
 class Launched:
@@ -112,7 +89,9 @@ class Launched:
         self.look()
         if self.go is None:
             self.meet()
-        self.on_status(self._status(elapsed))
+        statuses = tuple(s for beat in self.beats.values() for s in beat.statuses)
+        fullest = max((beat.tree_bytes for beat in self.beats.values()), default=0)
+        self.on_status(launch.status(statuses, fullest, elapsed))
 
     def look(self) -> None:
         """Read the nodes' messages."""
@@ -135,19 +114,6 @@ class Launched:
             go.door, go.port = there[0].door, there[0].port
         write(self.folder, go)
         self.go = go
-
-    def _status(self, elapsed: float) -> dict[str, Any]:
-        statuses = tuple(s for beat in self.beats.values() for s in beat.statuses)
-        phase, step = outcome.where(outcome.Facts(statuses=statuses))
-        of = [s.get("of") or 0 for s in statuses if s.get("phase") == phase]
-        return {
-            "phase": phase,
-            "step": step,
-            "of": max(of, default=0),
-            "peak_bytes": launch.peak(statuses),
-            "tree_bytes": max((beat.tree_bytes for beat in self.beats.values()), default=0),
-            "elapsed_seconds": elapsed,
-        }
 
     def end(self, seconds: float) -> None:
         """Wait so long for each node's end file; None for a node without one."""
@@ -202,12 +168,74 @@ class Launched:
 # ---- a survey ----
 
 
-def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str] = ()) -> list[Ready]:
-    """Each node, with its ops compiled; ``nodes`` gets the network between them, measured.
+@dataclass(kw_only=True)
+class Nodes:
+    """The machines of a session, as ``run`` and ``doctor`` use them. ``ready``, ``wire`` and
+    ``notes`` are from their survey; ``gone`` names a node that was lost."""
 
-    Raises:
-        SurveyError: a node lacks something, is unlike the others, or cannot be reached.
-    """
+    nodes: int
+    head: str
+    silence: float
+    session: Session
+    ready: list[Ready] = field(default_factory=list)
+    wire: Wire | None = None
+    notes: list[str] = field(default_factory=list)
+    gone: str = ""
+
+    def order(self, out: Path, **given: Any) -> Order:
+        """An order to all nodes, with a token of its own."""
+        return Order(
+            token=uuid.uuid4().hex[:12],
+            nodes=self.nodes,
+            head=self.head,
+            out=str(out),
+            silence=self.silence,
+            code=preflight.code(),
+            versions=preflight.versions(),
+            cpu=kernel.cpu_name(),
+            **given,
+        )
+
+    def survey(
+        self, machine: Machine, out: Path, device: str, ops: Sequence[str], console: Console
+    ) -> Machine:
+        """Compile each node's ops, measure and print the network; ``machine`` with the least cores
+        of all nodes.
+
+        Raises:
+            SurveyError: a node lacks something, is unlike the others, or cannot be reached.
+        """
+        survey(self, out, device, ops)
+        hosts, wire = ", ".join(r.host for r in self.ready), self.wire
+        told = f"{self.nodes} nodes ({hosts}); between them {wire.bandwidth / 1e9:.3g} GB/s, "
+        told += f"{wire.latency_seconds * 1e3:.3g} ms an all-reduce ({wire.backend})"
+        console.print(told, highlight=False, soft_wrap=True)
+        for note in self.notes:
+            console.print(note, style="yellow", highlight=False, soft_wrap=True)
+        others = tuple([r.devices, r.driver, r.cpu, r.cores] for r in self.ready)
+        return dataclasses.replace(machine, cores=min(r.cores for r in self.ready), others=others)
+
+    def start(self, resolved: Resolved, folder: Path, **options: Any) -> Result:
+        """Run a row: on all nodes, or on this one if its spec is of one."""
+        if resolved.spec.nodes == 1:
+            return launch.run(resolved, folder, **options)
+        return run(resolved, folder, nodes=self, **options)
+
+    def table(self) -> Table:
+        """A line for each node."""
+        found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for name in ("node", "host", "address", "cores", "memory", "devices"):
+            found.add_column(name, overflow="fold")
+        for node in self.ready:
+            address = node.address or ", ".join(node.addresses)
+            memory = f"{node.memory_bytes / 2**30:.1f} GiB"
+            devices = ", ".join(node.devices) or node.cpu
+            found.add_row(str(node.rank), node.host, address, str(node.cores), memory, devices)
+        return found
+
+
+def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str]) -> None:
+    """Have each node compile ``ops``, and measure the network between them."""
     order = nodes.order(
         out,
         words=preflight.wire_words(device, nodes.nodes),
@@ -226,7 +254,7 @@ def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str] = ()) -> lis
         raise preflight.SurveyError(f"{refused.reason}; {refused.way_out}")
     nodes.wire = preflight.wire_found(here, launched.ends)
     nodes.notes += preflight.slow(nodes.wire)
-    return [launched.ready[rank] for rank in sorted(launched.ready)]
+    nodes.ready = [launched.ready[rank] for rank in sorted(launched.ready)]
 
 
 def _refused(launched: Launched) -> outcome.Outcome | None:

@@ -13,15 +13,15 @@ import argparse
 import contextlib
 import datetime
 import errno
-import fcntl
 import selectors
 import socket
 import statistics
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import psutil
 
 from harness.json_files import write_json
 from harness.result import Wire
@@ -29,7 +29,6 @@ from harness.system import process
 
 __all__ = ["Door", "answers", "fitting_size", "interface_of", "interfaces", "main", "reach"]
 
-SIOCGIFADDR = 0x8915
 CONNECT_SECONDS = 3.0
 LARGEST = 1 << 26
 SMALL, TIMES = 30, 4
@@ -40,13 +39,12 @@ GROUP_SECONDS = 60
 
 def interfaces() -> dict[str, str]:
     """Interface -> its IPv4 address, for those that have one; loopback last."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, request)
-                found[name] = socket.inet_ntoa(answer[20:24])
+    found = {
+        name: own.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for own in addresses
+        if own.family == socket.AF_INET
+    }
     return dict(sorted(found.items(), key=lambda item: item[1].startswith("127.")))
 
 

@@ -21,7 +21,6 @@ from typing import Any
 from harness import ROOT
 from harness.cluster import network, preflight
 from harness.cluster.meeting import Beat, End, Go, Order, Ready, log_of, read, write
-from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.command import (
     HEAD,
@@ -294,15 +293,6 @@ class Progress:
         return self.now() - self.since > max(least, STEPS * usual)
 
 
-def _rank_files(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The files of this node's ranks, in their order; without those half there or gone."""
-    records = []
-    for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
-        with contextlib.suppress(BadFile):
-            records.append(read_json(path, dict[str, Any]))
-    return sorted(records, key=lambda data: data.get("rank") or 0)
-
-
 class Sentry:
     """The watch of one launch on one node. ``lost`` are the nodes that its last reason is about."""
 
@@ -335,8 +325,8 @@ class Sentry:
         """Read the own ranks' files, a few times a second; every 2 s write a beat and read the
         others'."""
         self.door.answer()
-        self.statuses = _rank_files(self.local, "status") or self.statuses
-        self.failures = _rank_files(self.local, "failure") or self.failures
+        self.statuses = list(launch.rank_files(self.local, "status")) or self.statuses
+        self.failures = list(launch.rank_files(self.local, "failure")) or self.failures
         self.progress.see(self.statuses)
         if self._count == 0 or self.now() - self._told >= BEAT_SECONDS:
             self._told = self.now()

@@ -43,8 +43,10 @@ __all__ = [
     "own_caches",
     "peak",
     "prepare",
+    "rank_files",
     "read_log",
     "run",
+    "status",
     "unfinished",
     "write",
 ]
@@ -153,20 +155,20 @@ class _Ticker:
         if elapsed - self.last < STATUS_SECONDS:
             return
         self.last = elapsed
-        statuses = _read(self.folder, "status")
-        phase, step = outcome.where(outcome.Facts(statuses=statuses))
-        self.on_status(
-            {
-                "phase": phase,
-                "step": step,
-                "of": max(
-                    (s.get("of") or 0 for s in statuses if s.get("phase") == phase), default=0
-                ),
-                "peak_bytes": peak(statuses),
-                "tree_bytes": tree_bytes,
-                "elapsed_seconds": elapsed,
-            }
-        )
+        self.on_status(status(rank_files(self.folder, "status"), tree_bytes, elapsed))
+
+
+def status(statuses: tuple[dict[str, Any], ...], tree_bytes: int, elapsed: float) -> dict[str, Any]:
+    """The state of a run for ``on_status``, from its ranks' statuses."""
+    phase, step = outcome.where(outcome.Facts(statuses=statuses))
+    return {
+        "phase": phase,
+        "step": step,
+        "of": max((s.get("of") or 0 for s in statuses if s.get("phase") == phase), default=0),
+        "peak_bytes": peak(statuses),
+        "tree_bytes": tree_bytes,
+        "elapsed_seconds": elapsed,
+    }
 
 
 def _finished(folder: Path) -> bool:
@@ -219,8 +221,8 @@ def _facts(
         result=finished.status if finished else None,
         result_reason=finished.reason if finished else None,
         result_way_out=finished.way_out if finished else None,
-        failures=_read(folder, "failure"),
-        statuses=_read(folder, "status"),
+        failures=rank_files(folder, "failure"),
+        statuses=rank_files(folder, "status"),
         log=read_log(folder / "log.txt"),
         machine_kills=kills.machine,
         group_kills=kills.group,
@@ -287,8 +289,8 @@ def _worker_result(folder: Path) -> Result | None:
         return None
 
 
-def _read(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
-    """What the ranks wrote, in the order of ranks; a file half there or gone is left out."""
+def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
+    """The ranks' files of one ``kind``, in the order of ranks, without those half there or gone."""
     records = []
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
         with contextlib.suppress(BadFile):
