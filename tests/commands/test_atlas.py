@@ -188,25 +188,6 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert set(re.findall(r"at\('(\w+)'\)", script)) <= ids, "the script looks for none in vain"
 
 
-@pytest.mark.usefixtures("sure")
-def test_markdown_says_models_by_cards_and_has_a_page_a_model(told, tmp_path):
-    words = ["atlas", "--models", "flux-dev", "flux-schnell", *WORDS[3:5], "12GiB", "--gpus", "1"]
-    assert cli.main([*words, "--out", str(tmp_path)]) == 0
-    overview = (tmp_path / "atlas.md").read_text()
-    assert re.findall(r"^## .*", overview, re.MULTILINE) == [
-        "## LoRA, 1 GPU",
-        "## All weights, 1 GPU",
-    ]
-    assert overview.count("| Model | RTX-4090 | 12GiB |") == 2
-    line = next(x for x in overview.splitlines() if "flux-dev.md" in x and "no:" in x)
-    assert re.fullmatch(
-        r"\| \[flux-dev\]\(models/flux-dev.md\) \| [\d.]+ s \| no: 20.5 GiB \|", line
-    )
-    for model in ("flux-dev", "flux-schnell"):
-        rows = (tmp_path / f"models/{model}.md").read_text().splitlines()
-        assert sum(row.startswith(("| LoRA", "| all weights")) for row in rows) == 4
-
-
 def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, capsys):
     assert cli.main([*WORDS, "--out", str(tmp_path / "one")]) == 0
     told.clear()

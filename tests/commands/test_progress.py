@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from harness.commands.progress import Progress, clock, summary
+from harness.commands.progress import Progress
 from harness.result import Result, Status
 from harness.spec import Spec
 from tests.made.results import ok
@@ -80,8 +80,3 @@ def test_one_live_line_on_a_terminal() -> None:
     progress.end_suite()
     assert progress.live is None
     assert "200.0 ms a step" in out.getvalue()
-
-
-def test_words() -> None:
-    assert [clock(s) for s in (0.4, 59, 185, 7800)] == ["0 s", "59 s", "3 min 05 s", "2 h 10 min"]
-    assert summary(ok("ddp")).split() == ["200.0", "ms", "a", "step", "1.50", "GiB", "resident"]

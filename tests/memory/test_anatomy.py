@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from conftest import SUBJECT, TINY, living, settle
 
-from harness import ROOT, cli
+from harness import cli
 from harness.memory import portrait
 from harness.memory.categories import MEASURED as CATEGORIES
 from harness.memory.dissect import take
@@ -242,11 +240,6 @@ def test_another_file_is_no_anatomy(tmp_path):
         path.write_text(text)
         with pytest.raises(BadResult, match=r"anatomy\.json"):
             portrait.load(path)
-
-
-def test_drawing_needs_no_torch():
-    code = "import sys, harness.report.anatomy.files; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize(

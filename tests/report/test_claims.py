@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
-from harness.report.rendering import markdown
-from harness.report.rendering.charts import of_story
 from harness.report.stories import claims
 from harness.report.stories.claim_rules import DEEP, DEPTHS, TOKENS
 from harness.report.stories.claim_sweeps import BATCHES, LARGE
@@ -58,12 +54,6 @@ def test_a_saving_that_never_comes_does_not_hold_here_and_says_what_it_tends_to(
     assert (found.verdict, found.condition) == (Verdict.NOT, "")
     assert found.verdict.value == "does not hold here"
     assert "limit for large batches -13% (+-0.0); speed" in found.numbers
-
-
-def test_a_saving_that_would_come_behind_the_last_batch_says_so():
-    found = finding("mixed precision saves much", *over_batches("single+bf16", lambda b: 22.0 * b))
-    assert found.verdict is Verdict.NOT
-    assert "limit for large batches -27% (+-0.0): it begins beyond batch 32" in found.numbers
 
 
 def test_a_saving_at_every_batch_holds_here():
@@ -278,46 +268,6 @@ def test_from_how_many_tokens_much_is_saved():
     assert "25% of the peak saved from between 256 and 576 tokens on" in found.numbers
     same = finding("linear in the number of tokens", *token_rows(1.0, 1.0))
     assert "25% of the peak saved nowhere up to 1024 tokens" in same.numbers
-
-
-def test_the_tables_show_every_point_and_the_spread():
-    rows = over_batches("single+checkpoint", lambda b: plain(b) / 6) + token_rows(2.0, 1.0)[1:]
-    report = build(rows, [], SuiteHead(reference="single", story="claims"))
-    judged, sweeps, growths = claims.tables(report)
-    assert of_story.sweep_lines(report)["single+checkpoint"][0] == (
-        1,
-        pytest.approx(83.3, 0.01),
-    )
-    ((_, _, picture),) = of_story.pictures(report)
-    assert ">32</text>" in picture and of_story.keys(report)[0][0] == "single+checkpoint"
-    assert judged.title == "Claims, measured on DiT-S/4"
-    lines = {tuple(line[:2]): line[2:] for line in sweeps.lines}
-    assert lines["single", "activations in it"][0] == "20.0 %"
-    assert lines["single+checkpoint", "single"] == [
-        "-16.7 %", "-27.8 %", "-41.7 %", "-55.6 %", "-66.7 %", "-74.1 %", "-83.3 % (+-0.0)",
-    ]  # fmt: skip
-    (naive, fused) = growths.lines
-    assert naive[0] == "single+attend" and naive[3].startswith("2.00 +- ")
-    assert fused[4:] == ["1.00", "1.00"] and "at 1024" in fused[2]
-
-
-@pytest.mark.parametrize(
-    ("meter", "untraced", "said"),
-    [
-        ("resident", 0, "by a trace of that step."),
-        ("resident", 1, "by a trace of that step (11 rows). Without one: single+checkpoint."),
-        ("cuda", 0, "by the caching allocator."),
-    ],
-)
-def test_the_page_is_stamped_by_the_meter_that_was_used(meter, untraced, said):
-    rows = over_batches("single+checkpoint", lambda b: plain(b) / 6)
-    for result in rows:
-        result.meter = meter
-    for result in rows[-1:] if untraced else []:
-        result.ranks = [dataclasses.replace(rank, categories=None) for rank in result.ranks]
-    report = build(rows, [], SuiteHead(reference="single", story="claims"))
-    page = markdown.render_story(report)
-    assert said in page and "resident" not in page
 
 
 def on_gpu(result, device_gib: float):

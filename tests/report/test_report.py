@@ -12,7 +12,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,9 +33,8 @@ from harness.report.data.answers import (
 from harness.report.data.rows import read_suite
 from harness.report.figures import predicted
 from harness.report.rendering import export, html, markdown, sentences, tables, terminal
-from harness.report.rendering.charts import svg
 from harness.result import Status, load_all
-from tests.made.results import FULL, MIB, cpu_set, done, gpu_set, large_set
+from tests.made.results import MIB, cpu_set, gpu_set, large_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 GIB = 2**30
@@ -63,16 +61,6 @@ def printed(results, skipped=(), **more) -> str:
 )
 def test_golden(name, file, render):
     assert render(report_of(name)) == (GOLDEN / name / file).read_text(encoding="utf-8")
-
-
-def test_a_long_recipe_is_broken_between_its_parts_wherever_it_stands():
-    """Unbroken it lay over the table beside it, and pushed the numbers off the page."""
-    parts = ["ddp", "bf16", "checkpoint:every=sqrt", "accumulate:steps=4", "ema:place=cpu"]
-    row = done("+".join(parts), 0.4, FULL)
-    page = html.render(build([row], []))
-    broken = "+<wbr>".join(part.replace(":", ":<wbr>") for part in parts)
-    assert f"<b>{broken}</b>" in page, "in an answer"
-    assert f'<td class="t long name">{broken}</td>' in page, "in a table"
 
 
 def test_a_repetition_that_failed_is_told_on_the_row_and_listed():
@@ -278,14 +266,6 @@ def test_a_terminal_shows_every_column_whole(width):
     assert "Notes" in heads.split()
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (3, 3, [3]), (95, 130, [100, 110, 120, 130])],
-)
-def test_ticks_are_round(low, high, expected):
-    assert svg.ticks(low, high) == pytest.approx(expected)
-
-
 def test_bars_of_the_split_add_up_to_the_peak():
     rows = report_of("gpu").groups[0].rows
     assert len(rows) > 5
@@ -294,26 +274,6 @@ def test_bars_of_the_split_add_up_to_the_peak():
         names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
         parts = sum(numbers[f"{name}_bytes"] for name in names)
         assert parts + numbers["untraced_bytes"] == numbers["peak_bytes"]
-
-
-def test_report_needs_no_torch():
-    code = "import sys, harness.report; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("recipe", "lines"),
-    [
-        ("ddp+bf16", ["ddp+bf16"]),
-        ("single+adam8bit+optimizer_in_backward", ["single+adam8bit+", "optimizer_in_backward"]),
-        (
-            "+ offload_activations:what=checkpoints",
-            ["+ offload_activations:", "what=checkpoints"],
-        ),
-    ],
-)
-def test_a_long_recipe_is_broken_between_its_parts(recipe, lines):
-    assert terminal.folded(recipe).split("\n") == lines
 
 
 def test_recorded_sets_are_what_the_builder_builds():
