@@ -77,6 +77,8 @@ class Launched:
             raise launch.LaunchError(told) from None
         self.seconds = time.monotonic() - self.began
         self.look()
+        if self.interrupt and self.go is None:  # the other nodes wait for it
+            write(self.folder, Go(token=self.order.token, refused="the leader was interrupted"))
         # A scheduler that ends a job leaves its leader half a minute.
         self.end(HURRY_SECONDS if self.interrupt else END_SECONDS)
 
