@@ -75,7 +75,7 @@ LONGEST = (
     "test_public_peaks", "worker/test_counted", "worker/test_drawing", "worker/test_world",
     "export/test_launched_exports", "commands/test_public_run", "worker/test_resume",
     "worker/test_building",
-    "predict/test_closed_form", "strategies/test_stubs", "test_recount", "launch/test_launch",
+    "predict/test_closed_form", "strategies/test_stubs", "launch/test_launch",
     "predict/test_inverses", "cluster/test_two_nodes", "test_removal",
     "strategies/test_zero_settings",
     "memory/test_places", "test_questions", "worker/test_sabotage",

@@ -22,8 +22,10 @@ import pytest
 
 from harness import ROOT
 from harness.report import write_report
+from harness.report.figures import floor
 from harness.result import load, load_all
 from tests.made.pages import PUBLISHED, RESULTS, tables
+from tests.recount import noise
 from tests.recount.numbers import OF_A_ROW, RAW, UNFINISHED, differs, faults
 from tests.recount.raw import ResultSet
 
@@ -57,6 +59,11 @@ def entries(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("folder", [*SETS, *MADE], ids=lambda p: p.name)
 def test_the_numbers_of_a_report_are_what_its_raw_results_say(folder, written):
     assert list(faults(entries(written(folder)), ResultSet(folder))) == []
+
+
+def test_the_two_tables_of_students_t_agree():
+    """No set has every number of degrees of freedom."""
+    assert all(floor.student(n) == pytest.approx(noise.student(n)) for n in range(1, 100))
 
 
 def said(path: Path) -> Any:
