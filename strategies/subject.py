@@ -57,7 +57,7 @@ what it makes of the condition for all tokens alike is returned by ``adaLN_modul
 ``head``, ``label_table``: what the methods of these names return.
 ``sized``: ``sized`` gives the same model in another size.
 ``stages``: the module has the part "ends", or ``passage()``: what passes between its blocks in a
-forward pass of its own (``strategies.engines.pipeline.passage``).
+forward pass of its own (``strategies.engines.pipeline.cut``).
 ``stripes``: ``rows`` says into how many parts samples can be cut, ``cut`` and ``take_part`` do it.
 ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
 return tokens.

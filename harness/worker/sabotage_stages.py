@@ -130,19 +130,19 @@ def weights_of_the_last_micro_batch_lost(run: Run) -> None:
 
 def gradients_of_replicas_not_averaged(run: Run) -> None:
     """Each pipeline of several steps by its own samples' gradients."""
-    places = run.trained.model.places
-    object.__setattr__(places, "average", lambda gradients: None)  # it is frozen
+    ranks = run.trained.model.ranks
+    object.__setattr__(ranks, "average", lambda gradients: None)  # it is frozen
 
 
 def gradients_of_what_all_stages_have_not_added_up(run: Run) -> None:
     """Each stage steps what is in front of all blocks by what its own blocks make of it."""
-    places = run.trained.model.places
+    ranks = run.trained.model.ranks
 
     def alone(gradients: Any, micro: int) -> None:
         for gradient in gradients:
             gradient.div_(micro)
 
-    object.__setattr__(places, "add_up", alone)  # it is frozen
+    object.__setattr__(ranks, "add_up", alone)  # it is frozen
 
 
 def blocks_of_others_without_what_was_received(run: Run) -> None:
@@ -177,7 +177,7 @@ def gradients_of_sharers_divided_twice(run: Run) -> None:
         groups = reduce(number)
         for p in (p for group in groups for p in group.fsdp_params):
             if p.sharded_param.grad is not None:
-                p.sharded_param.grad.div_(staged.places.data)
+                p.sharded_param.grad.div_(staged.ranks.data)
         return groups
 
     staged.reduce = again

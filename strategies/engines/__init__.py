@@ -12,7 +12,7 @@ from strategies.engine import Engine
 from strategies.engines.alone import Alone
 from strategies.engines.broken import Broken
 from strategies.engines.fsdp.engine import Fsdp
-from strategies.engines.pipeline import sharded as pipeline
+from strategies.engines.pipeline import engine as pipeline
 from strategies.engines.replicas import Replicas
 from strategies.engines.zero.engine import Zero
 from strategies.launch_file import LaunchFile, LaunchFileError, read

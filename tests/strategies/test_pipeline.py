@@ -26,10 +26,10 @@ from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
 from strategies import parse
-from strategies.engines.pipeline import cut, orders
+from strategies.engines.pipeline import cut, schedules
 from strategies.engines.pipeline.engine import Pipeline
-from strategies.engines.pipeline.joined import INDEX
 from strategies.engines.pipeline.schedules import AUTO, SCHEDULES
+from strategies.engines.pipeline.state import INDEX
 from strategies.recipe import RecipeError
 from tests.made.stubs.stages import LOST, UNLIKE
 
@@ -178,7 +178,7 @@ def against(row: Result, reference: Result) -> parity.Verdict:
 
 def idle(schedule: str, stages: int, micro: int, runs: Any = AUTO) -> Fraction:
     found = SCHEDULES[schedule]
-    waits = orders.waits(found, stages, found.runs(runs), micro)
+    waits = schedules.bubble_fraction(found, stages, found.runs(runs), micro)
     return waits / (1 + waits)
 
 
@@ -201,12 +201,16 @@ def test_every_order_that_is_not_refused_can_run_and_has_each_part_once(name):
         if schedule.fault(stages, runs, micro):
             continue
         tried += 1
-        assert orders.waits(schedule, stages, runs, micro) >= 0
-        made = orders.order(schedule, stages, runs, micro)
+        assert schedules.bubble_fraction(schedule, stages, runs, micro) >= 0
+        made = schedules.order(schedule, stages, runs, micro)
         parts = [part for stage in made for part in stage]
-        whats = (orders.FORWARD, orders.BACKWARD, *([orders.WEIGHTS] if schedule.split else []))
+        whats = (
+            schedules.FORWARD,
+            schedules.BACKWARD,
+            *([schedules.WEIGHTS] if schedule.split else []),
+        )
         wanted = itertools.product(whats, range(stages * runs), range(micro))
-        assert len(parts) == len(set(parts)) and set(parts) == {orders.Part(*w) for w in wanted}
+        assert len(parts) == len(set(parts)) and set(parts) == {schedules.Part(*w) for w in wanted}
         homes = schedule.homes(stages, runs)
         assert all(homes[p.run] == stage for stage, own in enumerate(made) for p in own)
     assert tried > 3
@@ -418,5 +422,5 @@ def test_a_pipeline_round_trips_as_text(text):
 def test_peaks_in_flight_are_those_of_the_schedules():
     for (kind, stages, runs, micro), wanted in KEPT.items():
         schedule = next(s for s in SCHEDULES.values() if s.kind == f"Schedule{kind}")
-        made = orders.order(schedule, stages, runs, micro)
-        assert tuple(orders.kept(parts, schedule.split) for parts in made) == wanted, kind
+        made = schedules.order(schedule, stages, runs, micro)
+        assert tuple(schedules.kept(parts, schedule.split) for parts in made) == wanted, kind

@@ -19,7 +19,7 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker.sabotage_stages import STANDING
 from strategies import parse
-from strategies.engines.pipeline.joined import INDEX
+from strategies.engines.pipeline.state import INDEX
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.stages import SHARES_LOST, SHARES_UNLIKE

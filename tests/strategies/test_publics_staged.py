@@ -19,7 +19,7 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker.sabotage_stages import STANDING
 from strategies import parse
-from strategies.engines.pipeline.joined import INDEX
+from strategies.engines.pipeline.state import INDEX
 from tests.made.publics import miniature
 
 STAGED = {

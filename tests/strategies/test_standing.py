@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from harness.resolve import resolve
 from strategies.engines.pipeline import cut as cutting
-from strategies.engines.pipeline import passage, ways
+from strategies.engines.pipeline import stage
 from strategies.engines.pipeline.schedules import dealt
 from tests.made.publics import MINIATURES, miniature
 
@@ -32,7 +32,7 @@ class Stages:
             cutting.cut(module, subject.blocks(module), index, homes)
             for index, module in enumerate(self.modules)
         ]
-        self.ways = list(map(ways.way, self.modules, self.cuts))
+        self.ways = list(map(stage.way_of, self.modules, self.cuts))
         self.passed: list[tuple[Any, Any]] = []
 
     def forward(self, *sample: Any) -> Tensor:
@@ -50,7 +50,7 @@ class Stages:
             try:
                 out = self.subject.predict(Called(model), *sample)
                 self.passed.append((received, None))
-            except ways.Handed as left:
+            except stage.Handed as left:
                 self.passed.append((received, left.tensors))
                 received, outputs = left.tensors, left.outputs
         return out
@@ -115,8 +115,8 @@ def test_stages_of_a_family_are_together_the_whole_model(name):
 def test_what_a_family_cannot_do_is_refused_by_name():
     reason = resolve(miniature("dit-xl-2", "pp", processes=2)).refusal
     assert "dit-xl-2 has no forward pass that can be cut" in reason and "take ddp" in reason
-    with pytest.raises(passage.Unfit, match="of a block is used outside of it"):
-        passage.of(resolve(miniature("dit-xl-2", "ddp", processes=2)).subject)
+    with pytest.raises(cutting.Unfit, match="of a block is used outside of it"):
+        cutting.passage_between(resolve(miniature("dit-xl-2", "ddp", processes=2)).subject)
     for schedule in ("zero_bubble", "zbv"):
         reason = resolve(miniature("flux-dev", f"pp:schedule={schedule}", processes=2)).refusal
         assert "flux-dev does not say" in reason and "schedule=interleaved" in reason
@@ -238,14 +238,14 @@ UNFIT = {
 @pytest.mark.parametrize("kind", UNFIT)
 def test_blocks_that_cannot_be_dealt_to_stages_are_known(kind):
     subject = subject_of(kind)
-    with pytest.raises(passage.Unfit, match=UNFIT[kind]):
-        passage.taken(subject, lambda: subject.example("cpu"))
+    with pytest.raises(cutting.Unfit, match=UNFIT[kind]):
+        cutting.taken(subject, lambda: subject.example("cpu"))
 
 
 @pytest.mark.parametrize("homes", [(0, 1), (0, 1, 2, 3), (0, 1, 1, 0)])
 def test_what_skips_over_stages_passes_through_them(homes):
     subject = subject_of(Skips)
-    known = passage.taken(subject, lambda: subject.example("cpu"))
+    known = cutting.taken(subject, lambda: subject.example("cpu"))
     # In front of the third block: its input, and what the fourth's output is added to.
     assert known.alive == ((), ((0, 0),), ((0, 0), (1, 0)), ((0, 0), (2, 0)), ((0, 0), (3, 0))) or (
         known.alive[2] == ((0, 0), (1, 0))

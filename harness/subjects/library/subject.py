@@ -206,7 +206,7 @@ class Library(Subject):
             )
 
     def make(self) -> nn.Module:
-        from strategies.engines.pipeline import passage
+        from strategies.engines.pipeline import cut
 
         try:
             module = _class(self.kind)(**self.config)
@@ -216,7 +216,7 @@ class Library(Subject):
             if hasattr(part, "dropout_prob"):
                 # Labels are withheld by the batch, the same on every engine.
                 part.dropout_prob = 0.0
-        module.passage = functools.partial(passage.of, self)
+        module.passage = functools.partial(cut.passage_between, self)
         return module
 
     def shell(self) -> nn.Module:

@@ -1,5 +1,6 @@
-"""What shows a pipeline in force: whose blocks a rank holds, what one watched step passed on and
-how many micro batches it kept, and a forward pass that is the whole model's."""
+"""Evidence of a pipeline: the parameters and blocks of each stage, one watched step, and an output
+equal to the whole model's.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +10,54 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from strategies.base import demand
+from strategies.engines.fsdp import facts, objects
 from strategies.engines.fsdp.facts import local
-from strategies.engines.pipeline import joined, orders, shared
-from strategies.engines.pipeline.orders import Part
-from strategies.engines.pipeline.staged import Staged
+from strategies.engines.pipeline import state
+from strategies.engines.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    WEIGHTS,
+    Part,
+    kept,
+    order,
+)
+from strategies.engines.pipeline.stage import Staged
 from strategies.evidence import forward, reference_check
 from strategies.evidence.together import together
 
 if TYPE_CHECKING:
     from strategies.engine import Trained
 
-__all__ = ["Seen", "evidence", "observe", "replicas"]
+__all__ = ["Seen", "evidence", "observe", "observe_shards", "replicas", "shards"]
 
 LARGEST = 2 * 10**9
-"""Elements of a model up to which it is put together in host memory for a comparison."""
+"""Largest model, in elements, that is gathered in host memory for a comparison."""
 
 
 @dataclass
 class Seen:
-    """What a stage ran in one step, in that order."""
+    """The parts that a stage ran in one step, in order."""
 
     parts: list[Part] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def observe(trained: Trained) -> Iterator[Seen]:
-    """Note what this stage runs."""
+    """Record the parts that this stage runs."""
     pipe, seen = trained.model.pipe, Seen()
     before = pipe.tell
 
     def tell(part: Part | None) -> None:
         before(part)
-        if part and part != orders.OPTIMIZER:
+        if part and part != OPTIMIZER:
             seen.parts.append(part)
 
     pipe.tell = tell
@@ -56,20 +68,20 @@ def observe(trained: Trained) -> Iterator[Seen]:
 
 
 def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
-    """Facts of all stages; every rank takes part.
+    """Return facts of all stages; every rank takes part.
 
     Raises:
-        NotInForce: some of it is not so.
+        NotInForce: a fact differs from what the recipe asks for.
     """
     ours = (_made, _held, _stepped, _ran, _in_flight, _idle)
     each = (functools.partial(look, trained, engine) for look in ours)
     whole = functools.partial(_as_the_whole, trained)
     alike = functools.partial(engine.shown_alike, trained)
-    return together(trained, *each, functools.partial(shared.evidence, trained), alike, whole)
+    return together(trained, *each, functools.partial(_shared, trained), alike, whole)
 
 
 def _made(trained: Trained, engine: Any) -> dict[str, Any]:
-    """The model is one stage, with the runs of blocks and the schedule that were asked for."""
+    """Check the runs of blocks and the schedule of this stage."""
     model = trained.model
     demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, not a stage")
     homes = model.cut.homes
@@ -80,9 +92,9 @@ def _made(trained: Trained, engine: Any) -> dict[str, Any]:
 
 
 def _held(trained: Trained, engine: Any) -> dict[str, Any]:
-    """Each parameter of the model is held by one stage, or is one of those that all share, and each
-    has the blocks that are dealt to it, of as many runs."""
-    module, cut, everyone = trained.module, trained.model.cut, trained.model.places.everyone
+    """Check that each parameter is held by one stage, or is shared by all, and that each stage has
+    its blocks."""
+    module, cut, everyone = trained.module, trained.model.cut, trained.model.ranks.everyone
     mine = {name: p.numel() for name, p in module.named_parameters()}
     told = everyone((mine, len(trained.blocks()), [*cut.blocks]))
     each, blocks, runs = map(list, zip(*told, strict=True))
@@ -104,7 +116,7 @@ def _held(trained: Trained, engine: Any) -> dict[str, Any]:
 
 
 def _stepped(trained: Trained, engine: Any) -> dict[str, Any]:
-    """This rank's optimizer steps this rank's parameters, all and no others."""
+    """Check that this rank's optimizer steps all of this rank's parameters and no others."""
     part = trained.engine.part
     own = {id(part(p)) for p in trained.module.parameters() if p.requires_grad}
     stepped = {id(p) for p in trained.optimized()}
@@ -114,16 +126,16 @@ def _stepped(trained: Trained, engine: Any) -> dict[str, Any]:
 
 
 def _ran(trained: Trained, engine: Any) -> dict[str, Any]:
-    """What the watched step showed: each micro batch once forward and once backward in each run of
-    blocks, in the schedule's order, and what passed between stages."""
+    """Check the watched step: each micro-batch ran once forward and once backward in each run, in
+    the schedule's order, and its tensors passed between stages."""
     if trained.observed is None:
         return {}
     cut, parts = trained.model.cut, trained.observed.engine.parts
     for run in cut.blocks:
         _each_once(engine, run, parts)
     schedule = engine.schedule
-    wanted = orders.order(schedule, engine.stages, engine.runs, engine.micro)[cut.index]
-    most, least = (orders.kept(each, schedule.split) for each in (parts, wanted))
+    wanted = order(schedule, engine.stages, engine.runs, engine.micro)[cut.index]
+    most, least = (kept(each, schedule.split) for each in (parts, wanted))
     demand(most == least, f"{most} micro batches were kept at once, not {least}")
     demand(parts == wanted, f"the order was {parts[:4]}..., not {wanted[:4]}...")
     facts = {"micro_batches": engine.micro}
@@ -131,25 +143,25 @@ def _ran(trained: Trained, engine: Any) -> dict[str, Any]:
 
 
 def _in_flight(trained: Trained, engine: Any) -> dict[str, Any]:
-    """Micro batches whose activations each stage kept at once in the watched step."""
+    """Return the micro-batches whose activations each stage kept at once in the watched step."""
     if trained.observed is None:
         return {}
-    most = orders.kept(trained.observed.engine.parts, engine.schedule.split)
-    return {"in_flight_of_stages": trained.model.places.everyone(most)}
+    most = kept(trained.observed.engine.parts, engine.schedule.split)
+    return {"in_flight_of_stages": trained.model.ranks.everyone(most)}
 
 
 def _each_once(engine: Any, run: int, parts: Sequence[Part]) -> None:
-    """Each micro batch went through a run of blocks there and back."""
+    """Check that each micro-batch ran forward and backward in a run of blocks."""
     wanted = [*range(engine.micro)]
-    apart = (orders.WEIGHTS,) if engine.schedule.split else ()
-    for what in (orders.FORWARD, orders.BACKWARD, *apart):
+    apart = (WEIGHTS,) if engine.schedule.split else ()
+    for what in (FORWARD, BACKWARD, *apart):
         found = sorted(part.number for part in parts if part.what == what and part.run == run)
         demand(found == wanted, f"micro batches {found} ran {what}, not {wanted}")
 
 
 def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
-    """Tensors sent to and received from the neighbours: what passes on, of each micro batch, and
-    its gradient back. Runs that follow on each other in one stage send nothing."""
+    """Check the tensors sent to and received from other stages: activations of each micro-batch and
+    their gradients. Neighbouring runs of one stage send nothing."""
     cut, passes = trained.model.cut, trained.model.pipe.borders
     homes = cut.homes
     borders = [n for n in range(cut.end) if homes[n] != homes[n + 1]]
@@ -166,34 +178,34 @@ def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
 
 
 def replicas(trained: Trained) -> dict[str, Any]:
-    """Where each stage is there several times: gradients were averaged, all and once, and replicas
-    that saw other samples are equal."""
-    places, facts = trained.model.places, {}
-    if places.data == 1:
+    """Check that gradients were averaged once over the replicas of this stage, and that these are
+    equal."""
+    ranks, facts = trained.model.ranks, {}
+    if ranks.data == 1:
         return {}
-    mine = map(local, trained.module.parameters())  # of sharded stages the rows
+    mine = map(local, trained.module.parameters())  # the rows of a sharded stage
     sums = torch.stack([own.detach().double().sum() for own in mine])
-    each = [torch.empty_like(sums) for _ in range(places.data)]
-    dist.all_gather(each, sums, group=places.replicas)
+    each = [torch.empty_like(sums) for _ in range(ranks.data)]
+    dist.all_gather(each, sums, group=ranks.replicas)
     if trained.observed is not None and trained.observed.ran:
-        among = places.replicas.group_name
+        among = ranks.replicas.group_name
         size = sum(s.bytes for s in trained.observed.sent if s.group == among)
         whole = sum(p.nbytes for p in trained.module.parameters() if p.requires_grad)
         demand(size == whole, f"{size} bytes of gradients were averaged, of {whole}")
         facts["gradient_bytes_averaged"] = size
     spread = max(float((other - sums).abs().max()) for other in each)
     demand(spread == 0.0, f"the replicas of a stage drifted apart by {spread:.3g}")
-    return {"replicas": places.data, "replica_spread": spread, **facts}
+    return {"replicas": ranks.data, "replica_spread": spread, **facts}
 
 
 def _idle(trained: Trained, engine: Any) -> dict[str, Any]:
-    """The share of a step that a stage waits: as its order has it, and of the quickest step that
-    this run took (its own clock; on a GPU what is launched is not what has run)."""
-    waits = engine.waits
-    facts: dict[str, Any] = {"idle_share_computed": round(float(waits / (1 + waits)), 4)}
+    """Return the share of a step that a stage waits: computed from its order, and on a CPU measured
+    in the quickest step. A GPU's work is not over when it is launched."""
+    bubble = engine.waits
+    facts: dict[str, Any] = {"idle_share_computed": round(float(bubble / (1 + bubble)), 4)}
     if trained.accelerator.device.type != "cpu":
         return facts
-    each = trained.model.places.everyone(trained.model.pipe.seconds)
+    each = trained.model.ranks.everyone(trained.model.pipe.seconds)
     steps = [list(zip(*step, strict=True)) for step in zip(*each, strict=True)]
     busy, whole = min(steps, key=lambda step: max(step[1]))
     shares = [round(1 - mine / max(whole), 4) for mine in busy]
@@ -205,7 +217,7 @@ def _idle(trained: Trained, engine: Any) -> dict[str, Any]:
 
 
 def _as_the_whole(trained: Trained) -> dict[str, Any]:
-    """A prediction through all stages beside one of a whole model that has their weights."""
+    """Compare the output of all stages with that of a whole model with their weights."""
     if trained.subject.parameters > LARGEST:
         return {}
     with torch.no_grad(), forward.eager(trained):
@@ -213,7 +225,7 @@ def _as_the_whole(trained: Trained) -> dict[str, Any]:
         everywhere = trained.engine.everywhere(trained)
         whole = trained.subject.make() if trained.accelerator.is_main_process else None
         named = {} if whole is None else dict(whole.named_parameters())
-        joint = joined.whole(trained, list(everywhere.values()))
+        joint = state.whole(trained, list(everywhere.values()))
         for name, p in zip(everywhere, joint, strict=True):
             if whole is not None:
                 named[name].copy_(p)
@@ -223,3 +235,151 @@ def _as_the_whole(trained: Trained) -> dict[str, Any]:
         with trained.accelerator.autocast():
             wanted = reference_check.output_of(trained, whole)
     return {"away_from_the_whole": reference_check.away(trained, mine, wanted)}
+
+
+@dataclass
+class SeenShards(Seen):
+    """The parts that a stage ran in one step, and the all-gathers of each of torch's groups by
+    id."""
+
+    gathered: Counter[int] = field(default_factory=Counter)
+
+
+@contextlib.contextmanager
+def observe_shards(trained: Trained) -> Iterator[SeenShards]:
+    """Record the parts that this stage runs and its all-gathers."""
+    gathered: Counter[int] = Counter()
+    original = FSDPParamGroup._to_unsharded
+
+    def noted(group: Any) -> None:
+        original(group)
+        gathered[id(group)] += 1
+
+    watch = mock.patch.object(FSDPParamGroup, "_to_unsharded", noted)
+    with observe(trained) as seen, watch:
+        yield SeenShards(seen.parts, gathered)
+
+
+def shards(trained: Trained) -> dict[str, Any]:
+    """Return facts of this rank's shard and of the watched step; no collective is called.
+
+    Raises:
+        NotInForce: parameters are not sharded block by block as the recipe asks.
+    """
+    gathered = facts.gathered_as(trained.module)
+    found: dict[str, Any] = {"sharers": trained.model.ranks.data, "gathered_as": gathered}
+    for look in (objects.cut, objects.by_block, objects.shares, objects.kept):
+        found |= look(trained)
+    seen = trained.observed
+    if seen is None or not seen.ran:
+        return found
+    return found | _gathered(trained, seen.engine) | _reduced(trained)
+
+
+def _gathered(trained: Trained, seen: SeenShards) -> dict[str, Any]:
+    """Check the all-gathers of each group: one a step if weights are kept for all micro-batches,
+    else one or two a micro-batch (torch may gather ahead). Weights outside of blocks are gathered
+    for each run of blocks."""
+    groups, runs = _groups(trained), len(trained.model.cut.blocks)
+    times = [seen.gathered[id(group)] for group in groups]
+    micro = trained.engine.micro
+    for group, n in zip(groups, times, strict=True):
+        uses = micro * (runs if trained.module in group.modules else 1)
+        low, high = (uses, 2 * uses + 1) if trained.engine.reshard else (1, 1)
+        demand(low <= n <= high, f"groups were gathered {n} times in a step, not {low} to {high}")
+    gathers = [s for s in _sent(trained) if "gather" in s.collective]
+    demand(len(gathers) == sum(times), f"{len(gathers)} all-gathers of {sum(times)}")
+    return {"gathers_of_groups": times, "gathered_bytes": sum(s.bytes for s in gathers)}
+
+
+def _reduced(trained: Trained) -> dict[str, Any]:
+    """Check that each group's gradients are reduce-scattered once, after the last micro-batch."""
+    ours = _sent(trained)
+    free = [[p for p in g.fsdp_params if p in trained.model.graded] for g in _groups(trained)]
+    groups = sum(bool(own) for own in free)
+    scattered = [s for s in ours if "reduce_scatter" in s.collective]
+    told = f"{len(scattered)} reductions of gradients in a step of {groups} groups"
+    demand(len(scattered) == groups, f"{told}: once each, behind the last micro batch")
+    _none_lost(trained)
+    sent, sharers = sum(s.bytes for s in scattered), trained.model.ranks.data
+    wanted = sum(sharers * _room(p) for own in free for p in own)
+    demand(sent == wanted, f"{sent} bytes of gradients were reduced, of {wanted}")
+    summed = [s.bytes for s in ours if s.collective.startswith("allreduce") and s.bytes > SCALAR]
+    demand(not summed, f"{len(summed)} all-reduces of {sum(summed)} bytes: gradients were whole")
+    types = {s.dtype for s in scattered}
+    return {
+        "reductions": groups,
+        "gradient_bytes_reduced": sent,
+        "gradients_sent_as": "+".join(sorted(types)),
+    }
+
+
+def _none_lost(trained: Trained) -> None:
+    """Check that all trained parameters, except shared ones, had a gradient."""
+    named, shared = trained.module.named_parameters(), trained.model.cut.shared
+    common = {id(p) for name, p in named if name in shared}
+    each = (p for group in _groups(trained) for p in group.fsdp_params)
+    own = [p for p in each if p.sharded_param.requires_grad and id(p.sharded_param) not in common]
+    lost = [p for p in own if p not in trained.model.graded]
+    demand(not lost, f"{len(lost)} parameters of this stage alone had no gradient")
+
+
+def _room(p: Any) -> int:
+    """Return the bytes of a gradient's padded rows in the type that is sent."""
+    kind = p.reduce_dtype or p.param_dtype or p.orig_dtype
+    return p.padded_sharded_param_size.numel() * kind.itemsize
+
+
+SCALAR = 8
+"""Bytes of a norm, which the ranks of a stage sum."""
+
+
+def _groups(trained: Trained) -> list[Any]:
+    """Return torch's groups that have weights: a middle stage has none outside of its blocks."""
+    return [group for group in facts.groups(trained.module) if group.fsdp_params]
+
+
+def _sent(trained: Trained) -> list[Any]:
+    """Return the collectives among the ranks of this stage."""
+    among = trained.model.ranks.replicas.group_name
+    return [s for s in trained.observed.sent if s.group == among]
+
+
+# ---- weights that all stages have ----
+
+
+def _shared(trained: Trained) -> dict[str, Any]:
+    """Check the weights that all stages have: their gradients were summed once a step, their values
+    are equal on all stages, and placeholders replaced the blocks of other stages."""
+    model = trained.model
+    if not model.cut.shared:
+        return {}
+    mine = [
+        trained.engine.part(p).detach().double().sum().item() for p in _shared_parameters(trained)
+    ]
+    each = model.ranks.everyone(mine)
+    facts = {
+        "shared_elements": sum(p.numel() for p in _shared_parameters(trained)),
+        **_summed(trained),
+    }
+    demand(model.way.placeholder_calls > 0 or model.cut.index == 0, "no placeholder was called")
+    spread = max((abs(a - b) for own in each for a, b in zip(own, each[0], strict=True)), default=0)
+    demand(spread == 0.0, f"what all stages have drifted apart by {spread:.3g}")
+    return {**facts, "shared_spread": spread}
+
+
+def _shared_parameters(trained: Trained) -> list[torch.nn.Parameter]:
+    named = trained.module.named_parameters()
+    return [p for name, p in named if name in trained.model.cut.shared]
+
+
+def _summed(trained: Trained) -> dict[str, Any]:
+    """Check the bytes that were summed over the stages before the optimizer's turn."""
+    if trained.observed is None or not trained.observed.ran:
+        return {}
+    ranks = trained.model.ranks
+    among = (ranks.pipe or dist.group.WORLD).group_name
+    sums = (s for s in trained.observed.sent if s.collective == "allreduce_" and s.group == among)
+    found, whole = sum(s.bytes for s in sums if s.phase != "optimizer"), state.shared_bytes(trained)
+    demand(found == whole, f"{found} bytes of shared gradients were added up, of {whole}")
+    return {"shared_gradient_bytes": found}

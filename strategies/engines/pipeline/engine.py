@@ -1,11 +1,10 @@
-"""A pipeline of stages by torch.distributed.pipelining: each rank has a run of the blocks, or
-several that lie apart.
+"""Pipeline engines on torch.distributed.pipelining: each rank runs one or more runs of blocks.
 
-The launch file says how many stages and micro batches there are; a recipe may choose others, and
-the schedule. Where there are more ranks than stages, each stage is there several times, and works
-on other samples each time. How a model is cut stands in ``cut``, who has which stage in ``places``,
-how a step runs in ``staged``, what each stage runs when in ``orders``, what shows it in
-``effects``, and its checkpoints in ``joined``.
+The launch file gives the stages and the micro-batches; a recipe may choose others, and the
+schedule. With more ranks than stages each stage exists several times, on other samples: replicated
+(``Pipeline``), or sharded by FSDP2 block by block (``Sharded``, with a block ``fsdp_config`` in the
+launch file). No torch at import. ``cut`` cuts a model, ``stage`` runs a step, ``schedules`` has the
+orders, ``state`` sums and checkpoints, ``effects`` the evidence.
 """
 
 from __future__ import annotations
@@ -18,8 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import TRAITS
 from strategies.engine import Engine, Imitation
-from strategies.engines.pipeline import orders
-from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule, dealt
+from strategies.engines.fsdp.engine import WRAPPED, Fsdp
+from strategies.engines.fsdp.rows import Rows
+from strategies.engines.pipeline.schedules import (
+    AUTO,
+    OPTIMIZER,
+    SCHEDULES,
+    Schedule,
+    bubble_fraction,
+    dealt,
+)
 from strategies.holdings import Fragment, Holdings
 from strategies.launch_file import LaunchFile, LaunchFileError
 from strategies.layout import Layout
@@ -30,24 +37,24 @@ if TYPE_CHECKING:
     from strategies.engine import Enter, Launch, Trained
     from strategies.initial import Draw
 
-__all__ = ["Pipeline", "in_file"]
+__all__ = ["Pipeline", "Sharded", "in_file", "named"]
 
-BLOCK = "megatron_lm_config"
+BLOCK, FSDP = "megatron_lm_config", "fsdp_config"
 DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
-"""accelerate has keys for a pipeline in the block of Megatron-LM alone."""
+"""accelerate's only keys for a pipeline are those of Megatron-LM."""
 BESIDE = frozenset({"recomputes", "half_compute"})
-"""Traits of other parts beside which a pipeline was tried."""
+"""Traits of other parts with which a pipeline was tried."""
 ALL_STAGES = 4
-"""Up to so many stages each is predicted."""
+"""Largest number of stages of which each is predicted."""
 
 
 def in_file(file: LaunchFile) -> bool:
-    """Whether a launch file names a pipeline beside its distributed type."""
+    """Return True if a launch file names a pipeline beside its distributed type."""
     return DEGREE in (file.content.get(BLOCK) or {})
 
 
 class Pipeline(Engine):
-    """Stages on as many ranks; micro batches pass through them by a schedule."""
+    """Stages on as many ranks; micro-batches pass through them by a schedule."""
 
     kinds: ClassVar[tuple[str, ...]] = ("MULTI_CPU", "MULTI_GPU")
     modules: ClassVar[tuple[str, ...]] = ("torch.distributed.pipelining",)
@@ -68,17 +75,17 @@ class Pipeline(Engine):
 
     @property
     def stages(self) -> int:
-        """Ranks through which a micro batch passes, each with its blocks."""
+        """Ranks through which a micro-batch passes, each with its blocks."""
         return self.file.settings["stages"]
 
     @property
     def micro(self) -> int:
-        """Micro batches that pass in a step."""
+        """Micro-batches of a step."""
         return self.file.settings["micro"]
 
     @property
     def schedule(self) -> Schedule:
-        """The order in which a stage runs them."""
+        """The order in which stages run the micro-batches."""
         return SCHEDULES[self.file.settings["schedule"]]
 
     @property
@@ -93,7 +100,7 @@ class Pipeline(Engine):
 
     @property
     def naive(self) -> bool:
-        """Whether one micro batch passes, so that one stage works at a time."""
+        """True if a step has one micro-batch, so one stage works at a time."""
         return self.of(self.file).micro == 1
 
     @property
@@ -128,7 +135,7 @@ class Pipeline(Engine):
         return self._parts(launch) or self._ranks(launch) or self._beside(launch)
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
-        """The stage of each block."""
+        """Return the stage of each block."""
         runs = zip(self.homes, dealt(depth, len(self.homes)), strict=True)
         return [stage for stage, (first, behind) in runs for _ in range(first, behind)]
 
@@ -196,21 +203,22 @@ class Pipeline(Engine):
         make_optimizer: Callable[[list[Any]], Any],
         blocks: Sequence[Any],
     ) -> tuple[Any, Any]:
-        """The cut model, called as the whole one is; not wrapped in DDP, which does not see what
-        torch's stages do with it."""
-        from strategies.engines.pipeline import cut, places, staged
+        """Return the cut model, called as the whole one. It is not wrapped in DDP, because DDP does
+        not see the calls of torch's stages."""
+        from strategies.engines.pipeline import cut, stage
 
         made = cut.cut(module, blocks, self._stage_of(accelerator), self.homes)
         rank, ranks = accelerator.process_index, accelerator.num_processes
-        model = staged.Staged(module, made, places.found(rank, ranks, self.layout(ranks).data))
+        of = stage.stage_ranks(rank, ranks, self.layout(ranks).data)
+        model = stage.Staged(module, made, of)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         model = accelerator.prepare_model(model, evaluation_mode=True)
         return model, accelerator.prepare_optimizer(optimizer)
 
     def ready(self, trained: Trained) -> None:
-        from strategies.engines.pipeline import staged
+        from strategies.engines.pipeline import stage
 
-        trained.model.pipe = staged.Pipe(trained.model, self.schedule, self.micro)
+        trained.model.pipe = stage.Pipe(trained.model, self.schedule, self.micro)
 
     # ---- one optimizer step ----
 
@@ -221,36 +229,36 @@ class Pipeline(Engine):
         loss_of: Callable[[Any], Any],
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
-        """All micro batches are there at once, for the schedule runs them in its own order."""
+        """Take all micro-batches at once, because the schedule runs them in its own order."""
         pipe, taken = trained.model.pipe, list(batches)
         if pipe.schedule is None:
             pipe.begin(trained.subject, taken[0], trained.accelerator.device)
         losses = pipe.step(taken, loss_of)
         self.average(trained)
-        pipe.tell(orders.OPTIMIZER)
+        pipe.tell(OPTIMIZER)
         arrived()
         trained.optimizer.step()
         trained.optimizer.zero_grad()
         yield from losses.unbind()
 
     def average(self, trained: Trained) -> None:
-        """Have the gradients of a step be the mean over the replicas of this stage, those of what
-        all stages have be the sum over these before."""
-        from strategies.engines.pipeline import shared
+        """Sum the gradients of shared weights over the stages, then average all gradients over the
+        replicas of this stage."""
+        from strategies.engines.pipeline import state
 
-        shared.added_up(trained, self.micro)
+        state.sum_shared(trained, self.micro)
         own = (p.grad for p in trained.module.parameters() if p.grad is not None)
-        trained.model.places.average(own)
+        trained.model.ranks.average(own)
 
     def norm(self, trained: Trained) -> Any:
-        """Each parameter is told by one stage: squares add up."""
+        """Sum squares over the stages: each parameter counts on one stage."""
         import torch
 
-        from strategies.engines.pipeline import shared
+        from strategies.engines.pipeline import state
 
-        mine = shared.norm(trained) if trained.model.cut.shared else super().norm(trained)
+        mine = state.own_norm(trained) if trained.model.cut.shared else super().norm(trained)
         total = mine.detach().double().square()
-        torch.distributed.all_reduce(total, group=trained.model.places.pipe)
+        torch.distributed.all_reduce(total, group=trained.model.ranks.pipe)
         return total.sqrt().to(mine.dtype)
 
     def clip(self, trained: Trained, limit: float) -> Any:
@@ -280,9 +288,9 @@ class Pipeline(Engine):
         return trained.model.cut.everywhere(trained.module)
 
     def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
-        """Each stage has all of its own parameters; of its replicas the first tells of them, and of
-        what all stages have the first."""
-        if trained.model.places.share and not copies:
+        """Yield this stage's parameters, on the first of its replicas; the first stage yields those
+        that all stages have."""
+        if trained.model.ranks.share and not copies:
             return
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
         for index, (name, p) in enumerate(named):
@@ -290,24 +298,24 @@ class Pipeline(Engine):
                 yield Fragment(name, index, 0, p.numel(), 0)
 
     def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
-        from strategies.engines.pipeline import joined
+        from strategies.engines.pipeline import state
 
-        return joined.whole(trained, parameters)
+        return state.whole(trained, parameters)
 
     def held(self, trained: Trained) -> Holdings:
-        """torch keeps room for what every micro batch of a step receives."""
+        """Count torch's receive buffers, one set a micro-batch, as buckets."""
         found = super().held(trained)
         return found._replace(tensors={**found.tensors, "buckets": trained.model.pipe.received()})
 
     def save(self, trained: Trained, path: Path) -> None:
-        from strategies.engines.pipeline import joined
+        from strategies.engines.pipeline import state
 
-        joined.save(trained, path)
+        state.save(trained, path)
 
     def load(self, trained: Trained, path: Path) -> None:
-        from strategies.engines.pipeline import joined
+        from strategies.engines.pipeline import state
 
-        joined.load(trained, path)
+        state.load(trained, path)
 
     # ---- proof and prediction ----
 
@@ -317,16 +325,16 @@ class Pipeline(Engine):
         return effects.observe(trained)
 
     def unlike(self, launch: Launch) -> Sequence[int]:
-        """The first rank of each stage; of many stages, of each that is the first of its kind:
-        those behind it keep activations of as many micro batches or fewer."""
+        """Return the first rank of each stage. Of many stages, only the first of each kind: later
+        ones keep activations of as many micro-batches or fewer."""
         data = self.layout(launch.processes).data
         return [stage * data for stage in self._unlike(launch.subject)]
 
     def foresee(self, launch: Launch) -> None:
-        from strategies.engines.pipeline import passage
+        from strategies.engines.pipeline import cut
 
         if launch.subject.lacks("ends"):
-            passage.of(launch.subject)
+            cut.passage_between(launch.subject)
 
     def _unlike(self, subject: Any) -> Sequence[int]:
         stages, known = range(self.stages), sum(subject.depths.values())
@@ -347,12 +355,12 @@ class Pipeline(Engine):
 
     @property
     def waits(self) -> Fraction:
-        return orders.waits(self.schedule, self.stages, self.runs, self.micro)
+        return bubble_fraction(self.schedule, self.stages, self.runs, self.micro)
 
     def imitation(self) -> Imitation:
-        from strategies.engines.pipeline.imitation import Lonely
+        from strategies.engines.pipeline.trace import OneStage
 
-        return Lonely(self.file.settings.get("rank", 0))
+        return OneStage(self.file.settings.get("rank", 0))
 
     def evidence(self, trained: Trained) -> dict[str, Any]:
         from strategies.engines.pipeline import effects
@@ -360,16 +368,153 @@ class Pipeline(Engine):
         return effects.evidence(trained, self)
 
     def shown_alike(self, trained: Trained) -> dict[str, Any]:
-        """Evidence of what the ranks of one stage are to each other."""
+        """Return evidence of how the ranks of one stage share the work."""
         from strategies.engines.pipeline import effects
 
         return effects.replicas(trained)
 
 
 def _counted(text: Any) -> Any:
-    """``runs`` of a recipe: a number, or what the schedule has where nothing is said."""
+    """Return ``runs`` of a recipe: a number, or ``AUTO`` for the schedule's own."""
     if isinstance(text, str) and text.isdigit() and int(text) > 0:
         return int(text)
     if text != AUTO and not isinstance(text, int):
         raise ValueError(f"runs is {text!r}; a whole number from 1, or {AUTO}")
     return text
+
+
+def named(file: LaunchFile) -> type[Pipeline] | None:
+    """Return the kind of pipeline that a launch file names beside its distributed type, or None."""
+    if not in_file(file):
+        return None
+    return Sharded if FSDP in file.content else Pipeline
+
+
+class Sharded(Pipeline, Rows):
+    """Stages whose parameters, gradients and optimizer state are sharded by ``fully_shard``, block
+    by block. The ranks of a stage work on different samples."""
+
+    modules: ClassVar[tuple[str, ...]] = (*Pipeline.modules, *Fsdp.modules)
+    hybrid: ClassVar[bool] = False
+    offloads: ClassVar[bool] = False
+    """Features of ``fully_shard`` that are not used here."""
+
+    @classmethod
+    def of(cls, file: LaunchFile) -> Pipeline:
+        block = file.content[FSDP]
+        for key, value in {"fsdp_version": 2, "fsdp_auto_wrap_policy": WRAPPED}.items():
+            if block.get(key) != value:
+                raise LaunchFileError(
+                    f"{file.path}: {FSDP} says {key} {block.get(key)!r}; write {value}"
+                )
+        reshard = block.get("fsdp_reshard_after_forward", False)
+        made = super().of(file)
+        return cls(_with(made.file, reshard=reshard))
+
+    # ---- facts ----
+
+    @property
+    def reshard(self) -> bool:
+        """True if a block's gathered weights are freed after each use, False if they are kept for
+        all micro-batches of a step."""
+        return self.file.settings["reshard"]
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        return {**super().choices, "reshard": "on" if self.reshard else "off"}
+
+    def chosen(self, choices: Mapping[str, Any]) -> Pipeline:
+        words = {"on": True, "off": False, True: True, False: False}
+        asked = choices.get("reshard", self.reshard)
+        if asked not in words:
+            raise ValueError(f"reshard is {asked!r}; on or off")
+        return super().chosen({**choices, "reshard": words[asked]})
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | {"shards", "split_parameters", "dtensor_weights"}
+
+    def layout(self, ranks: int) -> Layout:
+        return Layout(shard=max(1, ranks // self.stages), pipeline=self.stages)
+
+    def _ranks(self, launch: Launch) -> str | None:
+        fault = super()._ranks(launch)
+        if fault is None and launch.processes == self.stages:
+            more = f"--processes {2 * self.stages} or another multiple of {self.stages}"
+            return f"each stage has one rank, and nobody to share it with; use {more}, or pp"
+        return fault
+
+    def _parts(self, launch: Launch) -> str | None:
+        fault = super()._parts(launch)
+        if fault is None and self.schedule.split and self.reshard:
+            # torch looks for weights where their gradients come apart: they must be gathered.
+            return (
+                "gradients of weights are computed apart from the others, on weights that were "
+                "gathered for both; take reshard=off, or schedule=interleaved"
+            )
+        return fault
+
+    # ---- set-up ----
+
+    def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
+        from strategies.engines.pipeline import shards
+
+        shards.shard(self, accelerator, module, blocks, draw)
+
+    def prepare(
+        self,
+        accelerator: Any,
+        module: Any,
+        make_optimizer: Callable[[list[Any]], Any],
+        blocks: Sequence[Any],
+    ) -> tuple[Any, Any]:
+        """Make the optimizer for the sharded parameters, which replace the module's own."""
+        from strategies.engines.pipeline import shards
+
+        model = shards.shard(self, accelerator, module, blocks)
+        optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
+        model = accelerator.prepare_model(model, evaluation_mode=True)
+        return model, accelerator.prepare_optimizer(optimizer)
+
+    def ready(self, trained: Trained) -> None:
+        from strategies.engines.pipeline import shards, stage
+
+        pipe = stage.Pipe(trained.model, self.schedule, self.micro, shards.Reducing)
+        trained.model.pipe = pipe
+
+    # ---- one optimizer step ----
+
+    def average(self, trained: Trained) -> None:
+        """Sum the gradients of shared weights; torch's reduce-scatters have averaged the others."""
+        from strategies.engines.pipeline import state
+
+        state.sum_shared(trained, 1)
+
+    # ---- what is held ----
+
+    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+        tells = trained.model.cut.tells
+        for fragment in Rows.fragments(self, trained, copies=copies):
+            if copies or tells(fragment.name):
+                yield fragment
+
+    # ---- proof and prediction ----
+
+    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+        from strategies.engines.pipeline import effects
+
+        return effects.observe_shards(trained)
+
+    def shown_alike(self, trained: Trained) -> dict[str, Any]:
+        from strategies.engines.pipeline import effects
+
+        return effects.shards(trained)
+
+    def imitation(self) -> Imitation:
+        from strategies.engines.pipeline.trace import OneShard
+
+        return OneShard(self, self.file.settings.get("rank", 0))
+
+
+def _with(file: LaunchFile, **settings: Any) -> LaunchFile:
+    return dataclasses.replace(file, settings=file.settings | settings)

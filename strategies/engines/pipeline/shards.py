@@ -1,10 +1,8 @@
-"""How a stage is sharded among the ranks that have it, and how its gradients are reduced.
+"""Sharding of a stage among the ranks that have it, and the reduction of its gradients.
 
-torch's schedules know a stage that ``fully_shard`` made, and reduce its gradients behind its last
-micro batch. Here the bare model is the root of all runs of blocks that a rank has, since parts of
-it lie outside of them and are called by name; what torch does for such a stage, ``Reducing`` does
-for each run.
-
+torch's schedules reduce the gradients of a ``fully_shard``-ed stage after its last micro-batch.
+Here the bare model is the root of all runs of blocks of a rank, because parts of it lie outside of
+them and are called by name. ``Reducing`` therefore does for each run what torch does for a stage.
 Source: torch 2.13, torch/distributed/pipelining/stage.py (``backward_maybe_with_nosync``,
 ``perform_reduce_grad``).
 """
@@ -27,41 +25,45 @@ from torch.distributed.fsdp import (
 from strategies import initial
 from strategies.engines.fsdp import facts
 from strategies.engines.fsdp import shard as fsdp
-from strategies.engines.pipeline import cut, places
-from strategies.engines.pipeline.cut import Cut
-from strategies.engines.pipeline.passage import Output
-from strategies.engines.pipeline.places import Places
-from strategies.engines.pipeline.staged import Stage, Staged
-from strategies.engines.pipeline.ways import Handed, Standing
+from strategies.engines.pipeline import cut
+from strategies.engines.pipeline.cut import Cut, Output
+from strategies.engines.pipeline.stage import (
+    Handed,
+    OwnForward,
+    Stage,
+    Staged,
+    StageRanks,
+    stage_ranks,
+)
 from strategies.initial import Draw
 
 __all__ = ["Reducing", "Shared", "shard"]
 
-KEY = "stages_places"
-"""The attribute of a bare model that says where its ranks are."""
+KEY = "stage_ranks"
+"""Attribute of a bare model that holds its ``StageRanks``."""
 RUN = "run_of_blocks"
-"""The method of a bare model in which its weights are gathered."""
+"""Method of a bare model within which its weights are gathered."""
 
 
 class Shared(Staged):
-    """A cut model whose weights are gathered where one of its runs of blocks is asked for.
-    ``graded``: torch's parameters that had a gradient to reduce: what lies in front of the blocks
-    of a model that is called whole has none on a stage that does without its values."""
+    """A cut model whose weights are gathered when one of its runs of blocks is called. ``graded``:
+    torch's parameters that had a gradient to reduce. A shared weight whose values a stage does not
+    use has none there."""
 
-    def __init__(self, module: nn.Module, cut: Cut, places: Places, reshard: bool) -> None:
-        super().__init__(module, cut, places)
+    def __init__(self, module: nn.Module, cut: Cut, ranks: StageRanks, reshard: bool) -> None:
+        super().__init__(module, cut, ranks)
         self.reshard = reshard
         self.done: set[int] = set()
         self.graded: set[Any] = set()
         self.handed: Sequence[Output] = ()
         setattr(module, RUN, self._taken)
         register_fsdp_forward_method(module, RUN)
-        if isinstance(self.way, Standing):
-            # Its weights are there: called as a module it would be gathered once more within.
+        if isinstance(self.way, OwnForward):
+            # Called as a module it would gather its weights a second time.
             self.way.called = module.forward
 
     def _taken(self, work: Callable[[], Tensor]) -> Any:
-        """The prediction, or what a run hands on: torch must see it returned."""
+        """Return the output, or the tensors for the next run: torch must see them returned."""
         try:
             return work()
         except Handed as left:
@@ -69,14 +71,14 @@ class Shared(Staged):
             return left.tensors
 
     def _own(self, run: int, *given: Any) -> Tensor:
-        # What came in stays hidden from torch, which would hand on a view of it.
+        # Received tensors are hidden from torch, which would pass on views of them.
         out = getattr(self.module, RUN)(functools.partial(super()._own, run, *given))
         if run == self.cut.end:
             return out
         raise Handed(out, self.handed)
 
     def _through(self, *given: Any, **named: Any) -> Tensor:
-        """A prediction leaves nothing gathered behind: only a backward would let go of it."""
+        """Reshard after a forward-only pass, because only a backward reshards."""
         try:
             return super()._through(*given, **named)
         finally:
@@ -84,9 +86,8 @@ class Shared(Staged):
                 part.reshard()
 
     def reduce(self, run: int) -> list[Any]:
-        """Reduce the gradients of what no micro batch of this step uses again, once ``run`` has
-        gone back: of its blocks, and with this rank's last run of what lies outside of them. The
-        result are torch's groups of it."""
+        """Reduce the gradients that are final after the backward of ``run``: those of its blocks,
+        and with this rank's last run those outside of blocks. Returns their groups of torch."""
         self.done.add(run)
         last = len(self.done) == len(self.cut.blocks)
         parts = [*self.cut.blocks[run], *([self.module] if last else [])]
@@ -107,7 +108,7 @@ class Shared(Staged):
 
 
 def _graded(p: Any) -> bool:
-    """Whether one of torch's parameters has a gradient that waits to be reduced."""
+    """Return True if one of torch's parameters has a gradient to reduce."""
     if not hasattr(p, "_unsharded_param"):
         return False
     return p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None
@@ -127,12 +128,11 @@ def shard(
     blocks: Sequence[nn.Module],
     draw: Draw | None = None,
 ) -> Shared:
-    """Take from ``module`` what other stages have, and shard the rest by blocks in place, unless it
-    is; ``draw`` gives weights that are not there yet, of one block before those of the next. All
-    are drawn, so that every rank tells the same first weights."""
+    """Cut ``module`` to this rank's stage and shard it block by block in place, unless it is so.
+    ``draw`` sets missing weights, block by block; all ranks draw all weights, in the same order."""
     layout, rank = engine.layout(accelerator.num_processes), accelerator.process_index
     if not isinstance(module, FSDPModule):
-        vars(module)[KEY] = places.found(rank, layout.ranks, layout.data)
+        vars(module)[KEY] = stage_ranks(rank, layout.ranks, layout.data)
         own = vars(module)[KEY]
         before = list(module.parameters())
         made = cut.cut(module, blocks, own.stage, engine.homes)
@@ -152,11 +152,11 @@ def _draw_others(before: Iterable[nn.Parameter], module: nn.Module, draw: Draw |
             draw(waiting.name, p)
 
 
-def _options(engine: Any, accelerator: Any, own: Places) -> dict[str, Any]:
-    """Weights are gathered, and multiplied with, in the type of mixed precision, and their
-    gradients reduced in float32. Inputs are left as they are: cast, timesteps would be rounded."""
+def _options(engine: Any, accelerator: Any, own: StageRanks) -> dict[str, Any]:
+    """Gather weights and compute in the type of mixed precision; reduce gradients in float32.
+    Inputs are not cast: timesteps would be rounded."""
     half = _half(accelerator)
-    known = "cuda" if accelerator.device.type == "cuda" else "cpu"  # a prediction's is neither
+    known = "cuda" if accelerator.device.type == "cuda" else "cpu"  # a traced device is neither
     return {
         "mesh": DeviceMesh.from_group(own.replicas, known),
         "reshard_after_forward": engine.reshard,
@@ -176,8 +176,8 @@ def _half(accelerator: Any) -> torch.dtype | None:
 
 
 class Reducing(Stage):
-    """torch's stage of a run of blocks that ranks share: gradients wait, whole, for its last micro
-    batch; then each rank is left its rows of their mean."""
+    """torch's stage of a sharded run of blocks. Gradients stay whole until its last micro-batch;
+    then each rank keeps its rows of their mean."""
 
     def backward_maybe_with_nosync(self, *given: Any, **named: Any) -> Any:
         """See torch's."""

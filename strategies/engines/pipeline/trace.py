@@ -1,7 +1,6 @@
-"""A pipeline's stage on tensors without storage: what a prediction puts in the place of the others.
+"""Runs one pipeline stage on tensors without storage, for a prediction.
 
-What is received has no values, so that the stage's own steps, and torch's schedule of them, run as
-they are.
+Received tensors have no values, so the stage's steps and torch's schedule run unchanged.
 """
 
 from __future__ import annotations
@@ -22,35 +21,35 @@ from strategies.engines.replicas_imitation import Reducerless
 if TYPE_CHECKING:
     from strategies.engine import Launch
 
-__all__ = ["Lonely", "Sharing"]
+__all__ = ["OneShard", "OneStage"]
 
 
-class Lonely(Reducerless):
-    """One stage, which is that of ``rank``."""
+class OneStage(Reducerless):
+    """The stage of ``rank``."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
     def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
         return [
-            # Stages vote, by numbers that they send, whether all know what passes: they do.
+            # Stages vote by sends whether all know the shapes that pass: they do.
             mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", agreed),
             mock.patch.object(schedules, "_batch_p2p", _keeping(schedules._batch_p2p)),
-            # There is no generator on meta, and nothing is drawn.
+            # meta has no generator, and nothing is drawn.
             mock.patch.object(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext()),
         ]
 
 
-class Sharing(Lonely):
-    """One rank of a stage that several share: FSDP2 cuts, gathers and frees as in a run."""
+class OneShard(OneStage):
+    """One rank of a sharded stage: FSDP2 shards, gathers and frees as in a run."""
 
     def __init__(self, engine: Any, rank: int) -> None:
         super().__init__(rank)
         self.rows = Unstored(engine)
 
     def beside(self, launch: Launch) -> frozenset[str]:
-        """Blocks are gathered beside the block at work; gradients are reduced behind all of it,
-        but where blocks are gathered again in backward, which is the larger part."""
+        """Return the phases whose gathers overlap with a block's work. Gradients are reduced after
+        it; backward counts if blocks are gathered again there, which is the larger part."""
         waited = frozenset() if self.rows.engine.reshard else frozenset({"backward"})
         return self.rows.beside(launch) - waited
 
@@ -61,25 +60,25 @@ class Sharing(Lonely):
         return [*super().stand_ins(books), *self.rows.stand_ins(books)]
 
 
-class Kept(NamedTuple):
-    """A send or a receive that holds its tensor, as gloo's does: the fake group's holds nothing."""
+class HeldWork(NamedTuple):
+    """A send or a receive that holds its tensor as gloo's does; the fake group's holds nothing."""
 
     work: list[Any]
     tensor: torch.Tensor
 
     def wait(self) -> None:
-        """Nothing is on its way."""
+        """Return at once."""
 
 
 def _keeping(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def run(operations: list[Any], desc: str | None = None) -> list[Any]:
-        # One at a time: together they ask for a backend, and tensors without storage have none.
-        return [Kept(batch([op], desc), op.tensor) for op in operations]
+        # One at a time: a batch needs a backend, which tensors without storage lack.
+        return [HeldWork(batch([op], desc), op.tensor) for op in operations]
 
     return run
 
 
 def agreed(self: Any, stages: Any, *given: Any, **named: Any) -> None:
-    """What the vote comes to where every stage was told what it is given and gives."""
+    """Set the vote's outcome when every stage knows its inputs and outputs."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC

@@ -1,9 +1,11 @@
-"""What stages have apart, put together: whole parameters on every rank, and checkpoints.
+"""Parameters of all stages: gradient sums, whole parameters and checkpoints.
 
-A checkpoint's weights are those of a plain model in several files, as Hugging Face's libraries cut
-them: each stage writes its own, and an index names the file of each parameter. The optimizer's
-state lies beside it in as many files, by the names of the parameters too: a stage of any pipeline
-finds its own.
+A checkpoint's weights are those of a plain model in several safetensors files with an index, as
+Hugging Face's libraries write them: each stage writes one. The optimizer's state lies beside it by
+parameter name, so a pipeline of any number of stages can read it.
+
+All stages have the weights in front of the blocks of a model without the part "ends". Each stage's
+gradients of them cover its own blocks; their sum is the whole model's, and stages step alike.
 """
 
 from __future__ import annotations
@@ -26,23 +28,49 @@ from strategies.engines.fsdp import rows
 if TYPE_CHECKING:
     from strategies.engine import Trained
 
-__all__ = ["INDEX", "load", "save", "whole"]
+__all__ = ["INDEX", "load", "own_norm", "save", "shared_bytes", "sum_shared", "whole"]
+
+
+def sum_shared(trained: Trained, over: int) -> None:
+    """Sum the gradients of shared weights over all stages and divide them by ``over``, the number
+    of micro-batches that this rank has summed."""
+    model = trained.model
+    common = model.cut.common(trained.module)
+    for p in common:
+        if p.grad is None:  # only other stages' blocks read its values
+            p.grad = torch.zeros_like(p)
+    here = [part for part in map(trained.engine.part, (p.grad for p in common)) if part.numel()]
+    if here:
+        model.ranks.add_up(here, over)
+
+
+def own_norm(trained: Trained) -> Any:
+    """Return the norm of the gradients that this stage counts."""
+    named = trained.module.named_parameters()
+    own = [p.grad for n, p in named if p.grad is not None and trained.model.cut.tells(n)]
+    return rows.whole(torch.nn.utils.get_total_norm(own))
+
+
+def shared_bytes(trained: Trained) -> int:
+    """Return the bytes of shared gradients that this rank sums in a step."""
+    return sum(trained.engine.part(p).nbytes for p in trained.model.cut.common(trained.module))
+
 
 INDEX = "model.safetensors.index.json"
 
 
 def whole(trained: Trained, parameters: Sequence[Any]) -> Iterator[Tensor]:
-    """Each of ``parameters`` (values of ``Engine.everywhere``, the same on all ranks) as its stage
-    has it, on every rank until the next is asked for."""
+    """Yield each of ``parameters`` (values of ``Engine.everywhere``, alike on all ranks) from its
+    stage, on every rank; it is valid until the next one."""
     cut, device = trained.model.cut, trained.accelerator.device
-    places = trained.model.places
+    ranks = trained.model.ranks
     names = {id(p): name for name, p in trained.engine.everywhere(trained).items()}
     for p in parameters:
         stage = cut.owners[names[id(p)]]
         mine = stage == cut.index
         empty = functools.partial(torch.empty, p.shape, dtype=p.dtype, device=device)
         found = rows.whole(p.detach()) if mine else empty()
-        dist.broadcast(found, src=places.rank(stage), group=places.pipe)
+        dist.broadcast(found, src=ranks.rank(stage), group=ranks.pipe)
         yield found
 
 
@@ -54,11 +82,11 @@ def _file(kind: str, stage: int, count: int, ending: str) -> str:
 
 
 def save(trained: Trained, path: Path) -> None:
-    """Write this stage's files; the first one's rank writes the index. Of replicas, whose weights
-    and states are alike, the first writes."""
-    first, tells = trained.model.places.share == 0, trained.model.cut.tells
+    """Write this stage's files; the first stage writes the index. Of equal replicas the first
+    writes."""
+    first, tells = trained.model.ranks.share == 0, trained.model.cut.tells
     named = dict(trained.module.named_parameters())
-    # What ranks of a stage share they put together one after the other, all of them.
+    # Gathering sharded tensors is a collective: all ranks of a stage go through all of them.
     weights = {name: p for name, p in _on_host(named.items()) if first and tells(name)}
     of_optimizer = trained.inner_optimizer.state
     kept = (
@@ -71,7 +99,7 @@ def save(trained: Trained, path: Path) -> None:
 
 
 def _on_host(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Whole tensors in host memory, one after the other; what is no tensor as it is."""
+    """Yield whole tensors in host memory, one after the other; other values as they are."""
     for name, value in named:
         tensor = isinstance(value, Tensor)
         yield name, rows.whole(value.detach()).cpu().contiguous() if tensor else value
@@ -98,8 +126,8 @@ def _write(
 
 
 def load(trained: Trained, path: Path) -> None:
-    """Read this stage's parameters, and what the optimizer kept of them, from the files of however
-    many stages wrote them."""
+    """Read this stage's parameters and their optimizer state from the files of any number of
+    stages."""
     named = dict(trained.module.named_parameters())
     files = json.loads((path / INDEX).read_text())["weight_map"]
     with torch.no_grad():
@@ -118,8 +146,8 @@ def load(trained: Trained, path: Path) -> None:
 
 
 def _placed(state: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
-    """State on the device of its parameter, and cut as that is; a count stays where Adam keeps it,
-    on the host."""
+    """Return state on the device of its parameter and sharded like it; step counts stay on the
+    host, where Adam keeps them."""
     moved = {}
     for key, value in state.items():
         counts = key == "step" or not isinstance(value, Tensor)
@@ -128,7 +156,7 @@ def _placed(state: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
 
 
 def _alike(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor cut as the parameter that it belongs to: every rank has read all of it."""
+    """Shard a whole tensor, which every rank has read, like its parameter."""
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     on = value.to(like.device)
