@@ -12,8 +12,6 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["main"]
-
 PACKAGES = ("numpy", "rich", "yaml")
 """The packages that commands import above; ``run.sh`` (READS) needs the same."""
 

@@ -21,8 +21,6 @@ from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from strategies.base import BadInput
 from strategies.files import printable
 
-__all__ = ["main"]
-
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -169,7 +167,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    from harness.commands.planning.plan.command import add_arguments
+    from harness.planner.plan.command import add_arguments
 
     example = (
         "./run.sh plan --model flux-dev --gpu RTX-4090\n"
@@ -181,7 +179,7 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_atlas(commands: Any) -> None:
-    from harness.commands.atlas.atlas import add_arguments
+    from harness.planner.atlas.command import add_arguments
 
     text = "predict every public model on every common card, as a page with filters"
     example = "./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1"
@@ -189,7 +187,7 @@ def _add_atlas(commands: Any) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    from harness.commands.planning.export import add_arguments
+    from harness.planner.export.command import add_arguments
 
     example = "./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home"
     text = "write a recipe's files, lines and options for your own trainer"
@@ -272,7 +270,7 @@ def _add_controls(commands: Any) -> None:
 
 
 def _add_calibrate(commands: Any) -> None:
-    from harness.commands.planning.calibrate import add_arguments
+    from harness.planner.calibrate.command import add_arguments
 
     example = (
         "./run.sh calibrate --minutes 20\n"
@@ -302,19 +300,19 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from harness.commands.planning.plan.command import plan
+    from harness.planner.plan.command import plan
 
     return plan(options)
 
 
 def _atlas(options: argparse.Namespace) -> int:
-    from harness.commands.atlas.atlas import atlas
+    from harness.planner.atlas.command import atlas
 
     return atlas(options)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from harness.commands.planning.export import export
+    from harness.planner.export.command import export
 
     return export(options, overrides(options))
 
@@ -380,7 +378,7 @@ def _controls(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from harness.commands.planning.calibrate import calibrate
+    from harness.planner.calibrate.command import calibrate
 
     return calibrate(options)
 

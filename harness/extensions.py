@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["EXTENSIONS", "Command", "commands", "hook", "hooks", "load", "missing"]
-
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "planner": (),
     "cluster": ("--nodes", "--on"),

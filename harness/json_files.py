@@ -22,8 +22,6 @@ from typing import IO, Any
 
 from strategies.files import DEEPEST, bounded_text, printable
 
-__all__ = ["BadFile", "build", "read_json", "whole", "write_json"]
-
 BEYOND = 10**19
 """Above every integer that is read: 2**63 - 1 has 19 digits."""
 

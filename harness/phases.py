@@ -14,9 +14,6 @@ from strategies.base import BadInput
 from strategies.engine import STEP_PHASES
 from strategies.recipe import nearest
 
-__all__ = ["PEAK_PHASES", "PLANNED", "RUN_PHASES", "SETUP_PEAKS", "SETUP_PHASES", "planned",
-           "planned_text"]  # fmt: skip
-
 RUN_PHASES = {
     "start": "starting",
     "load": "building the model",
@@ -33,7 +30,7 @@ RUN_PHASES = {
 }
 """Phase, in the order in which a run goes through them -> what progress calls it. Memory is read in
 steps of its own and time in others: between them a process on CPUs gets another heap, and the
-steps of ``settle`` fill it (``harness.worker.measuring.passes``)."""
+steps of ``settle`` fill it (``harness.worker.passes``)."""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
 """Before the first step."""
 SETUP_PEAKS = ("load", "prepare")

@@ -16,11 +16,9 @@ from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from strategies import parse
 from strategies.base import BadInput, Conflict, Settings
-from strategies.engine import Launch
+from strategies.engine import RunContext
 from strategies.recipe import Recipe
 from strategies.subject import DataFacts, Shaping, Subject
-
-__all__ = ["Resolved", "resolve", "run_name", "shaping"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class Resolved:
 
     spec: Spec
     recipe: Recipe
-    launch: Launch
+    launch: RunContext
     subject: Subject
     settings: Settings
     micro_batch: int

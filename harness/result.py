@@ -16,26 +16,6 @@ from typing import Any
 from harness.json_files import BadFile, read_json, write_json
 from harness.spec import Spec
 
-__all__ = [
-    "SCHEMA",
-    "BadResult",
-    "Categories",
-    "Check",
-    "Drawn",
-    "GpuSample",
-    "LaunchRecord",
-    "NodeRecord",
-    "Peak",
-    "Projections",
-    "Rank",
-    "Result",
-    "Status",
-    "StepUsage",
-    "Wire",
-    "load",
-    "load_all",
-]
-
 SCHEMA = 1
 REHEARSED = "rehearsed"
 """Device of a row for which host memory took the place of a GPU. No reader takes such a row for a
@@ -102,7 +82,7 @@ class Categories:
 
     On a CPU these are the tensors that the engine keeps on the device, ``host`` those that it keeps
     in host memory at their own fullest instant (None: none), and ``placed_by`` says how that was
-    known (``harness.memory.places``); empty in results that are older, where both are counted
+    known (``harness.memory.tracer``); empty in results that are older, where both are counted
     together. ``everywhere``: the most that lived at once, wherever it is kept.
     """
 
@@ -301,7 +281,7 @@ class Result:
     DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
     "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
     run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a
-    profiler's (``harness.worker.record``), ``recordings`` the files it or the allocator's history
+    profiler's (``harness.worker.loop``), ``recordings`` the files it or the allocator's history
     left in the run's folder. ``flops_per_step`` 0: they were not counted. ``gpu_samples`` is empty
     without a GPU or nvidia-smi. ``nodes`` and ``wire`` are of runs on several machines; ``token``
     names the launch that wrote it, so that no other launch's result is taken for it. ``beside``:

@@ -17,8 +17,6 @@ from harness.phases import PLANNED, planned
 from strategies.base import BadInput
 from strategies.workloads import SAMPLE, TRAIN, WORKLOADS
 
-__all__ = ["Spec", "SpecError", "add_arguments", "from_arguments", "located"]
-
 INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow", "velocity", "own", "masked")
 DEVICES = ("cpu", "cuda")

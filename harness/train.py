@@ -22,19 +22,17 @@ from pathlib import Path
 import torch
 
 from harness.data.feed import check_data
-from harness.launch import recordings
+from harness.launch import command
 from harness.resolve import Resolved, resolve
 from harness.result import Result
+from harness.sampling import measure as drawing
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.system import process
-from harness.worker import measure, record, training
-from harness.worker.drawing import measure as drawing
+from harness.worker import loop, measure, training
 from harness.worker.sabotage import NAMES
 from harness.worker.sabotage_ranks import DRAWN
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
-
-__all__ = ["main"]
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -53,7 +51,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
     """The allocator's history, where it was asked for."""
-    return record.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
+    return loop.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
 
 
 def _own(folder: Path) -> Path:
@@ -112,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reporter.failed(error)
         raise
     if result is not None:
-        result.recordings = recordings.left_in(options.out)
+        result.recordings = command.left_in(options.out)
         result.command = os.environ.get("HEADROOM_COMMAND", "")
         result.token = os.environ.get("HEADROOM_TOKEN", "")
         result.write(options.out / "result.json")

@@ -18,33 +18,25 @@ from strategies.communication.topk import TopK
 from strategies.distillation.distill import Distill
 from strategies.distillation.distilled import Distilled
 from strategies.losses.cross_entropy import CrossEntropy
-from strategies.optimizers.adafactor import Adafactor
-from strategies.optimizers.adamw import AdamW
-from strategies.optimizers.adamw_bf16 import AdamWBf16
+from strategies.optimizers.adamw import Adafactor, AdamW, AdamWBf16, Sgd
 from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
 from strategies.optimizers.muon import Muon
 from strategies.optimizers.offload_adamw import OffloadAdamW
 from strategies.optimizers.onebit_adam import OneBitAdam
-from strategies.optimizers.sgd import Sgd
 from strategies.parallel.sequence.strategy import SequenceParallel
 from strategies.parallel.tensor.strategy import TensorParallel
 from strategies.precision.bfloat import Bf16Master, Bf16Pure
 from strategies.precision.fp8 import Fp8
-from strategies.precision.fp16 import Fp16
-from strategies.precision.half import Fp16Pure
-from strategies.precision.mixed import Bf16, Fp32, Tf32
+from strategies.precision.mixed import Bf16, Fp16, Fp16Pure, Fp32, Tf32
 from strategies.recipe import Recipe
 from strategies.sampling.adapter import Adapter
-from strategies.sampling.float8 import Float8
 from strategies.sampling.guidance import Guidance
 from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Int8, Nf4
+from strategies.sampling.quantised import Float8, Int8, Nf4
 from strategies.sharding import sharding_kinds
-from strategies.sparsity.prune import Prune
-from strategies.sparsity.prune_structured import PruneStructured
+from strategies.sparsity.prune import Prune, PruneStructured
 from strategies.sparsity.sparse24 import Sparse24
-from strategies.step.accumulate import Accumulate
-from strategies.step.backward import Backward
+from strategies.step.backward import Accumulate, Backward
 from strategies.step.ema import Ema
 from strategies.step.optimizer_in_backward import OptimizerInBackward
 from strategies.strategy import Strategy

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["lighter", "ways_out"]
-
 LIGHTER = {
     "single": ("zero2", "zero3"),
     "ddp": ("zero1", "zero2", "zero3"),

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "ALTERS",
-    "TRAITS",
-    "Attachment",
-    "BadInput",
-    "Conflict",
-    "NotInForce",
-    "Parity",
-    "Settings",
-    "Slot",
-    "Watcher",
-    "demand",
-]
 
 
 class Slot(IntEnum):
@@ -193,7 +179,7 @@ class Attachment(Protocol):
 
     def makers(self) -> Iterable[Any]:
         """Methods that allocate in another place than that of their operands
-        (``strategies.holdings.Maker``)."""
+        (``strategies.inventory.AllocationScope``)."""
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, saved beside the engine's checkpoint."""
@@ -203,7 +189,7 @@ class Attachment(Protocol):
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
         """Restore it from what all ranks of another number gave; ``pieces`` are the fragments of
-        the parameters that each of those ranks had (``strategies.holdings.Fragment``).
+        the parameters that each of those ranks had (``strategies.inventory.Fragment``).
 
         Raises:
             BadInput: it cannot be cut anew.
@@ -250,3 +236,29 @@ class Watcher:
                 f"what {type(self).__name__} keeps is of {len(states)} processes, and cannot be "
                 f"cut anew; resume with --processes {len(states)}"
             )
+
+
+# ---- sizes ----
+# What the sizes of an engine's buffers follow from, and what an allocator makes of a size.
+
+
+class Sizes(NamedTuple):
+    """What sizes of buffers follow from, in elements: of all trained parameters, of the largest
+    block, of the largest parameter and of the largest one-dimensional one; ``weights`` of each
+    trained parameter that is no bias, where they are known before the model is built. ``here``: the
+    trained elements of a model that stands for a deeper one, whose total is ``total``; else 0."""
+
+    total: int
+    block: int
+    tensor: int
+    bias: int
+    weights: tuple[int, ...] = ()
+    here: int = 0
+
+
+def pinned_block(size: int) -> int:
+    """Bytes of pinned host memory that torch takes for ``size`` bytes: the next power of two.
+
+    Source: torch 2.13, ATen/core/CachingHostAllocator.h (allocate), with the default settings.
+    """
+    return 1 << (size - 1).bit_length() if size else 0

@@ -14,7 +14,7 @@ torch); ``accelerator_kwargs``, ``configure``, ``fill``, ``sixteen_bits``, ``pre
 ``harness.memory.traced_step``); ``observe`` (one more step, ``strategies.evidence.watching``);
 ``told`` and ``evidence`` (after the last step, ``harness.worker.audit``). A prediction runs the
 same set-up and step with ``imitation`` in place of what needs real ranks or devices
-(``harness.predict``).
+(``harness.planner``).
 
 ``Launch`` and ``Trained`` stand here because an engine is part of both and is given both.
 """
@@ -28,15 +28,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.base import Attachment, Settings
-from strategies.books import Books
-from strategies.evidence.observed import Observed
-from strategies.evidence.stored import stored, tensors
-from strategies.holdings import Fragment, Holdings, Maker, Told
-from strategies.launch_file import LaunchFile
-from strategies.layout import Layout
-from strategies.settled import Settled
-from strategies.sizes import Sizes
+from strategies.base import Attachment, Settings, Sizes
+from strategies.evidence.readings import Observed, stored, tensors
+from strategies.inventory import (
+    AllocationRecorder,
+    AllocationScope,
+    EngineReport,
+    Fragment,
+    ResolvedConfig,
+    TensorInventory,
+)
+from strategies.launch_file import LaunchFile, Layout
 from strategies.subject import Subject
 from strategies.workloads import TRAIN
 
@@ -46,16 +48,6 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-__all__ = [
-    "STEP_PHASES",
-    "Engine",
-    "Imitation",
-    "Launch",
-    "NoOptimizer",
-    "Sampling",
-    "Trained",
-    "Workload",
-]
 
 STEP_PHASES = ("forward", "backward", "optimizer")
 """The phases of one optimizer step, in order; with several micro batches the first two alternate.
@@ -80,10 +72,10 @@ class Workload:
     layout: Layout
 
 
-class Imitation:
+class TraceAdapter:
     """How a prediction stands in for an engine's launch, on tensors without storage.
 
-    Its methods are called in the order in which they stand here (``harness.predict.tracing``); the
+    Its methods are called in the order in which they stand here (``harness.planner.tracing``); the
     defaults do nothing, which is right for an engine that runs without storage as it is.
     ``ranks``: whether the engine wants a process group (a fake one is made).
     ``rank``: the rank of the launch for which it stands.
@@ -95,30 +87,30 @@ class Imitation:
     """Endings of the library's files that remember shapes as tensors on ``meta``; these are not
     counted as the GPU's, whose tensors are on ``meta`` here as well."""
 
-    def beside(self, launch: Launch) -> frozenset[str]:
+    def beside(self, launch: RunContext) -> frozenset[str]:
         """The phases of a step in which collectives run beside the computation; those that the
         imitation itself records (``Books.work``) are not meant."""
         return frozenset()
 
-    def environment(self, launch: Launch) -> dict[str, str]:
+    def environment(self, launch: RunContext) -> dict[str, str]:
         """Variables that accelerate's launcher would add to a rank's environment for this engine;
         set as long as the prediction lasts."""
         return {}
 
-    def begin(self, launch: Launch, device: str) -> None:
+    def begin(self, launch: RunContext, device: str) -> None:
         """Called once the process group is there and before ``Accelerator`` is made: give the
         library its view of the device. ``device`` is the device type whose tensors stand for the
         GPU's ("meta")."""
 
-    def made(self, accelerator: Any, launch: Launch) -> None:
+    def made(self, accelerator: Any, launch: RunContext) -> None:
         """Called with the new ``Accelerator``: set its state to what it would be on GPUs."""
 
-    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+    def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
         """Contexts, entered before the set-up and left after the last step, that replace what needs
         real bytes; each says why."""
         return []
 
-    def prepared(self, trained: Trained, books: Books) -> Callable[[], None]:
+    def prepared(self, trained: TrainingRun, books: AllocationRecorder) -> Callable[[], None]:
         """Called between ``Engine.ready`` and the first step: record in ``books`` what lives beside
         the prepared objects. The result is called after the last step."""
         return lambda: None
@@ -197,7 +189,7 @@ class Engine:
         """How it treats each of the model's ``depth`` blocks, as ``Strategy.by_block``."""
         return [None] * depth
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         """Why it cannot run under ``launch``, then "; " and the way out; None if it can. Asked
         before any process starts, and again in each rank. The row is then "refused"."""
         return None
@@ -207,7 +199,7 @@ class Engine:
         # torchrun's path drops the launch file's use_cpu.
         return {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         """Keyword arguments for ``Accelerator``, merged with those of the strategies
         (``Recipe.accelerator_kwargs``)."""
         if launch.device == "cpu":
@@ -221,19 +213,19 @@ class Engine:
 
         return {"kwargs_handlers": [InitProcessGroupKwargs(backend=backend)]}
 
-    def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
+    def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
         """Sentences that a reader of such a row should know though it can run; kept in the result
         as notes. ``sizes`` are the model's, None where they are not known without torch."""
         return []
 
     def settled(
         self,
-        launch: Launch,
+        launch: RunContext,
         work: Callable[[Path], Workload],
         mixed_precision: str,
         configure: Callable[[Any], None],
         folder: Path,
-    ) -> Settled:
+    ) -> ResolvedConfig:
         """The launch file with every number in place, for use without Headroom: what ``configure``
         and accelerate settle in a run. An engine whose launch file names others gives them too.
 
@@ -246,7 +238,7 @@ class Engine:
             folder: where the files will lie.
         """
         own = {"num_processes": launch.processes, "mixed_precision": mixed_precision}
-        return Settled({**self.file.content, **own})
+        return ResolvedConfig({**self.file.content, **own})
 
     # ---- set-up ----
 
@@ -298,14 +290,14 @@ class Engine:
         workload is sampling."""
         return accelerator.prepare_model(module, evaluation_mode=True)
 
-    def ready(self, trained: Trained) -> None:
+    def ready(self, trained: TrainingRun) -> None:
         """Called when every strategy is attached: the last thing before the first step."""
 
     # ---- one optimizer step ----
 
     def micro_steps(
         self,
-        trained: Trained,
+        trained: TrainingRun,
         batches: Iterable[Any],
         loss_of: Callable[[Any], Any],
         arrived: Callable[[], None],
@@ -333,7 +325,7 @@ class Engine:
                 trained.optimizer.zero_grad()
             yield loss.detach()
 
-    def norm(self, trained: Trained) -> Any:
+    def norm(self, trained: TrainingRun) -> Any:
         """Global L2 norm of the gradients as they are, over all ranks' shares of them: a scalar
         tensor or a float, without a loss scale. Called from ``arrived``."""
         import torch
@@ -344,14 +336,14 @@ class Engine:
             [g.coalesce().values() if g.is_sparse else g for g in grads]
         )
 
-    def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
+    def norm_of(self, trained: TrainingRun, norms: list[Any]) -> Any:
         """``norm`` where gradients are gone by then, from the norm that each had, or what this rank
         had of it."""
         import torch
 
         return torch.linalg.vector_norm(torch.stack(norms))
 
-    def clip(self, trained: Trained, limit: float) -> Any:
+    def clip(self, trained: TrainingRun, limit: float) -> Any:
         """Clip the gradients to the norm ``limit``; returns their norm from before, as ``norm``.
         Called from ``arrived`` where the spec clips, but not where the engine clips by itself
         ("own_clipping")."""
@@ -360,7 +352,7 @@ class Engine:
         parameters = [p for p in trained.module.parameters() if p.grad is not None]
         return trained.accelerator.clip_grad_norm_(parameters, limit)
 
-    def clip_by(self, trained: Trained, norm: Any, limit: float) -> Any:
+    def clip_by(self, trained: TrainingRun, norm: Any, limit: float) -> Any:
         """``clip`` where the gradients' ``norm`` is of more than this rank holds of them."""
         import torch
 
@@ -368,19 +360,19 @@ class Engine:
         torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
         return norm
 
-    def mean(self, trained: Trained, values: Any) -> Any:
+    def mean(self, trained: TrainingRun, values: Any) -> Any:
         """The mean over all ranks of a tensor of one shape that each has, on every rank; all ranks
         call it. Losses are averaged so."""
         return trained.accelerator.reduce(values, reduction="mean")
 
-    def marks(self, trained: Trained, enter: Enter) -> contextlib.AbstractContextManager[None]:
+    def marks(self, trained: TrainingRun, enter: Enter) -> contextlib.AbstractContextManager[None]:
         """A context for one step, within which ``enter`` is called where each of ``STEP_PHASES``
         begins, in order: "optimizer" where the last backward of the step returns, so that the
         gradient norm belongs to it. For traces and peaks of untimed steps."""
         return self.marked_backward(trained, enter, behind="optimizer")
 
     @contextlib.contextmanager
-    def marked_backward(self, trained: Trained, enter: Enter, behind: str) -> Iterator[None]:
+    def marked_backward(self, trained: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
         """``marks`` by watching accelerate's ``backward`` alone; ``behind`` is the phase that
         begins when the last backward of a step returns, empty where the engine marks it itself."""
         accelerator = trained.accelerator
@@ -402,34 +394,34 @@ class Engine:
 
     # ---- what is held ----
 
-    def optimized(self, trained: Trained) -> list[torch.Tensor]:
+    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
         """The tensors that the optimizer updates on this rank: parameters, or pieces of them, such
         as flat float32 masters. For evidence: their types, elements and bytes."""
         groups = trained.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
 
-    def arrivals(self, trained: Trained) -> list[int]:
+    def arrivals(self, trained: TrainingRun) -> list[int]:
         """Bytes of each tensor in which gradients arrive in backward: of one parameter, or of
         several that are reduced together."""
         return [w.numel() * w.element_size() for w in self.optimized(trained)]
 
-    def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
+    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
         """(index, tensor) of what ``optimized`` has, in the order of the trained parameters and one
         at a time: where they are swapped ("swapped_weights") each is in memory until the next is
         asked for. The average of the weights follows these after each step."""
         yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
 
-    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
+    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
         """What the optimizer keeps of one of the ``shards``, as this rank has it; empty where it
         keeps nothing."""
         return trained.inner_optimizer.state.get(shard, {})
 
-    def receivers(self, trained: Trained) -> Sequence[torch.Tensor]:
+    def receivers(self, trained: TrainingRun) -> Sequence[torch.Tensor]:
         """The leaves at which autograd's gradients arrive on this rank: a trace that watches them
         knows what is a gradient from its first moment on."""
         return [p for p in trained.module.parameters() if p.requires_grad]
 
-    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         """Where this rank's share of each trained parameter lies in its ``shards``. Over all ranks
         each element occurs once: where all hold everything, only the main process yields;
         ``copies``: also on ranks whose share another has as well. The averaged weights are put
@@ -439,13 +431,13 @@ class Engine:
             for index, (name, p) in enumerate(named):
                 yield Fragment(name, index, 0, p.numel(), 0)
 
-    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         """The parameters one after the other, each whole until the next is asked for. All ranks
         call it and go through it to the end, since gathering one is a collective. Where ranks have
         other parameters each, these are of ``everywhere``."""
         yield from parameters
 
-    def everywhere(self, trained: Trained) -> Mapping[str, Any]:
+    def everywhere(self, trained: TrainingRun) -> Mapping[str, Any]:
         """Name -> each parameter of the whole model, in one order on all ranks; of one that other
         ranks alone have, what tells its ``shape``, ``dtype`` and ``requires_grad``."""
         return dict(trained.module.named_parameters())
@@ -458,11 +450,11 @@ class Engine:
         """The shape of the whole parameter, whatever part of it is here."""
         return parameter.shape
 
-    def held(self, trained: Trained) -> Holdings:
+    def held(self, trained: TrainingRun) -> TensorInventory:
         """What this rank holds between two steps, by category. A trace names storages by it before
         and after each traced step; what is left out shows as temporaries or activations."""
         parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
-        return Holdings(
+        return TensorInventory(
             {
                 "parameters": [*parameters, *trained.module.buffers()],
                 "optimizer_state": tensors(trained.inner_optimizer),
@@ -470,34 +462,34 @@ class Engine:
             }
         )
 
-    def save(self, trained: Trained, path: Path) -> None:
+    def save(self, trained: TrainingRun, path: Path) -> None:
         """Write the training's state into the folder ``path``, which may not exist yet; all ranks
         call it. What strategies keep is saved beside it."""
         trained.accelerator.save_state(str(path))
 
-    def load(self, trained: Trained, path: Path) -> None:
+    def load(self, trained: TrainingRun, path: Path) -> None:
         """Read what ``save`` wrote, into prepared objects; all ranks call it."""
         trained.accelerator.load_state(str(path))
 
-    def makers(self) -> tuple[Maker, ...]:
+    def makers(self) -> tuple[AllocationScope, ...]:
         """Methods of the engine's library during which all that is allocated is of one category;
         for buffers that ``held`` cannot show, because they live only within a step."""
         return ()
 
     # ---- proof and prediction ----
 
-    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         """Entered for one untimed step behind the measured ones; what it yields is kept in
         ``trained.observed.engine``. What a step alone can show (what was alive in backward, who
         wrote the state) is noted here, for ``evidence``."""
         return contextlib.nullcontext()
 
-    def told(self, trained: Trained) -> Told:
+    def told(self, trained: TrainingRun) -> EngineReport:
         """What the engine's library says of itself after the last step, for the audit."""
         scaler = trained.accelerator.scaler
-        return Told(loss_scale=None if scaler is None else float(scaler.get_scale()))
+        return EngineReport(loss_scale=None if scaler is None else float(scaler.get_scale()))
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Facts read back from ``trained`` after its last step that show the engine in force, as
         plain data for the result file. Every rank calls it, to its end. Must be given.
 
@@ -506,12 +498,12 @@ class Engine:
         """
         raise NotImplementedError
 
-    def unlike(self, launch: Launch) -> Sequence[int]:
+    def unlike(self, launch: RunContext) -> Sequence[int]:
         """Ranks that hold and do other things than each other, of which every other rank is like
         one; a prediction is of the fullest of them."""
         return (0,)
 
-    def foresee(self, launch: Launch) -> None:
+    def foresee(self, launch: RunContext) -> None:
         """Find out once what each of the ``unlike`` ranks would of the model, and keeps."""
 
     def standing_for(self, rank: int) -> Engine:
@@ -524,14 +516,14 @@ class Engine:
         and after, as a multiple of what it computes forward and backward; 0: all work at once."""
         return Fraction(0)
 
-    def imitation(self) -> Imitation:
+    def imitation(self) -> TraceAdapter:
         """How a prediction stands in for its launch; the default runs the engine as it is, with a
         fake process group."""
-        return Imitation()
+        return TraceAdapter()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class RunContext:
     """What a strategy may know of what is trained, how, and of the recipe it is part of.
 
     ``simulated``: one process stands for rank 0 of ``processes``, and collectives move nothing.
@@ -579,7 +571,7 @@ class Sampling:
 
 
 @dataclass(kw_only=True)
-class Trained:
+class TrainingRun:
     """What evidence is read from: the objects of a run after its last step.
 
     ``model`` and ``optimizer`` are what ``Accelerator.prepare`` returned, ``module`` is the bare
@@ -599,7 +591,7 @@ class Trained:
     model: Any
     module: nn.Module
     optimizer: Any
-    launch: Launch
+    launch: RunContext
     settings: Settings
     attached: dict[str, Attachment]
     optimizer_steps: int = 0

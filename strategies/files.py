@@ -14,19 +14,6 @@ from typing import Any
 
 import yaml
 
-__all__ = [
-    "DEEPEST",
-    "LARGEST",
-    "NotOurs",
-    "bounded_text",
-    "cell",
-    "check_own_folder",
-    "lock_file",
-    "nested",
-    "parse_yaml",
-    "printable",
-]
-
 DEEPEST = 40
 """Levels of lists and mappings that a file may nest; a result has some ten."""
 

@@ -20,25 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "Draw",
-    "Pending",
-    "cast",
-    "fill",
-    "filled",
-    "hand_on",
-    "instead",
-    "is_valueless",
-    "keyed",
-    "moved",
-    "pending",
-    "replace",
-    "skeleton",
-    "storageless",
-    "valueless",
-    "waits",
-]
-
 Draw = Callable[[str, Tensor], Tensor]
 """(name, the parameter or buffer on meta) -> its first value: float32, whole, on the CPU."""
 _VALUELESS: list[bool] = []

@@ -16,15 +16,12 @@ from typing import Any, ClassVar
 
 from strategies import engines
 from strategies.base import Parity, Slot, demand
-from strategies.engine import STEP_PHASES, Engine, Launch, Trained
-from strategies.evidence.settings import label
+from strategies.engine import STEP_PHASES, Engine, RunContext, TrainingRun
+from strategies.evidence.rules import label
 from strategies.launch_file import FOLDER
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
-
-__all__ = ["Sharding", "sharding_kinds"]
-
 
 EIGHT_BITS = 2.0**-8
 """Unit roundoff of a code of 8 bits, of the largest of its block."""
@@ -44,10 +41,10 @@ class Sharding(Strategy):
         return engines.of_file(special if special.exists() else cls.folder / f"{cls.name}.yaml")
 
     @classmethod
-    def launch(cls, device: str, processes: int, subject: Subject) -> Launch:
+    def launch(cls, device: str, processes: int, subject: Subject) -> RunContext:
         """A launch of ``subject`` by that file."""
         engine = cls.engine(device)
-        return Launch(
+        return RunContext(
             sharding=cls.name,
             engine=engine,
             subject=subject,
@@ -70,22 +67,22 @@ class Sharding(Strategy):
         if self.choices:
             self.engine("cuda").chosen(self.choices)
 
-    def out_of_place(self, launch: Launch) -> str | None:
+    def out_of_place(self, launch: RunContext) -> str | None:
         alone = "one_process" in launch.engine.traits
         together = "replicas" in launch.engine.traits and "cut_samples" in launch.traits
         draws = launch.workload == SAMPLE and (alone or together)
         return None if draws else super().out_of_place(launch)
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         return launch.engine.needs
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         return launch.engine.refuses(launch)
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return launch.engine.accelerator_kwargs(launch)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         launch, accelerator = trained.launch, trained.accelerator
         kind, processes = accelerator.distributed_type.value, accelerator.num_processes
         wanted = launch.engine.file.kind

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Event", "Stream", "current", "inside", "main"]
-
 
 class Event:
     """An event that has come."""

@@ -12,15 +12,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Attachment, Parity, Settings, Slot
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.subject import Subject
 from strategies.workloads import TRAIN, out_of_place
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-__all__ = ["Strategy", "spelled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ class Strategy:
     plainest: ClassVar[str] = ""
     """Its text with the least of parameters, where its name alone is refused."""
 
-    def out_of_place(self, launch: Launch) -> str | None:
+    def out_of_place(self, launch: RunContext) -> str | None:
         """Why it makes no sense in this workload, with the way out; None where it does."""
         if launch.workload in self.workloads:
             return None
@@ -79,11 +77,11 @@ class Strategy:
         """
         return None
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         """What the machine must have: words of ``harness.system.requirements``."""
         return self.needs
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
         return None
 
@@ -92,15 +90,15 @@ class Strategy:
         of equal values are treated alike. By default all are.
 
         A deep model is predicted from shallow ones only where all blocks of all of them are treated
-        alike (``harness.predict.tracing.extend``), so override this where some blocks are not.
+        alike (``harness.planner.tracing.extend``), so override this where some blocks are not.
         """
         return [None] * depth
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         """Keyword arguments for ``Accelerator``; a key that two strategies set is a Conflict."""
         return {}
 
-    def configure(self, accelerator: Any, module: nn.Module, launch: Launch) -> None:
+    def configure(self, accelerator: Any, module: nn.Module, launch: RunContext) -> None:
         """Settle what the engine's config left open, once every part has edited the model."""
 
     def edit_model(self, module: nn.Module, subject: Subject) -> None:
@@ -109,28 +107,28 @@ class Strategy:
         freeze them, give them a type, move them to other modules, but do not copy or read them."""
 
     def make_optimizer(
-        self, params: list[nn.Parameter], settings: Settings, launch: Launch
+        self, params: list[nn.Parameter], settings: Settings, launch: RunContext
     ) -> torch.optim.Optimizer | None:
         """The optimizer, from the one strategy whose place it is."""
         return None
 
-    def attach(self, trained: Trained) -> Attachment | None:
+    def attach(self, trained: TrainingRun) -> Attachment | None:
         """State to keep beside the model, made after prepare."""
         return None
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         """A context for one untimed step behind the measured ones: what it yields is kept as
         ``trained.observed.notes[name]``, for ``evidence`` to read. Training runs have no such step.
         """
         return nullcontext()
 
-    def note(self, trained: Trained) -> Any | None:
+    def note(self, trained: TrainingRun) -> Any | None:
         """What this part's ``observe`` noted; None where no step was observed."""
         return None if trained.observed is None else trained.observed.notes.get(self.name)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Facts read back that show the effect; raise NotInForce where it is missing. A fact that
-        is only a setting is labelled so (``strategies.evidence.settings``)."""
+        is only a setting is labelled so (``strategies.evidence.rules``)."""
         raise NotImplementedError
 
     def __str__(self) -> str:

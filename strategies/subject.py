@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from strategies import survey
-from strategies.base import BadInput
-from strategies.sizes import Sizes
+from strategies.base import BadInput, Sizes
 from strategies.survey import Survey
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-__all__ = ["PARTS", "DataFacts", "Dimensions", "Shaping", "Subject"]
 
 PARTS = {
     "attend": "attention whose function can be replaced",

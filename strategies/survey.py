@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strategies.base import Sizes
 from strategies.evidence import flops
-from strategies.sizes import Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-__all__ = ["Attended", "Survey", "idle", "of", "take"]
 
 
 class Attended(NamedTuple):

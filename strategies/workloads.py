@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from strategies.base import Slot
 
-__all__ = ["BOTH", "SAMPLE", "TRAIN", "WORKLOADS", "out_of_place"]
-
 TRAIN, SAMPLE = "train", "sample"
 WORKLOADS = {
     TRAIN: "optimizer steps over the data",

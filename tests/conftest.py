@@ -20,13 +20,13 @@ from harness import ROOT
 from harness.data import feed
 from harness.data.feed import check_data
 from harness.launch import command, launch
-from harness.predict import residuals
+from harness.planner import uncertainty
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec
 from harness.subjects import subject_of
-from harness.system import imports, probe, process
+from harness.system import capability, probe, process
 from strategies import parse
 from strategies.strategy import Strategy
 from tests.made import one_start
@@ -309,21 +309,21 @@ def settle() -> None:
     garbage, and need not go through all that libraries and pytest keep."""
     importlib.import_module("torch._dynamo")  # as the first optimizer does
     if len(sys.modules) > SETTLED[-1] + LIBRARY:
-        imports.keep()
+        capability.keep()
         SETTLED.append(len(sys.modules))
 
 
 @pytest.fixture(autouse=True)
 def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured of the machine that tests run on changes no prediction of theirs."""
-    monkeypatch.setattr("harness.calibration.store.OWN", Path("no calibrations"))
+    monkeypatch.setattr("harness.planner.calibration.store.OWN", Path("no calibrations"))
 
 
 @pytest.fixture
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict memory without uncertainty, for tests of what follows from a need alone."""
-    known = {kind: residuals.Share(kind, 0.0, 0, 0, pooled=False) for kind in residuals.CLASSES}
-    monkeypatch.setattr(residuals, "shares", lambda: known)
+    known = {kind: uncertainty.Share(kind, 0.0, 0, 0, pooled=False) for kind in uncertainty.CLASSES}
+    monkeypatch.setattr(uncertainty, "shares", lambda: known)
 
 
 @pytest.fixture
@@ -332,8 +332,8 @@ def draw_here() -> Iterator[Callable]:
     ``draw_here(spec) -> Drawing``."""
     import torch
 
+    from harness.sampling.batch import prepare
     from harness.worker import setup
-    from harness.worker.drawing.prepare import prepare
     from strategies.evidence.watching import observe_step
 
     def go(spec: Spec):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.commands import listing
 from harness.result import load_all
-from harness.subjects.library import presets as library
+from harness.subjects.library import families as library
 from harness.suite import file as suite_file
 from tests.made import pages
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from conftest import in_fork
 
-from harness.commands.atlas.lines import NOTE
-from harness.predict import residuals
+from harness.planner import uncertainty
+from harness.planner.atlas.page import NOTE
 from tests.made import public_rows
 
 ROWS = [row for row in public_rows.rows() if row.get("test")]
@@ -78,7 +78,7 @@ def test_rows_that_came_after_all_figures_are_covered_too():
 def test_memory_of_models_that_the_range_did_not_see_is_covered():
     """Nine of ten rows, each by the range of all other models' rows; the page says how many."""
     known = public_rows.residuals(public_rows.kept())
-    assert list(residuals.rows()) == known, "what plans read is what the record says"
+    assert list(uncertainty.rows()) == known, "what plans read is what the record says"
     left = public_rows.memory_left_out(known)
     inside = sum(ok for _, ok in left)
     assert len(left) >= 20 and inside >= 0.9 * len(left)
@@ -91,9 +91,9 @@ def test_memory_of_models_that_the_range_did_not_see_is_covered():
 @pytest.mark.parametrize("count", [1, 8, 9, 19])
 def test_a_class_of_few_models_takes_the_range_of_all(count):
     """Nine models are the fewest that can support nine of ten."""
-    few = [residuals.Residual("sharded", f"m{n}", 0.01 * n) for n in range(count)]
-    all_of_them = [*few, *(residuals.Residual("one GPU", f"x{n}", 0.5) for n in range(20))]
-    found = residuals.share_of("sharded", all_of_them)
+    few = [uncertainty.Residual("sharded", f"m{n}", 0.01 * n) for n in range(count)]
+    all_of_them = [*few, *(uncertainty.Residual("one GPU", f"x{n}", 0.5) for n in range(20))]
+    found = uncertainty.share_of("sharded", all_of_them)
     assert found.pooled == (count < 9) and found.models == count
     assert found.share == (0.5 if count < 9 else 0.08 if count == 9 else 0.17)
 

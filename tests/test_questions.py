@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan.asked import PUBLIC, PUBLIC_ALONE
-from harness.predict import pool
+from harness.planner import pool
+from harness.planner.plan.candidates import PUBLIC, PUBLIC_ALONE
 from tests.made.questions import COLUMNS, PAGE, cleaned, remade, shown
 
 ALONE = 12

@@ -10,19 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness import cli, json_files
-from harness.calibration import store
 from harness.json_files import write_json
-from harness.result import (
-    REHEARSED,
-    BadResult,
-    Check,
-    Peak,
-    Rank,
-    Result,
-    Status,
-    load,
-    load_all,
-)
+from harness.planner.calibration import store
+from harness.result import REHEARSED, BadResult, Check, Peak, Rank, Result, Status, load, load_all
 from harness.spec import Spec
 from tests.made import calibrations
 

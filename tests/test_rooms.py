@@ -20,12 +20,12 @@ ORDER = (
     "harness.cli",
     "harness.train",
     "harness.commands",
-    "harness.export",
-    "harness.calibrate",
+    "harness.planner.export",
+    "harness.planner.calibrate",
     "harness.suite",
     "harness.report",
-    "harness.predict",
-    "harness.calibration",
+    "harness.planner",
+    "harness.planner.calibration",
     "harness.worker",
     "harness.launch",
     "harness.system",
@@ -132,7 +132,7 @@ def test_no_test_imports_another():
 ABOUT_DEEPSPEED = {
     "harness.commands.lint": "reads DeepSpeed's files",
     "harness.system.requirements": "says how to come by DeepSpeed",
-    "harness.predict.prediction": "reads files of a version in which engines said less",
+    "harness.planner.prediction": "reads files of a version in which engines said less",
 }
 NAMES = {*ENGINES, "deepspeed", "zero", "stage", "zero_stage", "distributed_type"}
 
@@ -195,9 +195,9 @@ def test_a_question_is_noticed(line):
 
 MADE = {
     "harness.report": "from harness.report.rendering.html import render",
-    "harness.report.rendering.html": "from harness.report import stories",
-    "harness.report.stories": "from harness.report.stories.claims import tables",
-    "harness.report.stories.claims": "from harness.report.data import rows",
+    "harness.report.rendering.html": "from harness.analyses import registry as stories",
+    "harness.analyses.registry": "from harness.analyses.claims import tables",
+    "harness.analyses.claims": "from harness.report.data import rows",
     "harness.report.data.rows": "import json",
     "harness.report.data.grid": "",
     "harness.report.figures.units": "",
@@ -215,8 +215,8 @@ def test_a_house_in_order_passes():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("data.rows", "from harness.report.stories.claims import tables"),
-        ("data.rows", "from harness.report import stories"),
+        ("data.rows", "from harness.analyses.claims import tables"),
+        ("data.rows", "from harness.analyses import registry as stories"),
         ("data.rows", "def late():\n    import harness.report.rendering.html"),
         ("stories.claims", "if TYPE_CHECKING:\n    from harness.report.rendering import html"),
     ],

@@ -23,7 +23,6 @@ from harness.spec import SpecError
 if TYPE_CHECKING:
     from harness.cluster.leader import Nodes
 
-__all__ = ["add_arguments", "add_run_arguments", "elsewhere", "machines", "typed"]
 
 SILENCE_SECONDS = 60.0
 """Time without a sign of a node, or without a step, after which a row is ended from outside."""

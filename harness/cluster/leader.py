@@ -26,15 +26,15 @@ from harness.cluster import preflight, supervisor
 from harness.cluster.meeting import Beat, End, Go, Order, Ready, Session, log_of, read, write
 from harness.cluster.outcome import NodeFacts, classify_nodes
 from harness.cluster.slurm import ended_by
-from harness.launch import launch, outcome, recordings
+from harness.launch import command as recordings
+from harness.launch import launch, outcome
 from harness.launch.command import command, display, environment
 from harness.resolve import Resolved
 from harness.result import LaunchRecord, NodeRecord, Result, Status, Wire
 from harness.spec import Spec
-from harness.system import kernel, process
+from harness.system import machine as kernel
+from harness.system import process
 from harness.system.machine import Machine
-
-__all__ = ["Launched", "Nodes", "node_facts", "run", "survey", "whole_facts"]
 
 TRIES = 3
 END_SECONDS = 20.0

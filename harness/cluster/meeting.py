@@ -24,25 +24,6 @@ from typing import Any, TypeVar
 from harness.json_files import BadFile, read_json, write_json
 from strategies.base import BadInput
 
-__all__ = [
-    "Allocation",
-    "AllocationError",
-    "Beat",
-    "End",
-    "Go",
-    "LeaderLost",
-    "MeetingError",
-    "Order",
-    "Ready",
-    "Session",
-    "find",
-    "first_host",
-    "follow",
-    "log_of",
-    "read",
-    "write",
-]
-
 MEET_SECONDS = 300.0
 """Time for all nodes to start the command, while images are pulled and file systems mounted."""
 POLL_SECONDS = 0.2

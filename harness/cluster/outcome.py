@@ -14,8 +14,6 @@ from harness.cluster.slurm import NODE_FAILURE
 from harness.launch.outcome import Facts, Outcome, cause_of, classify, own_words, where
 from harness.result import Status
 
-__all__ = ["NodeFacts", "classify_nodes"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:

@@ -17,12 +17,11 @@ from harness.launch import launch
 from harness.launch.command import HEAD, INTERFACE, PORT, RANK
 from harness.launch.sources import MEASURED, digest
 from harness.result import Wire
-from harness.system import kernel, machine
+from harness.system import machine
+from harness.system import machine as kernel
 from harness.system.gpus import has_driver
 from harness.system.probe import PACKAGES, version
 from strategies.base import BadInput
-
-__all__ = ["SurveyError", "code", "disagreement", "head_address", "look", "mixed", "versions"]
 
 DRIVER = Path("/proc/driver/nvidia/version")
 LATENCY_SECONDS = 1e-3

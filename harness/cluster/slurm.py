@@ -14,8 +14,6 @@ from pathlib import Path
 
 from strategies.base import BadInput
 
-__all__ = ["JobError", "Site", "SiteError", "ended_by", "read_site", "script", "srun", "submit"]
-
 WAIT_SECONDS = 120
 """Time for the other tasks after one has ended: each has a grace period, and a kill."""
 OWN = {

@@ -33,10 +33,8 @@ from harness.launch.command import (
     inherited,
 )
 from harness.phases import RUN_PHASES
-from harness.system import kernel, process, tree
+from harness.system import machine, process, tree
 from strategies.files import check_own_folder, lock_file
-
-__all__ = ["REASONS", "Sentry", "own_folder", "serve", "stop_reason"]
 
 Tick = Callable[[], None]
 
@@ -118,7 +116,7 @@ def _run(sentry: Sentry, ready: Ready, tick: Tick) -> End:
     order, go, local = sentry.order, sentry.go, sentry.local
     address = ready.address or go.head
     interface = os.environ.get("HEADROOM_INTERFACE") or network.interface_of(address) or "lo"
-    kills, interrupted = kernel.memory_kills(), None
+    kills, interrupted = machine.memory_kills(), None
 
     def both(tree_bytes: int) -> None:
         sentry.tick(tree_bytes)
@@ -138,7 +136,7 @@ def _run(sentry: Sentry, ready: Ready, tick: Tick) -> End:
         )
     except process.Interrupted as signalled:
         ended, interrupted = signalled.ended, signalled
-    since = kernel.memory_kills().since(kills)
+    since = machine.memory_kills().since(kills)
     end = End(
         token=order.token,
         rank=ready.rank,

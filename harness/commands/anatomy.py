@@ -13,16 +13,25 @@ from typing import Any
 from rich.text import Text
 
 from harness import ROOT
-from harness.calibration.record import Ceilings
-from harness.calibration.store import Applied
-from harness.commands import one_row
-from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
+from harness.commands import single_run
+from harness.commands.console import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    Progress,
+    exit_code,
+    make_console,
+    short,
+    slug,
+)
 from harness.commands.options import add_settings, folder_name, seconds
-from harness.commands.progress import Progress
 from harness.launch import launch
-from harness.memory.portrait import Portrait, load
-from harness.predict.speed import calibrated
-from harness.report.anatomy import files, page
+from harness.memory.memory_breakdown import Portrait, load
+from harness.planner.calibration.record import Ceilings
+from harness.planner.calibration.store import Applied
+from harness.planner.speed import rates
+from harness.report.anatomy import page
+from harness.report.anatomy import page as files
 from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
@@ -30,8 +39,6 @@ from harness.suite import matrix
 from harness.suite.run import Planned
 from harness.system import process
 from harness.system.machine import Machine
-
-__all__ = ["add_arguments", "anatomy"]
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
@@ -61,10 +68,10 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
     ask = functools.partial(_asked, options, given)
     if options.dry_run:
-        _, row = one_row.planned(ask, folder, options.device)
+        _, row = single_run.planned(ask, folder, options.device)
         print(_line(row))
         return OK
-    _, row = one_row.checked(ask, folder, options.device, console)
+    _, row = single_run.checked(ask, folder, options.device, console)
     progress = Progress(console)
     progress.begin_suite("anatomy", [options.recipe], [True])
     progress.begin_run(options.recipe, options.timeout)
@@ -128,7 +135,7 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
 def _write(folder: Path, console: Any) -> bool:
     """Write the charts, and say what they show; whether its two counts of the activations agree."""
     measured = load(folder / "anatomy.json")
-    portrait = under_ceilings(measured, calibrated.kept_for(measured.device))
+    portrait = under_ceilings(measured, rates.kept_for(measured.device))
     for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *files.write(portrait, folder)]:

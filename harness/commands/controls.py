@@ -16,10 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import one_row
-from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
+from harness.commands import single_run
+from harness.commands.console import FAILED, INTERRUPTED, OK, Progress, make_console
 from harness.commands.options import add_settings, folder_name, seconds
-from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data.grid import text_grid
 from harness.report.figures import parity
@@ -29,12 +28,17 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.system import process
 from harness.system.machine import Machine
-from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
-from harness.worker.sabotage_shards import HYBRID, SHARDED
-from harness.worker.sabotage_stages import NUMBERS, REPEATED, SHARED_NUMBERS, SPLIT
-
-__all__ = ["add_arguments", "controls"]
+from harness.worker.sabotage import HYBRID, SABOTAGES, SHARDED
+from harness.worker.sabotage_ranks import (
+    BETWEEN,
+    CUT,
+    NUMBERS,
+    RANKS,
+    REPEATED,
+    SHARED,
+    SHARED_NUMBERS,
+    SPLIT,
+)
 
 USUAL = {"model": "DiT-S/4:depth=2", "data": "digits", "steps": 6, "warmup": 2}
 USUAL |= {"weight_decay": 0.01}  # that one be applied twice
@@ -165,7 +169,7 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     console = make_console()
     out = Path(options.out or ROOT / "results" / "controls").absolute()
     ask = functools.partial(_asked, options, given)
-    _, row = one_row.checked(ask, out, options.device, console)
+    _, row = single_run.checked(ask, out, options.device, console)
     plain = row.resolved.spec
     asked, progress, words = all_controls(plain.processes), _Quiet(console), {}
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
@@ -186,7 +190,7 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    usual = one_row.usual("ddp", options.device, machine)
+    usual = single_run.usual("ddp", options.device, machine)
     if usual["device"] == "cpu":
         usual["processes"] = CPU_PROCESSES
     fields = {**USUAL, **usual, **given}

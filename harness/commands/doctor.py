@@ -20,17 +20,15 @@ from harness.commands.run import OK, examined
 from harness.data.caches.named import is_cache, open_cache
 from harness.data.feed import check_data
 from harness.data.latents import Folder
-from harness.predict.speed import calibrated
+from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system import wheels
 from harness.system.machine import Machine, recall
-from harness.system.requirements import Lack, gib, needed_ops, obstacle
+from harness.system.requirements import Requirement, gib, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Slot
 from strategies.workloads import SAMPLE, TRAIN
-
-__all__ = ["doctor", "look_at_data", "print_doctor", "why_not"]
 
 SHOWN = 10
 """Faults of data that are named; more are counted."""
@@ -136,7 +134,7 @@ def _driver(probe: dict[str, Any]) -> str:
 
 def _calibration(machine: Machine) -> str:
     """What predictions for this device rest on."""
-    found = calibrated.kept_for(machine.device_names[0] if machine.gpus else "cpu")
+    found = rates.kept_for(machine.device_names[0] if machine.gpus else "cpu")
     return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
 
 
@@ -174,16 +172,16 @@ MORE_GPUS = (2, 4, 8, 16)
 """Numbers of GPUs with which a strategy is tried that refuses those of this machine."""
 
 
-def why_not(name: str, machine: Machine) -> Lack | None:
+def why_not(name: str, machine: Machine) -> Requirement | None:
     """Return what prevents a plain run of the strategy ``name`` here; None if nothing does."""
     runs = list(_plain_runs(name, machine))
     resolved = next((run for run in runs if not run.refusal), runs[0])
     needed, here = resolved.spec.processes, len(machine.gpus)
     if resolved.refusal:
-        return Lack(resolved.refusal, "see ./run.sh list")
+        return Requirement(resolved.refusal, "see ./run.sh list")
     if here and needed > here and not machine.blind:
         present = f"{here} GPU{'s' * (here > 1)}"
-        return Lack(
+        return Requirement(
             f"{name} needs {needed} GPUs; this machine has {present}",
             f"./run.sh plan --recipes {resolved.spec.recipe} --gpus {needed} predicts it",
         )

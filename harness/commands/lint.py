@@ -11,19 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
-from harness.commands.planning.plan.asked import model_name
 from harness.json_files import BadFile, read_json
+from harness.planner.plan.candidates import model_name
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.subjects import kind_of
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from strategies import CATALOG
 from strategies.engines.zero.waste import DEFAULTS, Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
 from strategies.recipe import name_of
 from strategies.subject import Shaping
-
-__all__ = ["add_arguments", "lint_files", "lint_spec", "own_findings"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
     told = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", type=presets.canonical, metavar="MODEL", default="DiT-XL/2", help=told)
+    add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=told)
     add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
     told = "the type that it trains in (default: bf16)"
     kinds = {"type": lambda word: name_of(word, CATALOG), "choices": ("bf16", "fp32")}

@@ -8,17 +8,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from harness.analyses.registry import STORIES
 from harness.commands.console import make_console, print_listed
-from harness.predict.speed import cards
+from harness.planner.speed import cards
 from harness.subjects.dit import presets as dit
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from harness.suite import file as suite_file
+from harness.suite.file import Suite, SuiteError, load_suite
 from strategies import CATALOG
-from strategies.absent import ABSENT
+from strategies.recipe import ABSENT
 from strategies.strategy import spelled
-
-__all__ = ["markdown", "print_cards", "print_list", "print_models"]
-
 
 DEFAULTS = (
     "Open places get fp32, adamw and ema; all others stay empty. Parameters stand with their "
@@ -46,7 +45,7 @@ def print_models(console: Console | None = None) -> None:
     console = console or make_console()
     rows = [
         (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
-        for name, known in presets.table().items()
+        for name, known in families.table().items()
     ]
     told = "public models: --model takes any of these names, however it is spelled"
     console.print(Text(told, style="bold"))
@@ -119,3 +118,21 @@ def _suites() -> list[tuple[Any, ...]]:
             continue
         listed.append((Text(name, "bold"), rows, suite_file.title_of(path)))
     return listed
+
+
+# ---- suites ----
+# Suites for commands: read from their files, with a story that the report can tell.
+
+
+def load(name: str, device: str) -> Suite:
+    """The suite of that name, or in that file, for ``device`` (cpu or cuda).
+
+    Raises:
+        SuiteError: one line that names file, key, value and way out.
+    """
+    suite = load_suite(name, device)
+    if suite.story not in ("", *STORIES):
+        raise SuiteError(
+            f"{suite.path}: story is {suite.story!r}; one of {', '.join(STORIES)}, or leave it out"
+        )
+    return suite

@@ -17,22 +17,19 @@ from typing import Any
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import one_row
-from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
+from harness.commands import single_run
+from harness.commands.console import FAILED, INTERRUPTED, OK, Progress, make_console, short, slug
 from harness.commands.options import ALL_GPUS, add_settings, folder_name, seconds
-from harness.commands.progress import Progress
 from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.figures import derive
-from harness.report.figures.predicted_fit import OUT_OF_MEMORY
+from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import BadResult, Result, Status, load
 from harness.spec import Spec, SpecError
-from harness.suite.identity import identity
+from harness.suite.rows import identity
 from harness.system.machine import Machine
 from strategies import parse
-
-__all__ = ["add_arguments", "candidates", "max_batch", "most_probes"]
 
 DATA = {"data": "synthetic"}
 STEPS = {"steps": 1, "warmup": 1}
@@ -240,7 +237,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
     out = options.out or ROOT / "results" / "max-batch" / slug(options.recipe)
     out = Path(out).absolute()
     ask = functools.partial(_asked, options, given)
-    machine, row = one_row.checked(ask, out, options.device, console)
+    machine, row = single_run.checked(ask, out, options.device, console)
     return Search(
         spec=row.resolved.spec,
         out=out,
@@ -254,7 +251,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     """The spec with one sample a process and micro batch, the smallest that a probe can have."""
-    usual = one_row.usual(options.recipe, options.device, machine)
+    usual = single_run.usual(options.recipe, options.device, machine)
     spec = Spec(**{**DATA, **usual, **given, **STEPS})  # what was given wins, but for the steps
     spec.check()
     return dataclasses.replace(spec, global_batch=_samples(spec, 1))

@@ -11,19 +11,8 @@ from typing import Any
 
 from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
 from harness.subjects import kind_of
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from strategies.subject import Shaping, Subject
-
-__all__ = [
-    "ALL_GPUS",
-    "add_settings",
-    "add_shaping",
-    "check_file",
-    "folder_name",
-    "overrides",
-    "seconds",
-]
-
 
 OF_SAMPLING = ("workload", "weights", "sampler_steps", "cfg_scale")
 """Fields of a spec that are left out by commands which only train."""
@@ -64,7 +53,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     asked = {name: getattr(options, name, None) for name in names}
     given = located({name: value for name, value in asked.items() if value is not None})
     if "model" in given:
-        given["model"] = presets.canonical(given["model"])
+        given["model"] = families.canonical(given["model"])
     kind = kind_of(given["model"]) if "model" in given else Subject
     if kind.brings_samples:  # it is trained on nothing else, so that nobody need say so
         shaping = Shaping(config=given.get("config", ""))

@@ -15,8 +15,6 @@ from harness.report import print_comparison, write_report
 from harness.result import Result, load_all
 from harness.spec import SpecError
 
-__all__ = ["compare", "report", "show"]
-
 
 def report(folder: Path) -> int:
     """Make the report of a results folder again."""

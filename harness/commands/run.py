@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from harness import ROOT, extensions
-from harness.commands import suites
+from harness.commands import listing
 from harness.commands.console import (
     INTERRUPTED,
     OK,
+    Progress,
     examined,
     exit_code,
     make_console,
@@ -23,25 +24,22 @@ from harness.commands.console import (
     slug,
 )
 from harness.commands.options import add_settings, folder_name, seconds
-from harness.commands.planning.plan.progress import PlanProgress
-from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
-from harness.predict import attention, pool
-from harness.predict.prediction import Prediction
-from harness.predict.prediction import kept as kept_prediction
-from harness.predict.speed import calibrated
+from harness.planner import overhead, pool
+from harness.planner.plan.tracing import PlanProgress
+from harness.planner.prediction import Prediction
+from harness.planner.prediction import kept as kept_prediction
+from harness.planner.speed import rates
 from harness.report import write_report
 from harness.report.data.rows import label
-from harness.report.figures.predicted import FILE
-from harness.report.figures.predicted_fit import OUT_OF_MEMORY
+from harness.report.figures.predicted import FILE, OUT_OF_MEMORY
 from harness.resolve import Resolved, resolve, run_name
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
-from harness.suite.again import with_reference_again
-from harness.suite.beside import places
 from harness.suite.file import Suite
+from harness.suite.rows import places, with_reference_again
 from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
@@ -49,9 +47,6 @@ from harness.system.requirements import lacks_sight, needed_ops
 from harness.system.tree import at_work
 from strategies.subject import DataFacts
 from strategies.workloads import TRAIN
-
-__all__ = ["add_arguments", "predict_measured", "run"]
-
 
 SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(Spec)}
 """Where each setting comes from, for the help to say."""
@@ -160,7 +155,7 @@ def _measured(
         options.ending.begun = True  # what else its sender sends must not cut the report short
         results, code = stop.results, INTERRUPTED
     names = machine.device_names if suite.device == "cuda" else ["cpu"]
-    calibrated.keep_beside(out, next(iter(names), ""))
+    rates.keep_beside(out, next(iter(names), ""))
     return planned, results, code
 
 
@@ -215,7 +210,7 @@ class AskedRows:
         workload = self.given.get("workload", TRAIN)
         if options.recipes:
             return matrix.ad_hoc(options.recipes, device, workload)
-        return suites.load(options.suite or matrix.SUITES.get(workload, "default"), device)
+        return listing.load(options.suite or matrix.SUITES.get(workload, "default"), device)
 
 
 def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
@@ -294,7 +289,7 @@ def predict_measured(
     # The rows ran on one machine, so any environment that names its attention will do; a row that
     # died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
-    kind = attention.taken(environment)
+    kind = overhead.taken(environment)
     progress = PlanProgress(console)
     progress.begin([str(row.recipe) for row in missing], pool.default_jobs())
 

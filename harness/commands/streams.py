@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Ending", "Lasting", "lasting_streams", "open_descriptors"]
-
 
 class Lasting:
     """A stream that takes what is written for as long as it can, and then nothing: what runs must

@@ -15,16 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import ROOT
-from harness.commands import one_row
-from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import (
-    ALL_GPUS,
-    add_settings,
-    check_file,
-    folder_name,
-    seconds,
-)
-from harness.commands.progress import Progress
+from harness.commands import single_run
+from harness.commands.console import INTERRUPTED, OK, Progress, exit_code, make_console, short, slug
+from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_name, seconds
 from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms
@@ -34,8 +27,6 @@ from harness.spec import Spec, SpecError
 from harness.suite.run import Planned
 from harness.system import process
 from harness.system.machine import Machine
-
-__all__ = ["add_arguments", "fit_words", "train"]
 
 DEFAULTS: dict[str, Any] = {
     "model": "DiT-T/4",
@@ -91,7 +82,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         options.averaged = str(folder / "averaged.safetensors")
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
-    _, row = one_row.planned(ask, folder, options.device)
+    _, row = single_run.planned(ask, folder, options.device)
     _check_goes_on(row, options, console)
     if options.dry_run:
         print(_line(row, extra))
@@ -100,7 +91,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         if getattr(options, name):
             check_file(Path(getattr(options, name)), name)
     check_file(Path(options.checkpoint) / "step", "checkpoint")
-    _, row = one_row.checked(ask, folder, options.device, console)
+    _, row = single_run.checked(ask, folder, options.device, console)
     return _trained(row, extra, options, console)
 
 
@@ -157,7 +148,7 @@ def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) 
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    usual = one_row.usual(options.recipe, options.device, machine)
+    usual = single_run.usual(options.recipe, options.device, machine)
     fields = DEFAULTS | usual | dict(given)  # what was given wins
     if fields["steps"] <= fields["warmup"]:
         least = fields["warmup"] + 1

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from harness.data.caches.named import KINDS, is_cache, open_cache
-from harness.data.indices import Indices
-from harness.data.latents import Folder
+from harness.data.latents import Folder, Indices
 from strategies.base import BadInput
 from strategies.subject import DataFacts
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Batch", "Dataset", "Feed", "check_data", "open_data", "sample_order", "stamp"]
 
 NAMES = ("digits", "synthetic", "latents", "vae", "vae_small", *KINDS)
 POOL = 256

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.data.indices import Indices
+from harness.data.latents import Indices
 from strategies.subject import DataFacts
-
-__all__ = ["DOWNSAMPLING", "SCALE", "WIDTHS", "Images"]
 
 DOWNSAMPLING = 8
 WIDTHS = {"vae": (128, 256, 512, 512), "vae_small": (32, 32, 64, 64)}

@@ -20,21 +20,6 @@ from harness.resolve import Resolved
 from harness.spec import Spec
 from strategies.base import BadInput
 
-__all__ = [
-    "DONE",
-    "Mismatch",
-    "check_own",
-    "check_same",
-    "claims",
-    "facts_of",
-    "fault",
-    "finished",
-    "newest_whole",
-    "proof",
-    "sizes",
-    "terms",
-]
-
 DONE = "headroom.json"
 """Written last: a folder without it is half a checkpoint. It has the sizes of all other files."""
 FREE = ("steps", "warmup", "repeat", "device", "recipe")

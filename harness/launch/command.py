@@ -15,25 +15,7 @@ from pathlib import Path
 
 from harness import ROOT
 from harness.resolve import Resolved
-from harness.system import gpus, kernel
-
-__all__ = [
-    "ALLOCATOR",
-    "GROUP_SECONDS",
-    "HEAD",
-    "INTERFACE",
-    "PORT",
-    "RANK",
-    "as_node",
-    "command",
-    "display",
-    "environment",
-    "free_port",
-    "group_limit",
-    "group_seconds",
-    "inherited",
-    "on_loopback",
-]
+from harness.system import gpus, machine
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc's: freed blocks from that size on go back to the kernel at once, so that resident size
@@ -102,7 +84,7 @@ def as_node(words: Sequence[str], facts: Mapping[str, str]) -> list[str]:
 def environment(resolved: Resolved) -> dict[str, str]:
     """The variables that a run adds to the shell's, threads for a node like this one."""
     spec = resolved.spec
-    threads = max(1, kernel.cores() // spec.local_processes)
+    threads = max(1, machine.cores() // spec.local_processes)
     added = {
         # torchrun would give each process one thread, and a CPU Adam would crawl.
         "OMP_NUM_THREADS": str(threads),
@@ -175,3 +157,23 @@ def _relative(path: Path) -> str:
     """``path`` from the repository's root where it lies inside it, else in full."""
     path = Path(os.path.abspath(path))
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+# ---- recordings ----
+# Where a recorded run leaves its files (``harness.worker.loop`` writes them), and which ones.
+
+
+PROFILE = "profile"
+"""The folder, below the run's, of a profiler's traces."""
+HISTORY = "snapshot.rank{}.pickle"
+
+
+def history_file(folder: Path, rank: int | str) -> Path:
+    """The allocator's history of ``rank``."""
+    return folder / HISTORY.format(rank)
+
+
+def left_in(folder: Path) -> list[str]:
+    """Files for other tools below a run's ``folder``, relative to it."""
+    paths = [*folder.glob(f"{PROFILE}/*.json*"), *folder.glob(HISTORY.format("*"))]
+    return sorted(str(path.relative_to(folder)) for path in paths)

@@ -17,39 +17,32 @@ from typing import Any
 
 from harness import ROOT, result
 from harness.json_files import BadFile, read_json
-from harness.launch import log, outcome, recordings
+from harness.launch import command as recordings
+from harness.launch import outcome
+from harness.launch import outcome as log
 from harness.launch.command import (
-    command,
-    display,
-    environment,
-    free_port,
-    group_limit,
+    command as command,
+)
+from harness.launch.command import (
+    display as display,
+)
+from harness.launch.command import (
+    environment as environment,
+)
+from harness.launch.command import (
+    free_port as free_port,
+)
+from harness.launch.command import (
+    group_limit as group_limit,
+)
+from harness.launch.command import (
     inherited,
     on_loopback,
 )
 from harness.resolve import Resolved
 from harness.result import LaunchRecord, Result
 from harness.spec import Spec
-from harness.system import kernel, process, tree
-
-__all__ = [
-    "COMPILED",
-    "LaunchError",
-    "command",
-    "display",
-    "environment",
-    "free_port",
-    "group_limit",
-    "own_caches",
-    "peak",
-    "prepare",
-    "rank_files",
-    "read_log",
-    "run",
-    "status",
-    "unfinished",
-    "write",
-]
+from harness.system import machine, process, tree
 
 Argv = Callable[[int], list[str]]
 OnStatus = Callable[[dict[str, Any]], None]
@@ -94,13 +87,13 @@ def run(
     for left in reversed(range(TRIES)):
         prepare(folder)
         tree.free_stale_locks()
-        port, kills, interrupt = free_port(), kernel.memory_kills(), None
+        port, kills, interrupt = free_port(), machine.memory_kills(), None
         try:
             variables = environment(resolved) | added
             ended = _start(argv(port), variables, folder, timeout, on_status, stop)
         except process.Interrupted as signalled:
             ended, interrupt = signalled.ended, signalled
-        facts = _facts(spec, folder, ended, timeout, kernel.memory_kills().since(kills))
+        facts = _facts(spec, folder, ended, timeout, machine.memory_kills().since(kills))
         if not (left and outcome.retryable(facts)):
             break
     row = _row(resolved, folder, facts)
@@ -210,7 +203,7 @@ def _facts(
     folder: Path,
     ended: process.Ended,
     timeout: float | None,
-    kills: kernel.MemoryKills,
+    kills: machine.MemoryKills,
 ) -> outcome.Facts:
     finished = _worker_result(folder)
     return outcome.Facts(
@@ -227,7 +220,7 @@ def _facts(
         machine_kills=kills.machine,
         group_kills=kills.group,
         group_limit_bytes=kills.limit_bytes,
-        shell_limit=kernel.shell_limit(),
+        shell_limit=machine.shell_limit(),
         recipe=spec.recipe,
         processes=spec.processes,
     )

@@ -13,8 +13,6 @@ import socket
 import sys
 from typing import Any
 
-__all__ = ["listen_on_loopback", "main"]
-
 LOOPBACK = ("127.0.0.1", "localhost")
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from harness import ROOT
 
-__all__ = ["MEASURED", "PREDICTED", "digest"]
-
 MEASURED = ("data", "launch", "memory", "subjects", "worker")
 """Rooms of ``harness`` that a run executes, or that start it. ``system`` says what the machine is:
 a result is keyed by its answers."""

@@ -9,17 +9,14 @@ from typing import Any
 
 import torch
 
-from harness.memory.places import BY_DEVICE, DEVICE
 from harness.memory.record import by_place, step_categories
-from harness.memory.tracer import BEFORE, Tracer
+from harness.memory.tracer import BEFORE, BY_DEVICE, DEVICE, Tracer
 from harness.result import Categories
-from strategies.engine import Trained
-
-__all__ = ["following", "register_living", "trace_step"]
+from strategies.engine import TrainingRun
 
 
 @contextlib.contextmanager
-def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
+def following(tracer: Tracer, trained: TrainingRun) -> Iterator[None]:
     """A step under ``tracer``: its phases, its gradients as they arrive, and what the engine's
     library and the strategies allocate by themselves."""
 
@@ -42,7 +39,7 @@ def following(tracer: Tracer, trained: Trained) -> Iterator[None]:
             handle.remove()
 
 
-def register_living(tracer: Tracer, trained: Trained) -> None:
+def register_living(tracer: Tracer, trained: TrainingRun) -> None:
     """Note what lives before a measured step: parameters, optimizer state, averages; the rest of
     the process's tensors unnamed."""
     tracer.enter(BEFORE)
@@ -63,10 +60,10 @@ def register_living(tracer: Tracer, trained: Trained) -> None:
 
 
 def trace_step(
-    trained: Trained, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
+    trained: TrainingRun, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
 ) -> Categories:
     """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``; where
-    that is the CPU, what is kept on the device and in host memory (``harness.memory.places``).
+    that is the CPU, what is kept on the device and in host memory (``harness.memory.tracer``).
 
     ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
     """

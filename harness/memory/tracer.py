@@ -2,32 +2,185 @@
 
 A measured run follows one of its steps with it, on real tensors (``harness.memory.traced_step``); a
 prediction follows a training from its first line on, on tensors without storage
-(``harness.predict.tracing.trace``).
+(``harness.planner.tracing.trace``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from harness.memory import resizing, unseen
-from harness.memory.awaited import awaited, pause
-from harness.memory.places import DEVICE, HOST, Places, storage_of
+from harness.memory import op_facts
 from harness.memory.record import Record, Storage
-from strategies.engine import Trained
-from strategies.evidence.stored import stored, within, wrapped
-from strategies.holdings import Maker
-from strategies.sizes import pinned_block
+from strategies.base import pinned_block
+from strategies.engine import TrainingRun
+from strategies.evidence.readings import stored, within, wrapped
+from strategies.inventory import AllocationScope
 
-__all__ = ["BEFORE", "Tracer"]
+# ---- awaited ----
+# Tensors that a communication thread still holds for a moment after its work was waited for.
+#
+# gloo's threads drop a collective's tensors when they get to it, after ``wait()`` has returned
+# (ProcessGroupGloo::runLoop). A peak that falls into this moment counts them, on a busy machine
+# more
+# often: repeated traces of one FSDP2 step were up to 4 % apart. So a trace of real ranks on a CPU
+# lets those threads have their turn before it counts a new maximum. On a GPU memory is given back
+# in
+# the order of a stream, and nothing is to be waited for.
+
+
+PAUSE = 0.01
+"""Seconds for the threads of two busy cores to get their turn; once for each work waited for."""
+
+
+@contextlib.contextmanager
+def awaited(noticed: Callable[[], None]) -> Iterator[None]:
+    """While it lasts, ``noticed`` is called when a work of gloo has been waited for."""
+    if not (dist.is_available() and dist.is_initialized() and "gloo" in dist.get_backend()):
+        yield
+        return
+    wait = dist.Work.wait
+
+    def waited(work: Any, *given: Any, **more: Any) -> Any:
+        done = wait(work, *given, **more)
+        noticed()
+        return done
+
+    with mock.patch.object(dist.Work, "wait", waited):
+        yield
+
+
+def pause() -> None:
+    """Let other threads run: this one sleeps, and holds no lock of the interpreter."""
+    time.sleep(PAUSE)
+
+
+# ---- resizing ----
+# Storages that change their size under tensors that stay: a library so lets go of memory and
+# takes
+# it again, and no op tells (FSDP2 does it with gathered weights).
+
+
+@contextlib.contextmanager
+def watched(noticed: Callable[[Any], None]) -> Iterator[None]:
+    """While it lasts, ``noticed`` is called with each storage that was resized."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: Any, size: int) -> Any:
+        done = resize(storage, size)
+        noticed(storage)
+        return done
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+# ---- places ----
+# Where a training's tensors are kept, where their devices cannot tell: a CPU as the device.
+#
+# There host memory is both the device and the host that an offload moves things to. A tensor is
+# in
+# host memory if the engine or a strategy keeps it there (``Holdings.host``,
+# ``Attachment.hosted``),
+# if a method made it there (``Maker.place``), or if it was computed from such tensors alone: an
+# operation runs where its operands are. All else is on the device.
+#
+# On a GPU an operation of tensors in two places fails, so a library copies to the device first;
+# on a
+# CPU that copy is left out (``Tensor.to`` returns what it was given). Where the engine's library
+# or a
+# collective takes both, the copies are counted on the device as long as the operation lasts.
+# Where
+# forward itself does, a place that was named is wrong: the places of such a step are not
+# believed,
+# and everything counts as on the device. What stays unseen: a tensor that a library copies to the
+# device and converts there by itself counts as in host memory, for the length of an operation.
+
+
+DEVICE, HOST = "device", "host"
+BY_DEVICE = "each tensor's own device"
+BY_ENGINE = "the engine's placement; on a CPU both are host memory"
+COPIES = frozenset({"copy_", "_to_copy", "_foreach_copy_", "set_"})
+"""Operations of aten that may take operands in two places."""
+MOVING = frozenset({"c10d", "_c10d_functional"})
+"""Namespaces of operations that send: what a copy to the device would have been for."""
+
+
+def storage_of(tensor: torch.Tensor) -> Any | None:
+    """The storage of a plain tensor; None for a layout, or a subclass, without one of its own."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None
+
+
+class TensorPlacement:
+    """Which storages that live now are in host memory. ``joined``: operations of forward that took
+    operands in both places, by name."""
+
+    def __init__(self) -> None:
+        self.hosted: set[int] = set()
+        self.joined: Counter[str] = Counter()
+
+    def put(self, key: int, pool: str) -> None:
+        """A storage, by its address, is kept in ``pool`` from now on."""
+        (self.hosted.add if pool == HOST else self.hosted.discard)(key)
+
+    def forget(self, key: int) -> None:
+        """A storage has died: its address may be another's."""
+        self.hosted.discard(key)
+
+    def of_operands(self, values: Any) -> str:
+        """Where an operation's result is: in host memory if all its operands are."""
+        keys = [key for key, _ in _operands(values)] if self.hosted else []
+        return HOST if keys and self.hosted.issuperset(keys) else DEVICE
+
+    def copied(self, func: Any, values: Any, phase: str, in_library: bool) -> int:
+        """Bytes that a GPU would copy to the device for this operation. What forward does outside
+        the engine's library is noted in ``joined``, for no GPU would."""
+        if not self.hosted or _name(func) in COPIES:
+            return 0
+        operands = _operands(values)
+        here = sum(size for key, size in operands if key in self.hosted)
+        if not here or self.hosted.issuperset(key for key, _ in operands):
+            return 0
+        if in_library or func.namespace in MOVING:
+            return here
+        if phase == "forward":
+            self.joined[str(func)] += 1
+        return 0
+
+    @property
+    def known_by(self) -> str:
+        """How the places of a step were known; begins with "unknown" where they were not."""
+        if not self.joined:
+            return BY_ENGINE
+        (name, _), calls = self.joined.most_common(1)[0], self.joined.total()
+        return f"unknown: {calls} operations of forward took operands in both places, as {name}"
+
+
+def _name(func: Any) -> str:
+    return func._schema.name.partition("::")[2]
+
+
+def _operands(values: Any) -> list[tuple[int, int]]:
+    """What identifies the storage of each operand, and the operand's bytes; a number as a tensor
+    may be anywhere."""
+    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    plain = [(tensor, storage_of(tensor)) for leaf in leaves for tensor in stored(leaf)]
+    return [(storage._cdata, tensor.nbytes) for tensor, storage in plain if storage is not None]
+
 
 aten = torch.ops.aten
 BEFORE = "before"
@@ -54,8 +207,8 @@ class Tracer(TorchDispatchMode):
         self.left_out: set[int] = set()
         """Storages, by address, that are not counted: forgotten when they die."""
         self._refs: dict[int, Any] = {}
-        self._makers: list[Maker] = []
-        self.places = Places() if pools.get("cpu") == DEVICE else None
+        self._makers: list[AllocationScope] = []
+        self.places = TensorPlacement() if pools.get("cpu") == DEVICE else None
         """Where tensors are kept, where their devices cannot tell; None where these do."""
         self._hollow: dict[int, tuple[str, Any]] = {}
         self._watching = contextlib.ExitStack()
@@ -64,7 +217,7 @@ class Tracer(TorchDispatchMode):
         self._total, self._highest = 0, 0
 
     def __enter__(self) -> Any:
-        self._watching.enter_context(resizing.watched(self._resized))
+        self._watching.enter_context(watched(self._resized))
         self._watching.enter_context(awaited(self._wait))
         return super().__enter__()
 
@@ -97,7 +250,7 @@ class Tracer(TorchDispatchMode):
         """Note what an op has made."""
         self.ops.add(str(func))
         self._copy_operands(func, (args, kwargs))
-        inside = unseen.scratch(func, args)
+        inside = op_facts.scratch(func, args)
         if inside:
             self.hold(DEVICE, inside, str(func), "temporaries")()
         given = _storages_of((args, kwargs)) if self.hidden else frozenset()
@@ -165,7 +318,7 @@ class Tracer(TorchDispatchMode):
                     self.record.storages[self._live[storage._cdata][0]].pool = pool
                     self.places.put(storage._cdata, pool)
 
-    def know(self, trained: Trained) -> None:
+    def know(self, trained: TrainingRun) -> None:
         """Name what lives between two steps, and where it is kept, as the engine and the strategies
         say."""
         self.casts = "float_master" not in trained.launch.traits
@@ -180,7 +333,7 @@ class Tracer(TorchDispatchMode):
         self.tag_gradients(trained)
         self.keep_held(trained)
 
-    def keep_held(self, trained: Trained) -> None:
+    def keep_held(self, trained: TrainingRun) -> None:
         """Say where what the engine and the strategies hold is kept, if tensors' devices cannot."""
         if self.places is not None:
             kept = [t for a in trained.attached.values() for t in a.hosted()]
@@ -192,12 +345,12 @@ class Tracer(TorchDispatchMode):
             for storage in self.record.storages:
                 storage.pool = DEVICE if storage.pool == HOST else storage.pool
 
-    def tag_gradients(self, trained: Trained) -> None:
+    def tag_gradients(self, trained: TrainingRun) -> None:
         """Name what the parameters hold as ``.grad``."""
         self.tag("gradients", [p.grad for p in trained.module.parameters() if p.grad is not None])
 
     @contextlib.contextmanager
-    def watching(self, makers: Iterable[Maker]) -> Iterator[None]:
+    def watching(self, makers: Iterable[AllocationScope]) -> Iterator[None]:
         """While it lasts, what these methods allocate is of the category that ``Maker`` names."""
         with contextlib.ExitStack() as stack:
             for maker in makers:
@@ -205,7 +358,7 @@ class Tracer(TorchDispatchMode):
                 stack.enter_context(mock.patch.object(maker.owner, maker.method, inside))
             yield
 
-    def _inside(self, maker: Maker, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _inside(self, maker: AllocationScope, method: Callable[..., Any]) -> Callable[..., Any]:
         def run(*given: Any, **more: Any) -> Any:
             self._makers.append(maker)
             try:

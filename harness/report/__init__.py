@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.analyses.registry import STORIES
 from harness.json_files import whole
-from harness.report.data.compare import Comparison, compare
+from harness.report.data.compare import Comparison, compare, of_usable
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, SuiteHead, read_suite
-from harness.report.data.usable import of_usable
 from harness.report.figures.predicted import read_predictions
 from harness.report.rendering import export, html, markdown
-from harness.report.stories import STORIES
 from harness.result import Result
 
 if TYPE_CHECKING:

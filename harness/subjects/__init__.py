@@ -10,12 +10,10 @@ from __future__ import annotations
 import difflib
 
 from harness.data.caches.named import is_cache
-from harness.subjects import densities, from_file
-from harness.subjects.dit.subject import Dit
-from harness.subjects.dit.tokens import TokenDit
-from harness.subjects.dit.tokens import is_named as is_of_tokens
-from harness.subjects.dit.video import VideoDit
-from harness.subjects.library import presets
+from harness.subjects import densities, own_module
+from harness.subjects.dit.subject import Dit, TokenDit, VideoDit
+from harness.subjects.dit.subject import is_named as is_of_tokens
+from harness.subjects.library import families
 from harness.subjects.library.subject import Library
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject
@@ -29,15 +27,15 @@ def kind_of(model: str) -> type[Subject]:
     Raises:
         BadInput: it names a file that has none, or is near the name of a preset.
     """
-    if from_file.is_file(model):
-        return from_file.load(model)
-    if presets.is_named(model):
+    if own_module.is_file(model):
+        return own_module.load(model)
+    if families.is_named(model):
         return Library
     if is_of_tokens(model):
         return TokenDit
     if model.startswith("DiT"):
         return Dit
-    near = difflib.get_close_matches(model.lower().rpartition("/")[2], presets.table(), n=3)
+    near = difflib.get_close_matches(model.lower().rpartition("/")[2], families.table(), n=3)
     if not near:
         raise BadInput(f"unknown model {model!r}; ./run.sh list models shows what there is")
     raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Density", "check", "read"]
 
 KINDS = ("uniform", "logit_normal", "mode")
 

@@ -11,18 +11,20 @@ Samples may have more axes than these or fewer, as a video or packed tokens.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from harness.subjects import densities
 from harness.subjects.densities import Density
-
-__all__ = ["OBJECTIVES", "Diffusion", "Epsilon", "Flow", "Objective", "Predict", "spaced_steps"]
+from strategies.losses.functions import IGNORED
+from strategies.subject import Subject
 
 STEPS = 1000
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -279,3 +281,159 @@ def _repeat(t: float, x_BCHW: Tensor) -> Tensor:
 
 OBJECTIVES: dict[str, Objective] = {"epsilon": Epsilon(), "flow": Flow()}
 """Name -> objective, as ``Spec.objective`` spells it."""
+
+
+# ---- masked ----
+# Masked tokens: some of a sample's tokens are hidden, and predicted from the others.
+#
+# As MaskGIT trains (Chang et al. 2022, arXiv:2202.04200): a share cos(pi u / 2) of the tokens is
+# hidden, u uniform, and the loss is the cross entropy of the hidden ones. One thing differs: the
+# sum
+# is divided by the number of all tokens, not of the hidden ones, so that a step's loss does not
+# depend on how the batch was cut (masked diffusion, arXiv:2406.07524, differs in weights alone).
+
+
+class Masked:
+    """Samples are tokens int64 [B, T]; the model takes them in pairs [B, 2, T]: what it sees, with
+    ``HIDDEN`` where a token is hidden, and what it is to say there, ``IGNORED`` elsewhere."""
+
+    HIDDEN = -1
+
+    def draw(self, generator, count, sample_shape, device):
+        """See ``Objective.draw``; t is u, the noise says which tokens are hidden first."""
+        t_B = torch.rand(count, generator=generator, device=device)
+        return t_B, torch.rand((count, *sample_shape), generator=generator, device=device)
+
+    def loss(self, predict: Any, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
+        """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 where one was seen."""
+        hidden_BT = noise_BT < torch.cos(t_B * (math.pi / 2))[:, None]
+        seen = torch.where(hidden_BT, self.HIDDEN, x_BT)
+        wanted = torch.where(hidden_BT, x_BT, IGNORED)
+        return predict(torch.stack([seen, wanted], 1), t_B).float().reshape(-1)
+
+    def sample(self, predict, noise_BCHW, *, steps, generator):
+        """Samples of such models are codes of a tokenizer that is not here."""
+        raise NotImplementedError("samples are drawn of epsilon and flow")
+
+
+# ---- named objectives ----
+# Objectives by the name that a spec has for them, those of public models among them.
+#
+# ``velocity``: a diffusion that predicts a mixture of noise and data, as CogVideoX is trained
+# (Salimans and Ho 2022, arXiv:2202.00512). ``own``: the loss is the subject's. ``masked``: of
+# hidden tokens.
+
+
+class Velocity(Diffusion):
+    """Prediction of v = a noise - s x, where the noisy sample is a x + s noise."""
+
+    def loss(self, predict, x_BCHW, t_B, noise_BCHW):
+        """See ``Objective.loss``; squared error of the velocity."""
+        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
+        out = predict(signal * x_BCHW + scale * noise_BCHW, t_B)
+        velocity = signal * noise_BCHW - scale * x_BCHW
+        return (out.float() - velocity).square().flatten(1).mean(1)
+
+    def sample(self, predict, noise_BCHW, *, steps, generator):
+        """Samples of such models are latents of a VAE that is not here."""
+        raise NotImplementedError("samples are drawn of epsilon and flow")
+
+
+class Own:
+    """What the model's own loss says (``strategies.subject.Subject.predict`` returns it)."""
+
+    def draw(self, generator, count, sample_shape, device):
+        """See ``Objective.draw``; nothing is drawn: a place a sample."""
+        nothing = torch.zeros(count, device=device)
+        return nothing, nothing[:, None]
+
+    def loss(self, predict: Any, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """See ``Objective.loss``; [1] where the model's own is the mean of a batch."""
+        return predict(x_BCHW, t_B).float().reshape(-1)
+
+    def sample(self, predict, noise_BCHW, *, steps, generator):
+        """A module of one's own samples by itself."""
+        raise NotImplementedError("samples are drawn of epsilon and flow")
+
+
+OTHERS = {"velocity": Velocity, "own": Own, "masked": Masked}
+
+
+@functools.cache
+def objective_of(name: str) -> Objective:
+    """The objective that a spec names: ``flow:density=logit_normal,shift=3`` among others."""
+    kind, _, text = name.partition(":")
+    if kind == "flow" and text:
+        return Flow(densities.read(text))
+    return OBJECTIVES[kind] if kind in OBJECTIVES else OTHERS[kind]()
+
+
+# ---- guidance ----
+# Classifier-free guidance (Ho & Salimans 2022, arXiv:2207.12598).
+#
+# Shape suffixes: B batch, C channels, H height, W width.
+
+
+Ask = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
+"""(x, t, conditions) -> the model's output for them."""
+
+
+def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor:
+    """Outputs moved away from those without conditions.
+
+    Args:
+        out_BCHW: outputs for the same inputs with labels (first half) and without (second half).
+        scale: 1 is the conditional output, more moves away from the unconditional one.
+        channels: how many leading channels are guided; None for all.
+
+    Returns:
+        The first half's outputs, [B / 2, C, H, W], guided.
+    """
+    conditional, unconditional = out_BCHW.chunk(2)
+    moved = torch.lerp(unconditional[:, :channels], conditional[:, :channels], scale)
+    return moved if channels is None else torch.cat([moved, conditional[:, channels:]], dim=1)
+
+
+def guided(
+    subject: Subject,
+    module: nn.Module,
+    conditions: Mapping[str, Tensor],
+    scale: float,
+    channels: int | None = None,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A prediction (x, t) of the bare ``module``, guided by ``scale`` towards ``conditions``.
+
+    ``channels``: how many leading channels of the output are guided; None for the data's.
+    """
+    leading = subject.data.channels if channels is None else channels
+
+    def ask(x: Tensor, t_B: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        return subject.predict(module, x, t_B, given)
+
+    return guided_by(ask, conditions, scale, leading)
+
+
+def guided_by(
+    ask: Ask, conditions: Mapping[str, Tensor], scale: float, leading: int, *, apart: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A prediction (x, t), guided by ``scale`` towards ``conditions``, of what ``ask`` predicts.
+
+    ``leading`` channels of the output are guided. ``apart``: the predictions with and without the
+    conditions are asked for one after the other, not in one batch of twice the samples.
+    """
+    first = next(iter(conditions.values()))
+    none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
+    held = dict(conditions) | {"drop": none_B}
+    if scale == 1:
+        return lambda x, t_B: ask(x, t_B, held)
+    withheld = dict(conditions) | {"drop": ~none_B}
+    if apart:
+        return lambda x, t_B: guide(
+            torch.cat([ask(x, t_B, held), ask(x, t_B, withheld)]), scale, leading
+        )
+    twice = {name: torch.cat([value, withheld[name]]) for name, value in held.items()}
+
+    def predict(x: Tensor, t_B: Tensor) -> Tensor:
+        return guide(ask(torch.cat([x, x]), torch.cat([t_B, t_B]), twice), scale, leading)
+
+    return predict

@@ -15,17 +15,6 @@ from strategies.base import BadInput
 from strategies.files import bounded_text, parse_yaml
 from strategies.workloads import TRAIN
 
-__all__ = [
-    "ALL",
-    "FIT",
-    "Suite",
-    "SuiteError",
-    "SuiteRow",
-    "known_suites",
-    "load_suite",
-    "title_of",
-]
-
 FOLDER = Path(__file__).resolve().parent / "catalog"
 TIMEOUT_SECONDS = 1800.0
 NOISE_FLOOR = 3

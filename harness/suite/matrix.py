@@ -9,16 +9,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness.predict.fitting import fitting_batch
+from harness.planner.fitting import fitting_batch
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
 from strategies import CATALOG, parse
 from strategies.base import Slot
 from strategies.workloads import SAMPLE, TRAIN
-
-__all__ = ["SUITES", "ad_hoc", "alone_beside", "on_processes", "specs", "unreplicated"]
-
 
 SUITES = {TRAIN: "default", SAMPLE: "sampling"}
 """Workload -> the suite that is run where none is named, and whose settings named recipes take."""

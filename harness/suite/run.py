@@ -21,23 +21,11 @@ from harness.report.data.rows import label
 from harness.resolve import Resolved, run_name
 from harness.result import BadResult, Result, Status, load
 from harness.spec import Spec
-from harness.suite.beside import able, run_beside
 from harness.suite.file import Suite
-from harness.suite.identity import identity
+from harness.suite.rows import able, identity, run_beside
 from harness.system.machine import Machine
-from harness.system.requirements import Lack, notes, obstacle
+from harness.system.requirements import Requirement, notes, obstacle
 from strategies.files import NotOurs, lock_file
-
-__all__ = [
-    "Listener",
-    "OutputError",
-    "Planned",
-    "SuiteInterrupted",
-    "check_out",
-    "plan",
-    "run_suite",
-    "seen",
-]
 
 FREE_BYTES = 64 * 2**20
 """Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
@@ -69,7 +57,7 @@ class Planned(NamedTuple):
     resolved: Resolved
     folder: Path
     status: Status | None
-    lack: Lack | None
+    lack: Requirement | None
     notes: list[str]
 
 
@@ -109,7 +97,7 @@ def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
     folder, status, lack = out / "runs" / run_name(resolved.spec), None, None
     if resolved.refusal:
         reason, _, way_out = resolved.refusal.partition("; ")
-        status, lack = Status.REFUSED, Lack(reason, way_out or "take another recipe")
+        status, lack = Status.REFUSED, Requirement(reason, way_out or "take another recipe")
     else:
         lack = obstacle(resolved, machine)
         status = Status.UNSUPPORTED if lack else None

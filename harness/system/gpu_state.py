@@ -8,8 +8,6 @@ from __future__ import annotations
 from harness.result import GpuSample
 from harness.system import gpus
 
-__all__ = ["parse", "sample"]
-
 QUERY = "--query-gpu=index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,{reasons}"
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The field's name today, and that of drivers before 535."""

@@ -8,21 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "BUSY_BYTES",
-    "BY_BUS",
-    "ORDER",
-    "Gpu",
-    "chosen",
-    "has_driver",
-    "number",
-    "order",
-    "parse",
-    "rows",
-    "smi",
-    "visible",
-]
-
 MIB = 2**20
 BUSY_BYTES = 2**30
 """What other compute processes may hold of a GPU on which one measures."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,11 +25,133 @@ from typing import Any
 
 from harness import ROOT
 from harness.json_files import BadFile, read_json, write_json
-from harness.system import gpus, kernel, tree
+from harness.system import gpus, tree
 from harness.system.gpus import Gpu
 from harness.system.probe import PACKAGES, version
 
-__all__ = ["Machine", "examine", "look", "recall"]
+# ---- kernel ----
+# What the kernel says of memory and cores: out-of-memory kills counted, limits of the container.
+#
+# A process that the kernel kills for memory leaves no message of its own; these counters, read
+# before and after a run, are the only proof. Linux, control groups of version 2 and 1.
+
+
+GROUPS = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60  # version 1 says "no limit" as a number near 2^63
+
+
+@dataclass(frozen=True)
+class MemoryKills:
+    """Counters since boot, and the limit in force.
+
+    ``machine`` counts kills on the whole machine, ``group`` those in this control group (the
+    container's); ``limit_bytes`` is the group's memory limit, None where there is none.
+    """
+
+    machine: int = 0
+    group: int = 0
+    limit_bytes: int | None = None
+
+    def since(self, before: MemoryKills) -> MemoryKills:
+        """The kills that happened after ``before`` was read."""
+        return MemoryKills(
+            self.machine - before.machine, self.group - before.group, self.limit_bytes
+        )
+
+
+def memory_kills(proc: Path = Path("/proc"), groups: Path = GROUPS) -> MemoryKills:
+    """Read the counters; what this machine does not tell counts as 0."""
+    group, limit = _group(proc, groups)
+    return MemoryKills(_counter(proc / "vmstat", "oom_kill"), group, limit)
+
+
+def shell_limit() -> tuple[str, int] | None:
+    """The shell's command and bytes of a limit on this process's memory; None: there is none."""
+    kinds = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    found = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    known = ((name, size) for name, size in found.items() if size != resource.RLIM_INFINITY)
+    return next(known, None)
+
+
+def cores(groups: Path = GROUPS) -> int:
+    """Cores this process may use: its affinity, and the container's quota where there is one."""
+    allowed = len(os.sched_getaffinity(0))
+    quota, _, period = _kernel_text(groups / "cpu.max").strip().partition(" ")
+    if not period:
+        quota = _kernel_text(groups / "cpu" / "cpu.cfs_quota_us").strip()
+        period = _kernel_text(groups / "cpu" / "cpu.cfs_period_us").strip()
+    if quota.isdigit() and period.isdigit():
+        return max(1, min(allowed, int(quota) // int(period)))
+    return allowed
+
+
+def _group(proc: Path, groups: Path) -> tuple[int, int | None]:
+    for line in _kernel_text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return _version1(groups / "memory", path)
+    path = next(
+        (
+            p.split("::", 1)[1]
+            for p in _kernel_text(proc / "self" / "cgroup").splitlines()
+            if "::" in p
+        ),
+        "",
+    )
+    return _version2(groups, path)
+
+
+def _version1(root: Path, path: str) -> tuple[int, int | None]:
+    # Inside a container the path is often the host's, and the group is mounted at the root.
+    group = root / path.strip("/")
+    group = group if group.is_dir() else root
+    kills = _counter(group / "memory.oom_control", "oom_kill")
+    return kills, _least(group, root, "memory.limit_in_bytes")
+
+
+def _version2(root: Path, path: str) -> tuple[int, int | None]:
+    group = root / path.strip("/")
+    group = group if group.is_dir() else root
+    return _counter(group / "memory.events", "oom_kill"), _least(group, root, "memory.max")
+
+
+def _least(group: Path, root: Path, name: str) -> int | None:
+    """The tightest limit of ``group`` and the groups it lies in."""
+    limits = []
+    for folder in (group, *group.parents):
+        word = _kernel_text(folder / name).strip()
+        if word.isdigit() and int(word) < UNLIMITED:
+            limits.append(int(word))
+        if folder == root:
+            break
+    return min(limits, default=None)
+
+
+def _counter(path: Path, name: str) -> int:
+    for line in _kernel_text(path).splitlines():
+        key, _, value = line.strip().partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _kernel_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def cpu_name() -> str:
+    """The processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
 
 PROBE_SECONDS = 1200
 """Compiling three ops takes about two minutes on two free cores, and more on busy ones."""
@@ -84,9 +207,9 @@ class Machine:
 def look(folder: Path) -> Machine:
     """What can be seen without torch; ``folder`` is where results and swap files go."""
     return Machine(
-        cores=kernel.cores(),
+        cores=cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        container_bytes=kernel.memory_kills().limit_bytes,
+        container_bytes=memory_kills().limit_bytes,
         gpus=gpus.visible(),
         disk_free_bytes=shutil.disk_usage(_existing(folder)).free,
         folder=folder,
@@ -106,7 +229,7 @@ def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Ma
     if known is None:
         known = _ask(wanted | _built(path))
         unseen = machine.gpus and not known["gpus"]  # a driver may be mended any time
-        limited = known["errors"] and kernel.shell_limit()  # another shell may have none
+        limited = known["errors"] and shell_limit()  # another shell may have none
         if "probe" not in known["errors"] and not unseen and not limited:
             _keep(path, known)
     return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
@@ -265,3 +388,31 @@ def _end(child: subprocess.Popen[str]) -> None:
             os.killpg(child.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=15)
+
+
+# ---- cores ----
+# How busy the cores are that this process may use, with anybody's work, as the kernel counts.
+
+
+BUSY = (0, 1, 2, 5, 6, 7)
+"""Of the columns of /proc/stat: user, nice, system, irq, softirq and steal (what a hypervisor gave
+to other machines); not idle and iowait, nor the guests that user counts already. (proc(5))"""
+
+
+def busy_seconds(stat: str, cores: set[int]) -> float:
+    """Core-seconds in which ``cores`` ran anything, by the text of /proc/stat."""
+    wanted = {f"cpu{core}" for core in cores}
+    rows = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
+    ticks = sum(
+        int(row[1 + i]) for row in rows if row[0] in wanted for i in BUSY if i + 1 < len(row)
+    )
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def busy_now() -> float:
+    """Core-seconds since the machine began; 0 where the kernel does not tell."""
+    try:
+        stat = Path("/proc/stat").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    return busy_seconds(stat, os.sched_getaffinity(0))

@@ -24,8 +24,6 @@ from typing import Any
 from harness.system.capability import shortfall
 from harness.system.process import own_tools_first
 
-__all__ = ["NUMBERS", "OPS", "PACKAGES", "facts", "main"]
-
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
 
 OPS = {
@@ -225,7 +223,7 @@ def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
             raise RuntimeError(log)
         if build:
             if builder.name == "async_io":
-                from strategies.engines.zero.ops import plain_file_access
+                from strategies.engines.zero.inputs import plain_file_access
 
                 plain_file_access()
             file = getattr(builder.load(verbose=False), "__file__", None)

@@ -25,16 +25,6 @@ from pathlib import Path
 from harness import ROOT
 from harness.system.tree import MARK, Tree, remove
 
-__all__ = [
-    "CannotStart",
-    "Ended",
-    "Interrupted",
-    "die_with_parent",
-    "own_tools_first",
-    "run_child",
-    "scratch_folder",
-]
-
 TICK_SECONDS = 0.3
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1

@@ -9,22 +9,11 @@ from typing import Any, NamedTuple
 
 from harness.resolve import Resolved
 from harness.spec import Spec
-from harness.system import kernel
+from harness.system import machine as kernel
 from harness.system.capability import no_kernels, shortfall
 from harness.system.gpus import BUSY_BYTES
 from harness.system.machine import Machine
 from harness.system.probe import NUMBERS, version
-
-__all__ = [
-    "Lack",
-    "card_lacks",
-    "gib",
-    "lacks",
-    "lacks_sight",
-    "needed_ops",
-    "notes",
-    "obstacle",
-]
 
 SWAP_BYTES = 16 * 1.2
 """NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
@@ -77,14 +66,14 @@ EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy")
 """Packages that single strategies need; the word of ``Strategy.needs`` is the package's name."""
 
 
-class Lack(NamedTuple):
+class Requirement(NamedTuple):
     """Why a run cannot start on this machine, and what to do about it: a sentence each."""
 
     reason: str
     way_out: str
 
 
-def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
+def obstacle(resolved: Resolved, machine: Machine) -> Requirement | None:
     """The first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
     lack = _lacks_past(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
@@ -95,32 +84,32 @@ def obstacle(resolved: Resolved, machine: Machine) -> Lack | None:
     return lack
 
 
-def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
+def lacks(need: str, machine: Machine, spec: Spec) -> Requirement | None:
     """Why ``need`` (a word of ``Strategy.needs``, or torch) is not met as far as is known.
 
     Where the machine was only looked at, not examined, an op counts as present.
     """
     if need in EXTRAS and version(need) is None:
-        return Lack(f"the package {need} is not installed", f"pip install {need}")
+        return Requirement(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
         there = "nothing to page or offload from, and no launch of a kernel that a graph could save"
-        return Lack(f"without an NVIDIA GPU there is {there}", WAYS[need])
+        return Requirement(f"without an NVIDIA GPU there is {there}", WAYS[need])
     if need == "linear_cross_entropy":
         return _lacks_fused_loss()
     if need == "sparse24":
         return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
-            return Lack(f"the package {package} is not installed", WAYS[need])
+            return Requirement(f"the package {package} is not installed", WAYS[need])
     probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
     for part in ("probe", "torch", "deepspeed"):
         if part in probe["errors"] and (part != "deepspeed" or _of_deepspeed(need)):
             return _broken(part, probe["errors"][part])
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
-        return Lack(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
+        return Requirement(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
     if need == "quantizer" and spec.device == "cpu":
-        return Lack(
+        return Requirement(
             "DeepSpeed quantises weights by CUDA kernels, and has none for CPUs", WAYS[need]
         )
     if need in BUILT:
@@ -130,94 +119,98 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Lack | None:
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
 
 
-def _broken(part: str, why: str) -> Lack:
+def _broken(part: str, why: str) -> Requirement:
     """A part of the installation that does not load; a limit of this shell is named first."""
     limit = kernel.shell_limit()
     if limit is None:
-        return Lack(f"{part} does not work: {why}", WAYS[part])
+        return Requirement(f"{part} does not work: {why}", WAYS[part])
     name, size = limit
     reason = f"{part} does not work below the limit {name} of {gib(size)}: {why}"
-    return Lack(reason, f"{name} unlimited, then the same command in that shell")
+    return Requirement(reason, f"{name} unlimited, then the same command in that shell")
 
 
-def _lacks_fused_loss() -> Lack | None:
+def _lacks_fused_loss() -> Requirement | None:
     """torch's fused linear cross entropy, looked for where its source lies."""
     found = importlib.util.find_spec("torch")
     folder = Path(found.origin).parent if found and found.origin else Path("nowhere")
     if (folder / "nn" / "modules" / "linear_cross_entropy.py").exists():
         return None
     reason = f"torch {version('torch')} has no linear_cross_entropy"
-    return Lack(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
+    return Requirement(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
 
 
 def _of_deepspeed(need: str) -> bool:
     return need == "deepspeed" or need in BUILT
 
 
-def _lacks_ability(need: str, reason: str) -> Lack | None:
+def _lacks_ability(need: str, reason: str) -> Requirement | None:
     """A number format or an attention kernel that the probe found this device not to have."""
     if not reason:
         return None
     kind, _, kernel = need.partition("_")
     what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
-    return Lack(f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind])
+    return Requirement(
+        f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind]
+    )
 
 
-def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Lack | None:
+def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Requirement | None:
     """2:4 sparse products are of NVIDIA GPUs alone, and not of all."""
     if spec.device != "cuda":
-        return Lack("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
+        return Requirement("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
     known = (machine.probe or {}).get("gpus", [])
     reasons = (card_lacks(["sparse24"], gpu["name"], tuple(gpu["capability"])) for gpu in known)
     return next(filter(None, reasons), None)
 
 
-def card_lacks(needs: Iterable[str], card: str, capability: tuple[int, int] | None) -> Lack | None:
+def card_lacks(
+    needs: Iterable[str], card: str, capability: tuple[int, int] | None
+) -> Requirement | None:
     """The first of ``needs`` that ``card`` is too old for; None where its age is not known."""
     for need in needs if capability else ():
         reason = shortfall(need, capability, card)
         if reason:
-            return Lack(reason, WAYS[need.partition("_")[0]])
+            return Requirement(reason, WAYS[need.partition("_")[0]])
     return None
 
 
-def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Lack | None:
+def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Requirement | None:
     missing = [n for n, path in (("g++", machine.compiler), ("ninja", machine.ninja)) if not path]
     if missing:
-        return Lack(
+        return Requirement(
             f"{need} compiles on first use; missing: {', '.join(missing)}", WAYS["cpu_adam"]
         )
     if op is None or op["ok"]:
         return None
     if need == "async_io" and "not compatible" in op["reason"]:
-        return Lack("async_io cannot be built: no libaio (header or library)", WAYS[need])
+        return Requirement("async_io cannot be built: no libaio (header or library)", WAYS[need])
     if "CUDA" in op["reason"]:
         toolkit = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
-        return Lack(f"{need} cannot be built: {op['reason']}", toolkit)
+        return Requirement(f"{need} cannot be built: {op['reason']}", toolkit)
     way_out = next((way for word, way in BUILDING.items() if word in op["reason"]), WAYS[need])
-    return Lack(f"{need} cannot be built: {op['reason']}", way_out)
+    return Requirement(f"{need} cannot be built: {op['reason']}", way_out)
 
 
-def _lacks_past(spec: Spec) -> Lack | None:
+def _lacks_past(spec: Spec) -> Requirement | None:
     if spec.phases:
         why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
-        return Lack(why, "leave it out; ./run.sh plan --phases predicts them")
+        return Requirement(why, "leave it out; ./run.sh plan --phases predicts them")
     if not spec.before:
         return None
     why = f"before is {spec.before}, and what a run finds in its pool is what was there"
-    return Lack(why, "leave it out; ./run.sh plan --before predicts such a pool")
+    return Requirement(why, "leave it out; ./run.sh plan --before predicts such a pool")
 
 
-def _lacks_history(spec: Spec) -> Lack | None:
+def _lacks_history(spec: Spec) -> Requirement | None:
     if not spec.snapshot or spec.device == "cuda":
         return None
-    return Lack(
+    return Requirement(
         "--snapshot records the CUDA allocator's history, and this row runs on the CPU",
         "leave --snapshot out; --profile records allocations on a CPU, anatomy follows each tensor",
     )
 
 
-def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
+def _lacks_gpus(spec: Spec, machine: Machine) -> Requirement | None:
     if spec.device != "cuda":
         return None
     here = len(machine.gpus)
@@ -229,49 +222,49 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Lack | None:
         fewer = f"use --processes {here * spec.nodes}" if here else "use --device cpu"
         local = spec.local_processes
         some = "1 process needs" if local == 1 else f"{local} processes need"
-        return Lack(f"{some} as many GPUs; this machine has {present}", fewer)
+        return Requirement(f"{some} as many GPUs; this machine has {present}", fewer)
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
-        return Lack("this torch has no NCCL", "install torch's CUDA build for Linux")
+        return Requirement("this torch has no NCCL", "install torch's CUDA build for Linux")
     for gpu in machine.gpus[: spec.local_processes]:
         if gpu.busy:
-            return Lack(
+            return Requirement(
                 f"GPU {gpu.index} is in use: {gpu.who()}",
                 "wait, end that process, or choose free GPUs with CUDA_VISIBLE_DEVICES",
             )
     return None
 
 
-def lacks_sight(machine: Machine) -> Lack | None:
+def lacks_sight(machine: Machine) -> Requirement | None:
     """GPUs that nvidia-smi sees and torch does not."""
     why = machine.blind
     if not why:
         return None
     here = len(machine.gpus)
     ways = (way for word, way in SIGHT.items() if word in why)
-    return Lack(
+    return Requirement(
         f"nvidia-smi sees {here} GPU{'s' * (here != 1)} and torch none: {why}",
         f"{next(ways, SIGHT[''])}; or --device cpu to leave {'them' if here > 1 else 'it'} unused",
     )
 
 
-def _lacks_kernels(machine: Machine) -> Lack | None:
+def _lacks_kernels(machine: Machine) -> Requirement | None:
     """A card that the installed torch has no machine code for."""
     probe = machine.probe or {}
     built_for = (probe.get("torch") or {}).get("built_for", [])
     for gpu in probe.get("gpus", []):
         reason = no_kernels(tuple(gpu["capability"]), built_for, gpu["name"])
         if reason:
-            return Lack(
+            return Requirement(
                 reason, "install a torch that is built for it, or hide it (CUDA_VISIBLE_DEVICES)"
             )
     return None
 
 
-def _lacks_disk(parameters: int, machine: Machine) -> Lack | None:
+def _lacks_disk(parameters: int, machine: Machine) -> Requirement | None:
     wanted = int(parameters * SWAP_BYTES)
     if machine.disk_free_bytes >= wanted:
         return None
-    return Lack(
+    return Requirement(
         f"NVMe offload swaps about {gib(wanted)} to {machine.folder}, which has "
         f"{gib(machine.disk_free_bytes)} free",
         "free disk space, or put the results on a larger disk with --out",

@@ -16,17 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "MARK",
-    "Process",
-    "Tree",
-    "at_work",
-    "compile_locks",
-    "extensions_folder",
-    "free_stale_locks",
-    "remove",
-]
-
 MARK = "HEADROOM_RUN"
 SHM = Path("/dev/shm")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -35,7 +24,7 @@ KERNEL = 2  # the parent of the kernel's threads
 COMPILERS = frozenset(("sh", "ninja", "c++", "g++", "gcc", "cc1", "cc1plus", "as", "ld"))
 COMPILERS |= {"collect2", "clang", "clang++", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"}
 TRIES = 10  # times that a new file's holder is looked for before it counts as another program's
-WORKERS = (b"harness.train", b"harness.predict.worker")
+WORKERS = (b"harness.train", b"harness.planner.worker")
 """Words of a command line that only a Headroom at work has."""
 KILL_SECONDS = 10.0
 STALE_SECONDS = 600.0  # longer than any extension takes to compile

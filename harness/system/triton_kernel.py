@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["doubled"]
-
 WIDTH = 8
 
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from harness.system import gpus
 
-__all__ = ["BUILDS", "Choice", "available", "choose", "here", "main"]
-
 DRIVERS = {13: 580, 12: 525, 11: 450}
 """CUDA's major version -> the driver that it begins with; within a major version all minor ones
 run (NVIDIA, CUDA Compatibility, "Minor Version Compatibility")."""

@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from harness.data.feed import sample_order
 from harness.resolve import Resolved
 from harness.result import Check, Projections
 from harness.worker.loop import Log
 from strategies.base import NotInForce
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.evidence import states
-from strategies.holdings import Told
-from strategies.layout import Layout
-
-__all__ = ["audit", "collect_evidence", "gather"]
-
+from strategies.inventory import EngineReport
+from strategies.launch_file import Layout
 
 STEPS_TO_MOVE = 3
 """From adaLN-Zero the first gradient reaches the last layer alone, the second what opens the
 blocks, the third all."""
 
 
-def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, Any], list[Check]]:
+def collect_evidence(
+    resolved: Resolved, trained: TrainingRun
+) -> tuple[dict[str, Any], list[Check]]:
     """Each strategy's facts from rank 0, and a check that holds only if every rank shows them.
 
     Every rank runs every evidence to its end, since some of them communicate.
@@ -53,7 +57,7 @@ def collect_evidence(resolved: Resolved, trained: Trained) -> tuple[dict[str, An
 
 def audit(
     resolved: Resolved,
-    trained: Trained,
+    trained: TrainingRun,
     log: Log,
     losses: list[float],
     digest: str,
@@ -115,7 +119,7 @@ def _alike(layout: Layout, everyone: list[Any]) -> bool:
     return all(chosen[layout.share(rank)] == consumed for rank, consumed in enumerate(everyone))
 
 
-def gather(trained: Trained, value: Any) -> list[Any]:
+def gather(trained: TrainingRun, value: Any) -> list[Any]:
     """``value`` of every rank, in order, on every rank; of a simulated world this rank's alone."""
     if trained.accelerator.num_processes == 1 or trained.launch.simulated:
         return [value]
@@ -124,12 +128,12 @@ def gather(trained: Trained, value: Any) -> list[Any]:
     return everyone
 
 
-def _steps_taken(trained: Trained, told: Told) -> int | None:
+def _steps_taken(trained: TrainingRun, told: EngineReport) -> int | None:
     """Optimizer steps by the engine's count, or by the optimizer's own state."""
     return states.counted(trained) if told.steps is None else told.steps
 
 
-def _stepped(trained: Trained, did: Projections | None) -> list[tuple[str, Any, Any]]:
+def _stepped(trained: TrainingRun, did: Projections | None) -> list[tuple[str, Any, Any]]:
     """That no weight was left out: each state's own count of steps on every rank, and each
     parameter's way. A flat piece counts once for all parameters in it; their ways tell."""
     counts = sorted({n for rank in gather(trained, states.each_count(trained)) for n in rank})
@@ -146,7 +150,7 @@ def _stepped(trained: Trained, did: Projections | None) -> list[tuple[str, Any, 
     return rows
 
 
-def _clipping(trained: Trained, told: Told, log: Log) -> float | str:
+def _clipping(trained: TrainingRun, told: EngineReport, log: Log) -> float | str:
     """The limit that was in force: the engine's, or the one that the first clipping obeyed."""
     if told.clip is not None:
         return told.clip
@@ -177,3 +181,75 @@ def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
 def _found_order(everyone: list[list[list[list[int]]]]) -> str:
     steps = range(len(everyone[0]))
     return _order_digest([np.array([i for r in everyone for m in r[s] for i in m]) for s in steps])
+
+
+# ---- grid ----
+# Samples as a picture. Shape suffixes: B batch, C channels, H height, W width, R grid rows.
+
+
+SIDE = 96
+"""Pixels a sample is widened to at least."""
+GAP = 4
+FRAME = 96
+"""Grey of the gaps: black ones would run into a digit's own background."""
+
+
+def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = True) -> None:
+    """Write samples as one PNG, left to right, top to bottom; an existing file is replaced whole.
+
+    Args:
+        grey: True shows the mean over channels, -1 black and 1 white (digits). False shows the
+            first three channels as colours, each stretched to its own range over all samples
+            (latents, which no decoder has turned into pictures).
+
+    Raises:
+        ValueError: no samples, fewer than one column, or values that are not finite.
+    """
+    x = x_BCHW.detach().float().cpu().numpy()
+    if x.ndim != 4 or x.size == 0 or columns < 1:
+        raise ValueError(f"cannot lay out {list(x.shape)} in {columns} columns")
+    if not np.isfinite(x).all():
+        raise ValueError("samples are not finite; the model has diverged")
+    pixels = _grey(x) if grey else _colours(x)
+    _write(Image.fromarray(_tile(pixels, columns)), Path(path))
+
+
+def _grey(x: np.ndarray) -> np.ndarray:
+    """[B, C, H, W] in [-1, 1] -> uint8 [B, H, W]."""
+    return _bytes((x.mean(axis=1) + 1) / 2)
+
+
+def _colours(x: np.ndarray) -> np.ndarray:
+    """[B, C, H, W] -> uint8 [B, H, W, 3]; two channels or one are repeated to three."""
+    shown = x[:, [min(c, x.shape[1] - 1) for c in range(3)]]
+    low, high = (f(shown, axis=(0, 2, 3), keepdims=True) for f in (np.min, np.max))
+    return _bytes((shown - low) / np.maximum(high - low, 1e-12)).transpose(0, 2, 3, 1)
+
+
+def _bytes(unit: np.ndarray) -> np.ndarray:
+    return (np.clip(unit, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def _tile(pixels: np.ndarray, columns: int) -> np.ndarray:
+    """uint8 [B, H, W, ...] -> one picture, each sample widened by whole pixels, gaps between."""
+    times = max(1, -(-SIDE // pixels.shape[1]))
+    pixels = pixels.repeat(times, axis=1).repeat(times, axis=2)
+    edges = [(0, GAP), (0, GAP)] + [(0, 0)] * (pixels.ndim - 3)
+    empty = -len(pixels) % columns
+    pixels = np.pad(pixels, [(0, empty), *edges], constant_values=FRAME)
+    rows = pixels.reshape(-1, columns, *pixels.shape[1:])
+    joined = np.concatenate(np.concatenate(list(rows), axis=1), axis=1)
+    return joined[:-GAP, :-GAP]
+
+
+def _write(picture: Image.Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".png")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            picture.save(file, format="PNG")
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise

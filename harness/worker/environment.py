@@ -13,10 +13,8 @@ from torch.nn.attention import SDPBackend
 from harness import ROOT
 from harness.launch.sources import MEASURED, digest
 from harness.result import reported_name
-from harness.system import kernel
+from harness.system import machine
 from harness.system.probe import version
-
-__all__ = ["allocator", "attention", "describe"]
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "numpy")
 
@@ -26,7 +24,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu": kernel.cpu_name(),
+        "cpu": machine.cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -82,3 +80,22 @@ def _output(command: list[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+# ---- world ----
+# A world of N on one process: it stands for rank 0 of an N-rank job.
+#
+# torch's fake process group reports N ranks and moves nothing: an all-reduce leaves a tensor as
+# it
+# is, a gather returns N copies of one's own, a reduce-scatter one's own part. The engines are
+# real
+# and allocate what rank 0 of N would, so the memory is real; time is that of computation without
+# communication, and losses mean nothing. What NCCL itself holds on a GPU is not there.
+
+
+def simulate(ranks: int, rank: int = 0) -> None:
+    """Make this process ``rank`` of ``ranks``; to be called before Accelerator makes a group."""
+    # A private module of torch's, and the only home of this store; torchtitan uses it too.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

@@ -10,29 +10,19 @@ from harness.memory import dissect
 from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved
 from harness.result import Check, Projections, Rank, Result, Status
-from harness.worker import environment, record, setup
+from harness.worker import environment, loop, setup
 from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.loop import Log, Run
-from harness.worker.measuring.bench import Bench
-from harness.worker.measuring.gpu_watch import GpuWatch
-from harness.worker.measuring.memory_limit import hold
-from harness.worker.measuring.meter import (
-    Meter,
-    cards_before,
-    make_meter,
-    pinned_bytes,
-    resident_peak_bytes,
-)
-from harness.worker.measuring.passes import measured_steps, training_steps, trial_steps
-from harness.worker.measuring.usage import as_usage
+from harness.worker.memory_limit import hold
+from harness.worker.meter import Meter, cards_before, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.passes import Bench, measured_steps, training_steps, trial_steps
 from harness.worker.projections import Watch
 from harness.worker.sabotage import sabotage
+from harness.worker.samples import GpuWatch, as_usage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
-from strategies.evidence import frozen
+from strategies.evidence import states
 from strategies.evidence.watching import observe_step
-
-__all__ = ["measure", "measured_rank", "result_of", "traced_steps"]
 
 
 def measure(
@@ -134,7 +124,7 @@ def _record(bench: Bench) -> list[dict[str, Any]]:
         return []
     bench.reporter.enter("profile")
     here = bench.accelerator
-    return record.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
+    return loop.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
 
 
 def traced_steps(bench: Bench) -> dict[str, Any]:
@@ -216,7 +206,7 @@ def result_of(
         meter=meter.kind,
         meter_notes=meter.notes,
         flops_per_step=float(resolved.flops_per_step),
-        parameters=frozen.count(whole.values(), run.trained.engine),
+        parameters=states.count(whole.values(), run.trained.engine),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         # Of a simulated world both are of one rank's own samples: no curve to compare.

@@ -26,10 +26,9 @@ from strategies.evidence import states
 
 if TYPE_CHECKING:
     from harness.data.feed import Batch, Feed
-    from strategies.engine import Trained
-    from strategies.holdings import Fragment
+    from strategies.engine import TrainingRun
+    from strategies.inventory import Fragment
 
-__all__ = ["SIGNS", "Inputs", "Watch", "project", "signs", "sums"]
 
 SIGNS = 4
 """Sums of one parameter: each under signs of its own."""
@@ -63,7 +62,7 @@ def project(piece: torch.Tensor, name: str, offset: int, table: torch.Tensor) ->
 # ---- weights, moments, averages ----
 
 
-def sums(trained: Trained, *, weights_alone: bool = False) -> dict[str, Sums]:
+def sums(trained: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums]:
     """Kind ("weights", "moment", "average") -> the sums of this rank's share of all trained
     parameters, as the optimizer updates them; before the first step the ``weights_alone`` tell
     something. Every rank calls it: swapped shards are read."""
@@ -125,11 +124,11 @@ class Inputs:
 class Watch:
     """What a run's optimizer does from now on; the steps of ``log`` are the compared ones."""
 
-    def __init__(self, trained: Trained, feed: Feed) -> None:
+    def __init__(self, trained: TrainingRun, feed: Feed) -> None:
         self.trained, self.inputs = trained, Inputs(feed)
         self.before = sums(trained, weights_alone=True)["weights"]
 
-    def end(self, gathered: Callable[[Trained, Any], list[Any]]) -> Projections:
+    def end(self, gathered: Callable[[TrainingRun, Any], list[Any]]) -> Projections:
         """What was done until now, summed over all ranks; every rank calls it and has the result.
         ``gathered`` gives a value of every rank, in order."""
         found, start = sums(self.trained), self.before

@@ -2,38 +2,239 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
+from torch import Tensor, nn
 
-from harness.data.brought import Brought
-from harness.data.cached import Cached
+from harness import ROOT
+from harness.data.brought import Brought, Cached
+from harness.data.caches.named import is_cache
 from harness.data.feed import TOGETHER, Dataset, Feed, open_data
 from harness.launch.command import GROUP_SECONDS
 from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved
 from harness.result import reported_name
-from harness.subjects.named_objectives import objective_of
-from harness.worker import world
-from harness.worker.building import Building
+from harness.spec import Spec, SpecError
+from harness.subjects.objectives import objective_of
+from harness.worker import environment
 from harness.worker.loop import Run
+from strategies import initial
 from strategies.base import Slot
-from strategies.engine import Trained, Workload
+from strategies.engine import TrainingRun, Workload
+from strategies.initial import Draw
 from strategies.strategy import Strategy
+from strategies.subject import Subject
 
-__all__ = ["build_feed", "build_model", "make_accelerator", "prepare"]
+# ---- weights ----
+# Weights out of a file, given one by one where a model would draw its first ones.
+
+
+@dataclass
+class FromFile:
+    """The draw of a parameter that a file has: its value there. What the file has not is drawn:
+    training froze it (a table of positions), so it is not among the averages."""
+
+    name: str
+    state: dict[str, Tensor]
+    drawn: Draw
+    names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = frozenset(self.state)
+
+    def __call__(self, name: str, like: Tensor) -> Tensor:
+        if name not in self.names:
+            return self.drawn(name, like)
+        # Each is asked for once: what was given need not stay in memory.
+        return _fitting(self.name, name, self.state.pop(name), like)
+
+
+def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
+    """Parameters by name, as ``train --averaged`` wrote them.
+
+    Raises:
+        SpecError: the file is none, or holds nothing.
+    """
+    try:
+        state = subject.load(ROOT / spec.weights)
+    except Exception as error:  # every format has errors of its own
+        raise SpecError(f"weights is {spec.weights}: {error}; train it anew") from None
+    if not state:
+        raise SpecError(f"weights is {spec.weights}, which holds no tensor; train it anew")
+    return dict(state)
+
+
+def first_values(spec: Spec, subject: Subject) -> Draw | None:
+    """How each parameter gets its value: out of the spec's file where it has one, else as the
+    subject draws it; None where the subject is built whole."""
+    drawn = subject.draws(spec.seed, spec.init)
+    if not spec.weights or drawn is None:
+        return drawn
+    return FromFile(spec.weights, read(spec, subject), drawn)
+
+
+def put(spec: Spec, subject: Subject, module: nn.Module) -> None:
+    """The same for a model that was built whole: its values are replaced by the file's."""
+    if not spec.weights:
+        return
+    state, parameters = read(spec, subject), dict(module.named_parameters())
+    _agree(spec, frozenset(state), module)
+    for name, value in state.items():
+        parameters[name].data.copy_(_fitting(spec.weights, name, value, parameters[name]))
+
+
+def check(spec: Spec, draw: Draw, module: nn.Module) -> None:
+    """That the file and ``module`` have the same trained parameters.
+
+    Raises:
+        SpecError: it is of another model; names a parameter.
+    """
+    if isinstance(draw, FromFile):
+        _agree(spec, draw.names, module)
+
+
+def _agree(spec: Spec, names: frozenset[str], module: nn.Module) -> None:
+    mine = {name: p.requires_grad for name, p in module.named_parameters()}
+    lacking = (name for name, free in mine.items() if free and name not in names)
+    odd = [*sorted(names - mine.keys()), *lacking]
+    if odd:
+        raise SpecError(
+            f"weights is {spec.weights}, of another model than {spec.model}: {odd[0]} is on one "
+            "side only; give its own --model and --objective"
+        )
+
+
+def _fitting(file: str, name: str, value: Tensor, like: Tensor) -> Tensor:
+    if value.shape != like.shape:
+        raise SpecError(
+            f"weights is {file}: {name} has the shape {list(value.shape)}, and the model's has "
+            f"{list(like.shape)}; give its own --model, --data and --objective"
+        )
+    return value.float()
+
+
+# ---- building ----
+# The model of one rank, from nothing to its first weights: made without values where its subject
+# can draw each weight by its name, else built whole; then edited, filled, and told by a hash.
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """A hash of a tensor's bytes."""
+    plain = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy()).hexdigest()
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """A short hash of all parameters' hashes by name, whatever their order."""
+    text = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Hashed:
+    """A subject's draws, and the hash of each that was made: of the float32 values, before they are
+    cast, packed or split, so that it is one for all rows of a suite."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.digests: dict[str, str] = {}
+
+    def __call__(self, name: str, like: Tensor) -> Tensor:
+        values = self.draw(name, like)
+        self.digests[name] = tensor_digest(values)
+        return values
+
+
+class Building:
+    """One rank's bare model while it comes into being; ``module`` throughout.
+
+    In order: ``edit``, then ``finish`` once the engine is configured.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        subject = resolved.subject
+        # What a part of the recipe puts in the place of the named model has weights of its own.
+        named = {"model": subject.model, "weights": resolved.weights}
+        spec = dataclasses.replace(resolved.spec, **named)
+        self.resolved, self.notes = resolved, list[str]()
+        draw = first_values(spec, subject)
+        if draw is None:
+            self.module = subject.build(spec.seed, spec.init)
+            put(spec, subject, self.module)
+            named = self.module.named_parameters()
+            self.drawn, self.whole = None, {name: tensor_digest(p) for name, p in named}
+            self.notes.append(
+                f"load: {subject.name} is built whole in float32 in host memory by every rank, for "
+                "it does not say how each weight is drawn (Subject.draws)"
+            )
+        else:
+            self.drawn, self.whole = Hashed(draw), {}
+            self.module = initial.skeleton(subject.shell, self.drawn)
+            check(spec, draw, self.module)
+        if is_cache(spec.data):
+            size, count = subject.size_in_words, subject.data.size
+            self.notes.append(f"samples: {count} of the cache, those of {size}")
+        self._freeze_idle(subject.idle)
+
+    def _freeze_idle(self, names: Sequence[str]) -> None:
+        """What gets no gradient is frozen, before anything counts what is trained."""
+        for name in names:
+            self.module.get_parameter(name).requires_grad_(False)
+        if names:
+            count = sum(self.module.get_parameter(name).numel() for name in names)
+            self.notes.append(
+                f"frozen: {len(names)} parameters ({count:,} elements) get no gradient, of which "
+                f"the first is {names[0]}"
+            )
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the first weights, as every row of a suite draws them."""
+        return combined(self.drawn.digests if self.drawn else self.whole)
+
+    def edit(self) -> None:
+        """Let every strategy edit the model, in slot order; before the first one that must see
+        weights they are drawn, in host memory."""
+        for part in self.resolved.recipe.strategies:
+            if part.reads_weights and self.drawn:
+                initial.fill(self.module, self.drawn, "cpu")
+            part.edit_model(self.module, self.resolved.subject)
+
+    def finish(self, accelerator: Any) -> nn.Module:
+        """The model with its weights, where the engine wants them.
+
+        Raises:
+            ValueError: a parameter is left without a value.
+        """
+        if self.drawn:
+            blocks = self.resolved.subject.blocks(self.module)
+            self.resolved.launch.engine.fill(accelerator, self.module, self.drawn, blocks)
+        if accelerator.device.type != "meta":  # as a prediction's GPU is
+            self._see_that_all_have_values()
+        return self.module
+
+    def _see_that_all_have_values(self) -> None:
+        for name, p in self.module.named_parameters():
+            if p.device.type == "meta":
+                raise ValueError(
+                    f"{name} has no value: the strategy whose edit_model copied or made it must "
+                    "say reads_weights = True"
+                )
 
 
 def make_accelerator(resolved: Resolved) -> Accelerator:
     """Accelerator with what the recipe's parts ask of it."""
     if resolved.spec.world:
-        world.simulate(resolved.spec.world)
+        environment.simulate(resolved.spec.world)
     listen_on_loopback()
     given = resolved.recipe.accelerator_kwargs(resolved.launch)
     return Accelerator(**_with_timeout(given, os.environ.get(GROUP_SECONDS)))
@@ -94,7 +295,7 @@ LIBRARIES = {
     "bitsandbytes": ("bitsandbytes",),
     "torchao": ("torchao", "torchao.optim"),
     "inductor": ("torch._inductor.compile_fx",),
-    "cpu_adam": ("strategies.engines.zero.processor",),
+    "cpu_adam": ("strategies.engines.zero.engine",),
 }
 """Need of a strategy -> what it will import: tens of MiB each."""
 
@@ -147,7 +348,7 @@ def prepare(
     module.train()
     blocks = resolved.subject.blocks(module)
     model, optimizer = launch.engine.prepare(accelerator, module, _optimizer_of(resolved), blocks)
-    trained = Trained(
+    trained = TrainingRun(
         accelerator=accelerator,
         model=model,
         module=module,
@@ -179,7 +380,7 @@ def _work(resolved: Resolved, module: torch.nn.Module, scratch: Path) -> Workloa
     )
 
 
-def _attach(trained: Trained, strategies: Sequence[Strategy]) -> None:
+def _attach(trained: TrainingRun, strategies: Sequence[Strategy]) -> None:
     for part in strategies:
         attachment = part.attach(trained)
         if attachment is not None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from harness.json_files import write_json
 from strategies.base import BadInput
 
-__all__ = ["Reporter"]
-
 SECONDS_BETWEEN = 0.2
 
 

@@ -3,21 +3,127 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from harness.launch.checkpoints import terms
+from harness.json_files import write_json
+from harness.launch.checkpoints import (
+    DONE,
+    check_own,
+    check_same,
+    facts_of,
+    fault,
+    finished,
+    newest_whole,
+    proof,
+    sizes,
+    terms,
+)
 from harness.resolve import Resolved
-from harness.subjects.guidance import guided
-from harness.worker import checkpoint, grid, setup
+from harness.subjects.objectives import guided
+from harness.worker import audit, setup
 from harness.worker.loop import Log, Run
-from strategies.adapters import files
+from strategies.adapters import lora
 from strategies.base import BadInput, Slot
+from strategies.engine import TrainingRun
+from strategies.inventory import Fragment
 from strategies.step.ema import Average
 
-__all__ = ["Training", "add_arguments", "from_options"]
+# ---- checkpoint ----
+# Training state, saved and resumed through accelerate for every engine.
+#
+# accelerate writes the engine's part (ZeRO's shards included); beside it each rank writes what
+# strategies keep (the weight average), which accelerate would save from rank 0 alone, and where
+# its
+# pieces lie in the parameters. An engine whose own part can be cut anew
+# (``Engine.resumes_on_any``)
+# is resumed on another number of processes too: what strategies keep is then put together from
+# the
+# files of all ranks (``Attachment.recut``).
+
+
+PIECES = "fragments of the parameters"
+
+
+def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
+    """Write ``folder/step-N``; it counts only once its ``headroom.json`` is there.
+
+    The newest ``keep`` checkpoints stay; older ones go after the new one is whole.
+    """
+    accelerator = trained.accelerator
+    path = folder / f"step-{trained.optimizer_steps:08d}"
+    if accelerator.is_main_process:
+        (path / DONE).unlink(missing_ok=True)  # one that was damaged is written anew
+    accelerator.wait_for_everyone()
+    trained.engine.save(trained, path)
+    state: dict[str, Any] = {name: a.state_dict() for name, a in trained.attached.items()}
+    if trained.engine.resumes_on_any:
+        state[PIECES] = [tuple(piece) for piece in trained.engine.fragments(trained)]
+    torch.save(state, path / f"attached-{accelerator.process_index}.pt")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        # Counted here: a spec's processes, which ``facts`` may have, are another number in a
+        # simulated world.
+        counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
+        write_json(path / DONE, facts | counts | {"files": sizes(path)} | proof(path))
+        whole = [step for step in finished(folder) if not fault(step)]
+        for old in whole[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+    return path
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole, or None."""
+    return newest_whole(folder)[0]
+
+
+def restore(
+    trained: TrainingRun, path: Path, wanted: dict[str, Any], *, trust: bool = False
+) -> dict[str, Any]:
+    """Load ``path`` into the prepared objects; the facts that were saved with it.
+
+    Args:
+        wanted: facts that must be as they were saved.
+        trust: load what somebody else saved too, also if its load may run their code.
+
+    Raises:
+        Mismatch: saved with other facts (recipe, processes, model, ...): names the first.
+        Foreign: the engine's load may run code, and the checkpoint is not the user's own.
+    """
+    accelerator = trained.accelerator
+    saved = facts_of(path).get("processes", accelerator.num_processes)
+    anew = trained.engine.resumes_on_any and saved != accelerator.num_processes
+    facts = check_same(path, wanted | {"processes": saved if anew else accelerator.num_processes})
+    if trained.engine.unpickles and not trust and accelerator.is_local_main_process:
+        check_own(path)
+    accelerator.wait_for_everyone()
+    trained.engine.load(trained, path)
+    if anew:
+        _recut(trained, path, int(facts["processes"]))
+    else:
+        state = _attached(path, accelerator.process_index)
+        for key, attachment in trained.attached.items():
+            attachment.load_state_dict(state[key])
+    trained.optimizer_steps = trained.resumed_steps = int(facts["step"])
+    return facts
+
+
+def _attached(path: Path, rank: int) -> dict[str, Any]:
+    return torch.load(path / f"attached-{rank}.pt", map_location="cpu", weights_only=True)
+
+
+def _recut(trained: TrainingRun, path: Path, ranks: int) -> None:
+    """What strategies kept on ``ranks`` ranks, given to as many as there are now."""
+    saved = [_attached(path, rank) for rank in range(ranks)]
+    pieces = [[Fragment(*piece) for piece in state[PIECES]] for state in saved]
+    for key, attachment in trained.attached.items():
+        attachment.recut([state[key] for state in saved], pieces)
+
 
 COLUMNS = 8
 
@@ -43,9 +149,9 @@ class Training:
 
     def begin(self, run: Run, resolved: Resolved, log: Log) -> None:
         """Go on from the newest checkpoint, if asked to and there is one."""
-        newest = checkpoint.latest(self.folder) if self.folder and self.resume else None
+        newest = latest(self.folder) if self.folder and self.resume else None
         if newest is not None:
-            facts = checkpoint.restore(run.trained, newest, terms(resolved), trust=self.trust)
+            facts = restore(run.trained, newest, terms(resolved), trust=self.trust)
             log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
             if facts["step"] >= resolved.spec.warmup + resolved.spec.steps:
                 raise BadInput(
@@ -57,14 +163,14 @@ class Training:
         due = run.trained.optimizer_steps % self.save_every == 0
         if self.folder and (due or last):
             curves = {"losses": log.all_losses(run), "grad_norms": log.all_norms()}
-            checkpoint.save(run.trained, self.folder, {**terms(resolved), **curves})
+            save(run.trained, self.folder, {**terms(resolved), **curves})
 
     def finish(self, run: Run, resolved: Resolved) -> None:
         """Save what was trained, and draw samples of every class from the averaged weights; all
         ranks take part."""
         scaffold = tuple(s for part in resolved.recipe.strategies for s in part.scaffold)
         if self.trained is not None:
-            files.save(run.trained, self.trained, leave_out=scaffold)
+            lora.save(run.trained, self.trained, leave_out=scaffold)
         if self.samples is None and self.averaged is None:
             return
         average = run.trained.attached.get("ema")
@@ -107,7 +213,7 @@ class Training:
         drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
         if video:
             drawn = drawn.transpose(1, 2).flatten(0, 1)
-        grid.write_grid(drawn, self.samples, columns, grey=resolved.spec.data == "digits")
+        audit.write_grid(drawn, self.samples, columns, grey=resolved.spec.data == "digits")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,26 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.activations.attended import (
-    WRITTEN_OUT,
-    in_a_step,
-    layers,
-    ran_by,
-    score_matrices,
-)
-from strategies.activations.kernels import KERNELS, ByKernel, flex, forced, naive
 from strategies.activations.runners import surround
 from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence import forward
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import states
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
-__all__ = ["Attend"]
+# ---- kernels ----
+# The ways in which attention is computed, and how a model is made to take one of them.
+
+
+KERNELS = {
+    "naive": None,
+    "math": "MATH",
+    "efficient": "EFFICIENT_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "flex": None,
+}
+"""Kernel -> torch's name of the backend, None where it is not one of those."""
+
+
+def naive(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
+    """softmax(q k^T / sqrt(K)) v, with the scores [B, N, T, T] in memory."""
+    scores_BNTT = (q_BNTK * q_BNTK.shape[-1] ** -0.5) @ k_BNTK.transpose(-2, -1)
+    return scores_BNTT.softmax(dim=-1) @ v_BNTK
+
+
+def only(backend: str) -> Any:
+    """A context in which torch's attention has no other backend to fall back on."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.__members__[backend])
+
+
+def forced(backend: str) -> Any:
+    """torch's attention by that backend alone."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
+        with only(backend):
+            return scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
+
+    return attend
+
+
+class ByKernel:
+    """A way to run blocks in which torch's attention has one backend, for models whose attention
+    cannot be replaced."""
+
+    def __init__(self, inner: Any, backend: str) -> None:
+        self.inner, self.backend = inner, backend
+
+    def __call__(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        with only(self.backend):
+            return self.inner(blocks, *given, **named)
+
+
+def flex() -> Any:
+    """torch's flex_attention, compiled into one fused kernel."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+# ---- attended ----
+# Which attention ran, read off the operators: of one forward pass, and of a whole step.
+
+
+FUSED = "aten::_scaled_dot_product_{}_attention"
+WRITTEN_OUT = ("naive", "math")
+
+
+def in_a_step(trained: TrainingRun, kernel: str) -> dict[str, Any]:
+    """Calls of the kernel in the forward and backward passes of the watched step."""
+    if trained.observed is None or not trained.observed.ran:
+        return {}
+    micro = trained.observed.micro_steps
+    reached = not trained.launch.traits & {"frozen_blocks", "sampling"}
+    least = layers(trained) * micro
+    found = {}
+    for phase, wanted in (("forward", least), ("backward", least * reached)):
+        ran = [r for r in trained.observed.ran if r.phase == phase]
+        backward = phase == "backward"
+        calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}
+        calls["naive"] = score_matrices(trained, ran) - calls["math"] * (not backward)
+        others = {k: n for k, n in calls.items() if n and not _allows(kernel, k, backward)}
+        demand(not others, f"in {phase} of a training step ran {others}, not {kernel}")
+        mine = calls["naive" if backward and kernel in WRITTEN_OUT else kernel]
+        demand(mine >= wanted, f"{kernel} ran {mine} times in {phase}, not {wanted}")
+        found[f"calls_in_{phase}"] = mine
+    return found
+
+
+def _allows(asked: str, ran: str, backward: bool) -> bool:
+    """Whether a step of kernel ``asked`` may run ``ran``: what is written out has a backward of
+    plain products."""
+    both = ran in WRITTEN_OUT and asked in WRITTEN_OUT
+    return ran == asked or (backward and both)
+
+
+def layers(trained: TrainingRun) -> int:
+    """Attentions of one forward pass."""
+    subject = trained.subject
+    if "attend" in subject.parts:
+        return len(subject.attentions(trained.module))
+    return len(subject.survey.attention)
+
+
+def score_matrices(trained: TrainingRun, ran: Sequence[Any]) -> int:
+    """Products that took a matrix [queries, keys] a head: the scores, times v.
+
+    Where a head is as wide as there are keys, q looks alike, and is one more a layer.
+    """
+    calls = trained.subject.survey.attention
+    scores = {(call.queries, call.keys) for call in calls}
+    square = sum(o.name == "aten::bmm" and tuple(o.shapes[0][1:]) in scores for o in ran)
+    alike = any((call.queries, call.width) in scores for call in calls)
+    return square // 2 if alike else square
+
+
+def ran_by(kernel: str, operation: str, backward: bool = False) -> bool:
+    """Whether an operation is the forward of ``kernel``, or, where ``backward``, either of the two:
+    a recomputed forward runs there as well."""
+    if backward and operation.startswith("aten::_scaled_dot_product"):
+        operation = operation.removesuffix("_backward")
+    if kernel == "flex":
+        return operation.startswith("triton_") and "flex_attention" in operation
+    if kernel == "math":  # its softmax is the one that handles fully masked rows
+        return operation == "aten::_safe_softmax"
+    name = FUSED.format(kernel)
+    return operation in (name, f"{name}_for_cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +165,10 @@ class Attend(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"compiled"} if self.kernel == "flex" else ())
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         return () if self.kernel in WRITTEN_OUT else (f"attention_{self.kernel}",)
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if KERNELS[self.kernel] is None:
             lack = launch.subject.lacks("attend", "take kernel=math, efficient, flash or cudnn")
             if lack:
@@ -75,13 +193,13 @@ class Attend(Strategy):
         for attention in subject.attentions(module):
             attention.attend = chosen
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """One forward of the blocks as they run, compiled or not; and, where its operators were
         watched, every attention of a whole training step."""
         return self._forward(trained) | in_a_step(trained, self.kernel)
 
-    def _forward(self, trained: Trained) -> dict[str, Any]:
-        ran = forward.operations(trained)
+    def _forward(self, trained: TrainingRun) -> dict[str, Any]:
+        ran = states.operations(trained)
         counts = {name: sum(ran_by(name, operation.name) for operation in ran) for name in KERNELS}
         depth, full = layers(trained), score_matrices(trained, ran)
         demand(depth > 0, "no attention of torch's is called")

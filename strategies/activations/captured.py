@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from strategies.base import Watcher
 
-__all__ = ["Captured"]
-
 WARM = 3
 """Calls before a capture, in which libraries make what they keep (torch's own number)."""
 

@@ -3,20 +3,97 @@
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.activations.graphs import CountingBackend, kept_without_budget
-from strategies.activations.parts import Recompute
+from strategies.activations.block_parts import Recompute
 from strategies.activations.runners import runner_of, surround
-from strategies.activations.weighed import Weighed
-from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
+from strategies.activations.weighed import Call, Weighed
+from strategies.base import Slot, Watcher, demand
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
-__all__ = ["Compile"]
+# ---- graphs ----
+# A backend of torch.compile that counts, and what a graph keeps for backward.
+
+
+class CountingBackend(Watcher):
+    """A backend of torch.compile that counts the graphs it makes and every call of one.
+
+    Beside the training it notes, after every step, what had been counted by then. ``seconds`` are
+    Dynamo's own: from the start to the end of every outermost compilation, in forward or in
+    backward, with the tracing that comes before a backend is called and the guards after it.
+    """
+
+    def __init__(self, backend: str) -> None:
+        """Made after ``torch._dynamo.reset``, which forgets whom to call."""
+        from torch._dynamo import lookup_backend, on_compile_end, on_compile_start
+
+        self.backend = lookup_backend(backend)
+        self.graphs = self.calls = 0
+        self.seconds = self.began = 0.0
+        self.steps: list[dict[str, float]] = []
+        on_compile_start(self._compiling)
+        on_compile_end(self._compiled)
+
+    def _compiling(self, _: Any) -> None:
+        self.began = time.perf_counter()
+
+    def _compiled(self, _: Any) -> None:
+        self.seconds += time.perf_counter() - self.began
+
+    def __call__(self, graph: Any, inputs: Any, **options: Any) -> Callable[..., Any]:
+        compiled = self.backend(graph, inputs, **options)
+        self.graphs += 1
+
+        def run(*values: Any) -> Any:
+            self.calls += 1
+            return compiled(*values)
+
+        return run
+
+    def after_step(self) -> None:
+        """Note the counts."""
+        from torch._dynamo.utils import counters
+
+        breaks = sum(counters["graph_break"].values())
+        now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks}
+        self.steps.append({**now, "seconds": self.seconds})
+
+
+def kept_without_budget(trained: TrainingRun, calls: list[Call], backend: str) -> int:
+    """Bytes that autograd holds for the blocks compiled without a budget, inputs included; of
+    blocks of one class that were given alike one is compiled."""
+    known: dict[str, int] = {}
+    total = 0
+    for call in calls:
+        alike = f"{type(call.block)} {[(t.shape, t.dtype) for t in call.tensors]}"
+        if alike not in known:
+            known[alike] = _kept_by_a_block(trained, call, backend)
+        total += call.count * known[alike]
+    return total
+
+
+def _kept_by_a_block(trained: TrainingRun, call: Call, backend: str) -> int:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def zeros(like: Any) -> Any:
+        made = torch.zeros_like(like, device=trained.accelerator.device)
+        return made.requires_grad_(like.is_floating_point())
+
+    runner = Weighed(lambda blocks, *given, **named: compiled(*given, **named))
+    compiled = torch.compile(call.block.forward, backend=backend, dynamic=False)
+    given, named = tree_map_only(torch.Tensor, zeros, call.given)
+    whole = torch._functorch.config.patch(activation_memory_budget=1.0)
+    with whole, torch.enable_grad(), trained.accelerator.autocast():
+        runner([call.block], *given, **named)
+    return runner.kept_bytes
+
 
 BACKENDS = ("inductor", "aot_eager")
 
@@ -58,10 +135,10 @@ class Compile(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"compiled"} | ({"compiled_whole"} if self.scope == "model" else set()))
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         return ("inductor",) if self.backend == "inductor" else ()
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if self.budget < 1 and "sampling" in launch.traits:
             return f"nothing is kept for a backward pass; leave budget={self.budget:g} out"
         if self.budget < 1 and "recomputes" in launch.traits:
@@ -89,10 +166,10 @@ class Compile(Strategy):
         if runner_of(module, Weighed) is None:
             surround(module, subject, Weighed)
 
-    def attach(self, trained: Trained) -> CountingBackend | None:
+    def attach(self, trained: TrainingRun) -> CountingBackend | None:
         return getattr(trained.module, "compiled_by", None)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         backend = trained.attached.get(self.name)
         demand(isinstance(backend, CountingBackend), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
@@ -112,7 +189,7 @@ class Compile(Strategy):
             facts["kept_bytes"] = runner_of(trained.module, Weighed).kept_bytes
         return {**facts, **self._budgeted(trained)} if self.budget < 1 else facts
 
-    def _budgeted(self, trained: Trained) -> dict[str, Any]:
+    def _budgeted(self, trained: TrainingRun) -> dict[str, Any]:
         """Against what a block compiled without a budget keeps: the share of it above its input."""
         runner = runner_of(trained.module, Weighed)
         full = kept_without_budget(trained, runner.calls, self.backend)

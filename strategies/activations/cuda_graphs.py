@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
-
-__all__ = ["CudaGraphs"]
 
 BESIDE = {
     "streams_weights": "weights that come and go are the host's doing; leave block_swap out",
@@ -40,7 +38,7 @@ class CudaGraphs(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"captured"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -49,10 +47,10 @@ class CudaGraphs(Strategy):
         module.captured_by = Captured(module.forward)
         module.forward = module.captured_by
 
-    def attach(self, trained: Trained) -> Any:
+    def attach(self, trained: TrainingRun) -> Any:
         return getattr(trained.module, "captured_by", None)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Calls that were replayed, all but those of a watched batch; and a replay beside the same
         call as it is, of values that the graph was not captured with."""
         from strategies.activations.captured import Captured
@@ -67,15 +65,15 @@ class CudaGraphs(Strategy):
         demand(replays > len(captured.graphs) > 0, f"{len(captured.graphs)} graphs: {told}")
         return {**facts, "away_from_eager": self._away(trained, captured)}
 
-    def _away(self, trained: Trained, captured: Any) -> float:
+    def _away(self, trained: TrainingRun, captured: Any) -> float:
         import torch
 
-        from strategies.evidence import forward
+        from strategies.evidence import states
         from strategies.evidence.reference_check import close_to, output_of
-        from strategies.evidence.updates import relative_error
+        from strategies.evidence.rules import relative_error
 
         with torch.no_grad():
-            forward.forward_once(trained)  # captured, if this size was not, with zeros
+            states.forward_once(trained)  # captured, if this size was not, with zeros
             mine = output_of(trained, trained.model, trained.cut)
             with captured.set_aside():
                 wanted = output_of(trained, trained.model, trained.cut)

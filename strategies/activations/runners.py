@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strategies.subject import Subject
 
-__all__ = ["by_leaf", "by_place", "runner_of", "surround"]
 
 Runner = Callable[..., Any]
 """``runner(blocks, *given, **named)``: the blocks, one after the other, from what the first is

@@ -7,8 +7,6 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Call", "Weighed", "is_weight"]
-
 
 @dataclass(frozen=True)
 class Call:

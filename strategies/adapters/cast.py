@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.stored import wrapped
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.readings import wrapped
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["Cast"]
 
 BITS = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
@@ -43,7 +41,7 @@ class Cast(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"quantized_weights"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         traits = launch.traits
         if "frozen_weights" not in traits:
             return "weights that train lose their updates in 8 bits; add lora, or leave it out"
@@ -58,17 +56,17 @@ class Cast(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.adapters.coded import code
+        from strategies.adapters.quantised_base import code
 
         code(module, subject.linears, self.to)
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         if "compiled" in trained.launch.traits:
             return nullcontext()  # a watched graph would run uncompiled
         return _decodings(self.to)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.adapters.coded import coded_facts
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        from strategies.adapters.quantised_base import coded_facts
 
         wanted = len(trained.subject.linears)
         facts = coded_facts(trained.module, wanted, self.to)

@@ -10,8 +10,6 @@ import copy
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Controlled"]
-
 
 def silent(like: Tensor) -> nn.Linear:
     """A linear layer that begins at zero."""

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.frozen import Frozen, split_facts, train_only
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.states import Frozen, split_facts, train_only
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["ControlNet"]
 
 TRAINED = (".copy.", ".zero.", ".enter.")
 
@@ -43,7 +41,7 @@ class ControlNet(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "doubles_tokens", "other_products"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         return launch.subject.lacks("token_blocks") or launch.subject.lacks("halves")
 
     def _number(self, depth: int) -> int:
@@ -67,10 +65,10 @@ class ControlNet(Strategy):
         names = {n for n, _ in module.named_parameters() if any(word in n for word in TRAINED)}
         train_only(module, names)
 
-    def attach(self, trained: Trained) -> Frozen:
+    def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = split_facts(trained, self.name)
         free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
         strange = [n for n in free if not any(word in n for word in TRAINED)]

@@ -2,21 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.adapters.injected import adapted, inject
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.frozen import Frozen, split_facts
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-__all__ = ["Dora", "Lora", "Qlora"]
+if TYPE_CHECKING:
+    import torch
 
 
-def adapter_facts(trained: Trained, part: Lora) -> dict[str, Any]:
+# ---- injected ----
+# peft's adapters, put beside a model's linear layers, which may have no values yet.
+
+
+def inject(
+    module: Any,
+    subject: Subject,
+    rank: int,
+    names: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    **more: Any,
+) -> None:
+    """Put peft's adapters beside the linear layers of these ``names`` (None: all of the subject's);
+    the same first weights in every process. ``dtype`` is that of the adapters; None: the model's.
+    """
+    import peft
+    import torch
+
+    from strategies import initial
+
+    # As a pattern: peft takes names in a list for endings of names.
+    targets = "|".join(re.escape(name) for name in (subject.linears if names is None else names))
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, **more)
+    waits = initial.waits(module)
+    with torch.random.fork_rng(devices=[]):
+        # peft puts adapters where the weights beside them are: here on meta, perhaps.
+        with initial.valueless() if waits else contextlib.nullcontext():
+            peft.inject_adapter_in_model(config, module)
+        for name, layer in module.named_modules():
+            if is_adapted(layer):
+                begin(layer, name)
+    for name, p in module.named_parameters():
+        if "lora_" in name:  # beside packed weights peft would take float32
+            p.data = p.data.to(dtype or subject.dtype(module))
+
+
+def begin(layer: Any, name: str) -> None:
+    """Give an adapter its first weights, by peft's rule: they depend on its name alone."""
+    import torch
+
+    from strategies import initial
+
+    for part in (layer.lora_A, layer.lora_B):
+        if any(p.device.type == "meta" for p in part.parameters()):
+            part.to_empty(device="cpu")
+    torch.manual_seed(initial.keyed(0, name).initial_seed())
+    layer.reset_lora_parameters("default", True)
+
+
+def is_adapted(layer: Any) -> bool:
+    """Whether a module carries an adapter."""
+    return hasattr(layer, "lora_A") and len(layer.lora_A) > 0
+
+
+def adapted(module: Any) -> list[Any]:
+    """The layers that carry an adapter."""
+    return [m for m in module.modules() if is_adapted(m)]
+
+
+def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
     """Adapters beside every target with the rank asked for, moved, and nothing else moved."""
     name, rank, magnitudes = part.name, part.rank, part.magnitudes
     layers, wanted = adapted(trained.module), len(part.chosen(trained.subject))
@@ -38,7 +100,7 @@ def adapter_facts(trained: Trained, part: Lora) -> dict[str, Any]:
     return {"adapters": len(layers), "rank": rank, **facts, **dtype_facts(trained, part, layers)}
 
 
-def dtype_facts(trained: Trained, part: Lora, layers: Sequence[Any]) -> dict[str, Any]:
+def dtype_facts(trained: TrainingRun, part: Lora, layers: Sequence[Any]) -> dict[str, Any]:
     """The type in which the engine stores adapters. Adapters that ``dtype=fp32`` keeps hold values
     that bfloat16 has not: none was rounded to 16 bits, neither when it was stored nor in a step."""
     named = trained.module.named_parameters()
@@ -84,7 +146,7 @@ class Lora(Strategy):
         """Names of the layers that get an adapter."""
         return subject.linears if self.targets == "all" else subject.attention_linears
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if self.targets == "attention" and not launch.subject.attention_linears:
             return f"{launch.subject.name}'s attention is not known by names; leave targets out"
         casts = {"float_master", "half_compute"} <= launch.traits
@@ -109,10 +171,10 @@ class Lora(Strategy):
         dtype = torch.float32 if self.dtype == "fp32" else None
         inject(module, subject, self.rank, self.chosen(subject), dtype, **more)
 
-    def attach(self, trained: Trained) -> Frozen:
+    def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return adapter_facts(trained, self)
 
 
@@ -154,7 +216,7 @@ class Qlora(Lora):
     def traits(self) -> frozenset[str]:
         return super().traits() | {"quantized_weights", "packed_weights"}
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "split_parameters" in launch.traits and "dtensor_weights" not in launch.traits:
             return (
                 "the engine shards elements, and two of these share a byte; use fsdp2 or zero2, "
@@ -163,7 +225,7 @@ class Qlora(Lora):
         return super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.adapters.nf4 import quantize
+        from strategies.adapters.quantised_base import quantize
 
         quantize(module, self._packed(module, subject))
         module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
@@ -172,13 +234,13 @@ class Qlora(Lora):
 
     def _packed(self, module: Any, subject: Subject) -> tuple[str, ...]:
         """Names of the layers of ``module`` that are to be packed."""
-        from strategies.adapters.nf4 import unpacked
+        from strategies.adapters.quantised_base import unpacked
 
         every = unpacked(module) if self.layers == "all" else ()
         return tuple(dict.fromkeys((*subject.linears, *every)))
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.adapters.nf4 import packed_facts, unpacked
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        from strategies.adapters.quantised_base import packed_facts, unpacked
 
         whole = unpacked(trained.module) if self.layers == "all" else ()
         demand(not whole, f"{len(whole)} linear layers are in full: {', '.join(whole[:3])}")
@@ -186,3 +248,42 @@ class Qlora(Lora):
         least = len(trained.subject.linears)
         demand(facts["packed_layers"] >= least, f"not all of {least} linear layers are packed")
         return {**super().evidence(trained), **facts}
+
+
+# ---- files ----
+# What was trained, saved by itself: adapters, biases, a branch, a head; not the frozen model.
+
+
+def save(trained: TrainingRun, path: Path, leave_out: tuple[str, ...] = ()) -> None:
+    """Write every parameter that takes a gradient to one file, but those whose names begin as
+    ``leave_out`` says; all ranks call it."""
+    state = {}
+    everywhere = trained.engine.everywhere(trained)
+    free = {n: p for n, p in everywhere.items() if p.requires_grad}
+    named = {n: p for n, p in free.items() if not n.startswith(leave_out)}
+    whole = trained.engine.whole(trained, list(named.values()))
+    for name, p in zip(named, whole, strict=True):
+        if trained.accelerator.is_main_process:
+            state[name] = p.detach().cpu().contiguous().clone()
+    if trained.accelerator.is_main_process:
+        trained.subject.save(state, path)
+    trained.accelerator.wait_for_everyone()
+
+
+def load(module: Any, subject: Subject, path: Path) -> list[str]:
+    """Read what ``save`` wrote into a bare model that the same recipe has edited; the names.
+
+    Raises:
+        ValueError: the model lacks one of the parameters, or trains one that the file lacks.
+    """
+    import torch
+
+    state = subject.load(path)
+    mine = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    odd = sorted(mine.keys() ^ state.keys())
+    if odd:
+        raise ValueError(f"{path} is of another recipe or model: {odd[0]} is on one side only")
+    with torch.no_grad():
+        for name, saved in state.items():
+            mine[name].copy_(saved)
+    return sorted(state)

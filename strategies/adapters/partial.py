@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.frozen import Frozen, split_facts, train_only
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.states import Frozen, split_facts, train_only
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["DiffFit", "Head"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class Head(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "frozen_matrices", "frozen_blocks", "other_products"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if launch.traits & {"recomputes", "moves_activations"}:
             return (
                 "backward ends before the blocks, and nothing of them is kept; leave checkpoint out"
@@ -37,10 +35,10 @@ class Head(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         train_only(module, names_in(module, subject.head(module)))
 
-    def attach(self, trained: Trained) -> Frozen:
+    def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = split_facts(trained, self.name)
         free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
         inner = free - names_in(trained.module, trained.subject.head(trained.module))
@@ -72,7 +70,7 @@ class DiffFit(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "frozen_matrices", "other_products"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "pure_bf16" in launch.traits:
             return "a scale of one moves by steps that bfloat16 cannot hold; use bf16"
         return launch.subject.lacks("halves") or launch.subject.lacks("label_table")
@@ -92,10 +90,10 @@ class DiffFit(Strategy):
         names = {n for n, _ in module.named_parameters() if n.endswith((".bias", ".gamma"))}
         return names | names_in(module, subject.label_table(module))
 
-    def attach(self, trained: Trained) -> Frozen:
+    def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = split_facts(trained, self.name)
         free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
         strange = free - self._trained(trained.module, trained.subject)

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot, Watcher, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.settings import label
-from strategies.evidence.stored import stored
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.readings import stored
+from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["SparseEmbedding", "TouchedRows"]
 
 
 class TouchedRows(Watcher):
     """Bytes of the label table's gradient as this rank's backward left it, and of a dense one."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: TrainingRun) -> None:
         self.bytes = self.dense_bytes = self.rows = self.seen = 0
         table = trained.subject.label_table(trained.module).weight
         table.register_post_accumulate_grad_hook(self._count)
@@ -42,7 +40,7 @@ class SparseEmbedding(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"sparse_gradients"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "dtensor_weights" in launch.traits:
             return "gradients are cut by rows, and a sparse one cannot be; use single or ddp"
         if "flat_weights" in launch.traits:
@@ -63,10 +61,10 @@ class SparseEmbedding(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         subject.label_table(module).sparse = True
 
-    def attach(self, trained: Trained) -> TouchedRows:
+    def attach(self, trained: TrainingRun) -> TouchedRows:
         return TouchedRows(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         rows = trained.attached.get(self.name)
         demand(
             isinstance(rows, TouchedRows) and rows.seen > 0,

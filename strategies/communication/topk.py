@@ -8,16 +8,14 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.communication import wire
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
-
-__all__ = ["TopK", "TopKHook"]
 
 
 class TopKHook(wire.WithFeedback):
     """Sends value and place of each gradient's largest elements, and remembers the rest."""
 
-    def __init__(self, trained: Trained, keep: float) -> None:
+    def __init__(self, trained: TrainingRun, keep: float) -> None:
         import torch.distributed
 
         super().__init__(trained, self._average, wire.CountedCollectives(torch.distributed))
@@ -78,17 +76,17 @@ class TopK(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"edits_gradients"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "hooks_allreduce" in launch.traits:
             return "the optimizer has DDP's one communication hook; leave one of the two out"
         if "scales_gradients" in launch.traits:
             return "what is kept back would carry a loss scale that changes; use bf16"
         return wire.refusal(launch)
 
-    def attach(self, trained: Trained) -> TopKHook:
+    def attach(self, trained: TrainingRun) -> TopKHook:
         return TopKHook(trained, self.keep)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts, hook = wire.facts(trained, self.name), trained.attached[self.name]
         demand(isinstance(hook, TopKHook), "no top-k hook is on DDP's all-reduce")
         free = [p for p in trained.module.parameters() if p.requires_grad]

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from strategies.base import Watcher, demand
-from strategies.communication.counted import CountedCollectives
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 
-__all__ = ["Compression", "CountedCollectives", "WithFeedback", "counted_hooks", "facts", "refusal"]
+# ---- counted ----
+# What a communication hook hands to torch's collectives, counted: bytes and types.
+
+
+class CountedCollectives:
+    """Stands in a module of torch's hooks for ``torch.distributed``, and counts what this rank
+    hands to its collectives: what is really sent, whatever the hook says of itself."""
+
+    def __init__(self, distributed: ModuleType) -> None:
+        self.distributed, self.bytes = distributed, 0
+        self.types: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.distributed, name)
+
+    def all_reduce(self, tensor: Any, *given: Any, **more: Any) -> Any:
+        """The collective, with the bytes of its input counted."""
+        self._count(tensor)
+        return self.distributed.all_reduce(tensor, *given, **more)
+
+    def all_gather(self, outputs: Any, tensor: Any, *given: Any, **more: Any) -> Any:
+        """The collective, with the bytes of its input counted."""
+        self._count(tensor)
+        return self.distributed.all_gather(outputs, tensor, *given, **more)
+
+    def _count(self, tensor: Any) -> None:
+        self.bytes += tensor.numel() * tensor.element_size()
+        self.types.add(str(tensor.dtype).removeprefix("torch."))
+
+    def forget(self) -> None:
+        """Count from zero."""
+        self.bytes, self.types = 0, set()
 
 
 def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
@@ -30,7 +61,7 @@ class Compression(Watcher):
     """
 
     def __init__(
-        self, trained: Trained, hook: Callable[[Any], Any], wire: CountedCollectives
+        self, trained: TrainingRun, hook: Callable[[Any], Any], wire: CountedCollectives
     ) -> None:
         self.trained, self.wire, self.buckets = trained, wire, 0
         self.dense_bytes = self.sent = self.dense = 0
@@ -65,7 +96,7 @@ class WithFeedback(Compression):
     """
 
     def __init__(
-        self, trained: Trained, hook: Callable[[Any], Any], wire: CountedCollectives
+        self, trained: TrainingRun, hook: Callable[[Any], Any], wire: CountedCollectives
     ) -> None:
         super().__init__(trained, hook, wire)
         self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
@@ -85,7 +116,7 @@ class WithFeedback(Compression):
         self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 
 
-def refusal(launch: Launch) -> str | None:
+def refusal(launch: RunContext) -> str | None:
     """Why DDP's all-reduce cannot be compressed under ``launch``."""
     if launch.simulated:
         return "a simulated world sends nothing that could be compressed; leave --world out"
@@ -96,7 +127,7 @@ def refusal(launch: Launch) -> str | None:
     return "it hooks into DDP's all-reduce, and this engine reduces by itself; use ddp"
 
 
-def facts(trained: Trained, name: str) -> dict[str, Any]:
+def facts(trained: TrainingRun, name: str) -> dict[str, Any]:
     """Bytes and types that this rank handed over in the last step, against the same gradients in
     float32."""
     link = trained.attached.get(name)

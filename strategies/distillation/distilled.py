@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import BadInput, Parity, Slot, demand
 from strategies.distillation import files
-from strategies.engine import Launch, Trained
-from strategies.evidence.frozen import count
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.states import count
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
-
-__all__ = ["Distilled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Distilled(Strategy):
         found = files.sized(subject, self.student, self.depth, self.width, self.heads)
         return found, self.student
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         lack = launch.subject.lacks("sized")
         if lack:
             return lack
@@ -67,12 +66,12 @@ class Distilled(Strategy):
             return str(error)
         return None
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         if "compiled" in trained.launch.traits:
             return contextlib.nullcontext()  # a watched graph would run uncompiled
         return _blocks_run(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """What the model in place has, and how many blocks each of its calls ran."""
         subject = trained.subject  # the student's, if it is in place: in its own size still
         student = files.sized(subject, self.student, self.depth, self.width, self.heads)
@@ -89,11 +88,11 @@ class Distilled(Strategy):
         demand(len(ran) == depth * calls, f"{len(ran)} blocks ran in {calls} calls of {depth}")
         return {"parameters": found, "blocks_a_call": len(ran) // calls}
 
-    def _has_the_files(self, trained: Trained) -> None:
+    def _has_the_files(self, trained: TrainingRun) -> None:
         """Each weight that is still a float of its own is the file's, but for rounding."""
         import torch
 
-        from strategies.evidence.updates import relative_error
+        from strategies.evidence.rules import relative_error
 
         draw, own = files.weights(trained.subject, self.student), dict(_named(trained.subject))
         floats = {
@@ -118,7 +117,7 @@ def _named(subject: Subject) -> Any:
 
 
 @contextlib.contextmanager
-def _blocks_run(trained: Trained) -> Iterator[list[int]]:
+def _blocks_run(trained: TrainingRun) -> Iterator[list[int]]:
     """A number for each block that ran."""
     ran: list[int] = []
     handles = [b.register_forward_hook(lambda *_: ran.append(1)) for b in trained.blocks()]
@@ -127,3 +126,29 @@ def _blocks_run(trained: Trained) -> Iterator[list[int]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+# ---- matching ----
+# Which block of a deep model a block of a shallow one answers to. No torch.
+
+
+def chosen(depth: int, of: int) -> list[int]:
+    """``depth`` of ``of`` blocks, evenly, the first and the last among them: what a student begins
+    with. More blocks than there are: some are taken twice."""
+    return [round(i * (of - 1) / max(1, depth - 1)) for i in range(depth)]
+
+
+def ends(depth: int, of: int) -> list[int]:
+    """The block behind which a model of ``of`` blocks is as far as one of ``depth`` is behind each
+    of its own: the last answers to the last."""
+    return [max(0, round((i + 1) * of / depth) - 1) for i in range(depth)]
+
+
+def renamed(name: str, prefixes: Sequence[str], blocks: Sequence[int]) -> str:
+    """The name, in a model of the ``blocks`` that were chosen, of the parameter ``name``, which is
+    in a block if it begins with one of the ``prefixes`` ("blocks") and a number."""
+    for prefix in prefixes:
+        found = re.match(rf"{re.escape(prefix)}\.(\d+)\.(.*)", name, re.DOTALL)
+        if found:
+            return f"{prefix}.{blocks[int(found[1])]}.{found[2]}"
+    return name

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
     from strategies.subject import Subject
 
-__all__ = ["header", "located", "shapes", "sized", "weights"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 100_000_000

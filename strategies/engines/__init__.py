@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from strategies.engine import Engine
-from strategies.engines.alone import Alone
-from strategies.engines.broken import Broken
+from strategies.engines.alone import Alone, Broken
 from strategies.engines.fsdp.engine import Fsdp
 from strategies.engines.pipeline import engine as pipeline
 from strategies.engines.replicas import Replicas

@@ -6,8 +6,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["arguments"]
-
 
 def arguments(file: Path, processes: int) -> tuple[Namespace, Any]:
     """The arguments of ``accelerate launch`` for so many processes, and its defaults, both as it

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import demand
-from strategies.engine import Engine, Imitation
-from strategies.evidence.stored import stored
-from strategies.holdings import Fragment, Holdings
+from strategies.engine import Engine, TraceAdapter
+from strategies.evidence.readings import stored
+from strategies.inventory import Fragment, TensorInventory
 from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
-    from strategies.engine import Launch, Trained
-
-__all__ = ["Replicas"]
+    from strategies.engine import RunContext, TrainingRun
 
 
 class Divided:
@@ -51,7 +49,7 @@ class Replicas(Engine):
     def traits(self) -> frozenset[str]:
         return frozenset({"replicas"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if launch.processes == 1 and not launch.simulated:
             # accelerate 1.15 wraps a model in DDP from two processes on: nothing would be in force.
             return "one process has nobody to average with; use single, or more processes"
@@ -59,7 +57,7 @@ class Replicas(Engine):
             return "the optimizer's own all-reduce needs real ranks; leave --world out"
         return None
 
-    def ready(self, trained: Trained) -> None:
+    def ready(self, trained: TrainingRun) -> None:
         """Let DDP finish its buckets in a world without peers.
 
         Its reducer takes the reduced bucket from the collective's future, and the fake group's
@@ -70,11 +68,11 @@ class Replicas(Engine):
         if trained.launch.simulated and not trained.model._comm_hooks:
             trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
 
-    def norm(self, trained: Trained) -> Any:
+    def norm(self, trained: TrainingRun) -> Any:
         parts = gatherer(trained)
         return parts.norm(trained) if parts else super().norm(trained)
 
-    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         parts = gatherer(trained)
         if parts is None:
             return super().fragments(trained, copies=copies)
@@ -83,7 +81,7 @@ class Replicas(Engine):
         own = super().fragments(trained, copies=True) if copies or first else iter(())
         return parts.placed(trained, own, copies=copies)
 
-    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         parts = gatherer(trained)
         if parts is None:
             return super().whole(trained, parameters)
@@ -92,7 +90,7 @@ class Replicas(Engine):
     def shape(self, parameter: Any) -> Any:
         return whole_shape(parameter)
 
-    def held(self, trained: Trained) -> Holdings:
+    def held(self, trained: TrainingRun) -> TensorInventory:
         """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a
         communication hook was shown them they are not hidden. There are none where samples are
         drawn."""
@@ -104,7 +102,7 @@ class Replicas(Engine):
         size = sum(int(size) for size in sizes.split(","))
         return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """DDP by its class, and by its effect: replicas that saw other samples are equal. Where
         samples are drawn nothing is averaged, and the replicas are as they were made."""
         import torch
@@ -127,7 +125,7 @@ class Replicas(Engine):
         facts |= {"replica_spread": spread}
         return facts if trained.sampling else facts | self._wire(trained)
 
-    def _wrapper(self, trained: Trained) -> str:
+    def _wrapper(self, trained: TrainingRun) -> str:
         """What the model is wrapped in."""
         from torch.nn.parallel import DistributedDataParallel
 
@@ -138,7 +136,7 @@ class Replicas(Engine):
         demand(isinstance(trained.model, DistributedDataParallel), f"the model is a {kind}")
         return kind
 
-    def _wire(self, trained: Trained) -> dict[str, Any]:
+    def _wire(self, trained: TrainingRun) -> dict[str, Any]:
         """The type in which gradients were averaged, off the collectives of a watched backward;
         whoever replaces them shows its own."""
         own = {"edits_gradients", "hooks_allreduce", "sparse_gradients"} & trained.launch.traits
@@ -155,7 +153,7 @@ class Replicas(Engine):
         demand(size == whole, f"{size} bytes of gradients were sent, of {whole}")
         return {"gradients_sent_as": "+".join(sorted(found)), "gradient_bytes_sent": size}
 
-    def imitation(self) -> Imitation:
-        from strategies.engines.replicas_imitation import Reducerless
+    def imitation(self) -> TraceAdapter:
+        from strategies.engines.replicas_trace import Reducerless
 
         return Reducerless()

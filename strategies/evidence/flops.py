@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["counting", "formulas"]
-
 
 def formulas() -> dict[Any, Any]:
     """Operation -> formula, called with the operation's arguments and its output as ``out_val``.

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from strategies.base import demand
-from strategies.engine import Trained
-from strategies.evidence.updates import relative_error
-
-__all__ = ["CLOSE", "away", "close_to", "output_of", "random_sample"]
+from strategies.engine import TrainingRun
+from strategies.evidence.rules import relative_error
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}
 """Type of the output -> largest distance between two computations of it, as a share of its norm.
@@ -26,7 +24,7 @@ CLOSE_ROUNDED = 3e-2
 SEED = 5
 
 
-def away(trained: Trained, mine: Tensor, wanted: Tensor) -> float:
+def away(trained: TrainingRun, mine: Tensor, wanted: Tensor) -> float:
     """Return the distance of ``mine`` from the whole model's output, as a share of its norm.
 
     Raises:
@@ -37,14 +35,14 @@ def away(trained: Trained, mine: Tensor, wanted: Tensor) -> float:
     return float(f"{found:.2g}")
 
 
-def close_to(trained: Trained, dtype: torch.dtype) -> float:
+def close_to(trained: TrainingRun, dtype: torch.dtype) -> float:
     """Return the largest distance that rounding explains between two outputs of type ``dtype``, as
     a share of their norm."""
     rounded = dtype not in CLOSE or "half_compute" in trained.launch.traits
     return CLOSE_ROUNDED if rounded else CLOSE[dtype]
 
 
-def random_sample(trained: Trained) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def random_sample(trained: TrainingRun) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return a sample, its timestep and its conditions, equal on all ranks."""
     x, t_B, conditions = trained.subject.example(trained.accelerator.device)
     if x.is_floating_point():
@@ -54,7 +52,7 @@ def random_sample(trained: Trained) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 
 
 def output_of(
-    trained: Trained, model: Any, part: Callable[[Tensor], Tensor] = lambda x: x
+    trained: TrainingRun, model: Any, part: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Tensor:
     """Return the output of ``model`` for ``part`` of a random sample."""
     x, t_B, conditions = random_sample(trained)

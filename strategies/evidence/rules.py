@@ -3,16 +3,101 @@ that really acted are those under which it does."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from strategies.evidence.updates import Update, relative_error
+from strategies.base import NotInForce, Settings, demand
 
 if TYPE_CHECKING:
     import torch
 
     from strategies.base import Settings
+    from strategies.engine import TrainingRun
 
-__all__ = ["Taken", "adafactor_error", "adamw_error", "adamw_weight_error", "sgd_error", "taken"]
+
+# ---- updates ----
+# One update of one tensor, before and after the optimizer's step of the watched training step.
+
+
+SAMPLE = 4096
+"""Elements that are kept of a tensor, where not all of it is asked for."""
+
+
+class Update(NamedTuple):
+    """Copies of a tensor ("weight"), its gradient ("grad") and its state, by the optimizer's own
+    names, from before and after one step."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+def of_its_shape(state: dict[str, Any], p: Any) -> dict[str, Any]:
+    """The tensors of a state that have the parameter's shape, by their names."""
+    import torch
+
+    return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape}
+
+
+@contextlib.contextmanager
+def watch(
+    optimizer: Any,
+    chosen: Callable[[Any], bool] = lambda p: True,
+    *,
+    whole: bool = False,
+    read: Callable[[dict[str, Any], Any], dict[str, Any]] = of_its_shape,
+) -> Iterator[list[Update]]:
+    """Yield a list that gets the first update, of the first tensor that is ``chosen`` and has a
+    dense gradient: its first elements, or ``whole``, and what ``read`` makes of its state. Stays
+    empty where the optimizer has no hooks or takes no step."""
+    seen: list[Update] = []
+    waiting: list[tuple[Any, dict[str, Any]]] = []
+
+    def before(stepped: Any, *_: Any) -> None:
+        dense = (
+            p
+            for group in stepped.param_groups
+            for p in group["params"]
+            if p.grad is not None and not p.grad.is_sparse and here(p).numel() and chosen(p)
+        )
+        p = None if waiting or seen else next(dense, None)
+        if p is not None:
+            waiting.append((p, _copied(p, stepped.state.get(p, {}), whole, read)))
+
+    def after(stepped: Any, *_: Any) -> None:
+        if waiting:
+            p, was = waiting.pop()
+            seen.append(Update(was, _copied(p, stepped.state.get(p, {}), whole, read)))
+
+    hooks = getattr(optimizer, "register_step_pre_hook", None)
+    handles = [hooks(before), optimizer.register_step_post_hook(after)] if hooks else []
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _copied(p: Any, state: dict[str, Any], whole: bool, read: Any) -> dict[str, Any]:
+    found = {"weight": p.detach(), "grad": p.grad.detach(), **read(state, p)}
+    count = {"step": float(state["step"])} if "step" in state else {}
+    kept = _put_together if whole else (lambda t: here(t).flatten()[:SAMPLE].clone())
+    return {name: kept(tensor) for name, tensor in found.items()} | count
+
+
+def here(tensor: Any) -> Any:
+    """What this rank has of a tensor: of a DTensor its share."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _put_together(tensor: Any) -> Any:
+    """A copy of the whole tensor; of a DTensor every rank takes part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Norm of the difference, as a share of the norm of what was wanted."""
+    return float((found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
 
 
 def adamw_error(update: Update, settings: Settings) -> float:
@@ -117,3 +202,149 @@ def _weight_error(update: Update, moved: torch.Tensor) -> float:
     off = (update.after["weight"].double() - weight.double() - moved).abs()
     ulp = torch.finfo(weight.dtype).eps * weight.double().abs()
     return float((off - 2 * ulp).clamp_min(0).norm() / moved.norm().clamp_min(1e-30))
+
+
+# ---- settings ----
+# Facts that are settings and not effects: said plainly, for the reader of a report.
+#
+# Some facts can only be read where they were set, such as a flag of a library, or the place of a
+# tensor on a machine whose host and device are one memory. They are listed by name in the facts
+# themselves, under ``SETTINGS``; all other facts are read off what the training did. No torch.
+
+
+SETTINGS = "settings_not_effects"
+"""The fact that lists which of its neighbours are settings."""
+WORDS = "setting, not effect"
+
+
+def label(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """``facts``, of which those of these names, where they are there, are settings.
+
+    Raises:
+        KeyError: none of the names is there: a label of nothing.
+    """
+    known = [name for name in names if name in facts]
+    if not known:
+        raise KeyError(f"none of {', '.join(names)} is among the facts {', '.join(facts)}")
+    return {**facts, SETTINGS: sorted({*facts.get(SETTINGS, ()), *known})}
+
+
+def settings(facts: Mapping[str, Any]) -> list[str]:
+    """Names of the facts that are settings."""
+    return list(facts.get(SETTINGS, ()))
+
+
+def effects(facts: Mapping[str, Any]) -> list[str]:
+    """Names of the facts that show an effect."""
+    return [name for name in facts if name != SETTINGS and name not in settings(facts)]
+
+
+def worded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """``facts`` for a reader: each setting says so behind its name."""
+    mine = settings(facts)
+    named = ((f"{k} ({WORDS})" if k in mine else k, v) for k, v in facts.items())
+    return {name: value for name, value in named if name != SETTINGS}
+
+
+# ---- orthogonal ----
+# Muon's update of a matrix, as a training step made it.
+
+
+SCALE = 0.2
+"""Of match_rms_adamw: an orthogonal matrix is scaled to the size of AdamW's update."""
+NEAR_ONE = (0.5, 1.5)
+LIFTED, MOST = 0.01, 0.9
+"""Newton and Schulz's iteration takes singular values to between 0.5 and 1.5: in five rounds all
+those above a hundredth of the matrix's norm, for it multiplies small ones by 3.4 a round."""
+
+
+def orthogonal(update: Update, settings: Settings, momentum: float) -> dict[str, Any]:
+    """The update of a matrix as the step made it: its momentum by Muon's rule, and its singular
+    values near one in every direction that the momentum has."""
+    was, now = update
+    kept = was["momentum_buffer"].double().lerp(was["grad"].double(), 1 - momentum)
+    off = relative_error(now["momentum_buffer"], kept)
+    demand(off <= 0.01, f"the momentum is {off:.2g} of itself away from Muon's rule")
+    size = settings.learning_rate * SCALE * max(kept.shape) ** 0.5
+    weight = (1 - settings.learning_rate * settings.weight_decay) * was["weight"].double()
+    # What is made orthogonal is Nesterov's: the momentum once more, towards which it goes.
+    given = spectrum(was["grad"].double().lerp(kept, momentum))
+    found = spectrum((weight - now["weight"].double()) / size)
+    directions = int((given >= LIFTED * given.norm()).sum())
+    near = int(((found >= NEAR_ONE[0]) & (found <= NEAR_ONE[1])).sum())
+    demand(
+        near >= MOST * directions and directions > 1,
+        f"{near} singular values of an update are near one, of {directions} directions",
+    )
+    return {
+        "update_directions": directions,
+        "singular_values_near_one": near,
+        "momentum_error": float(f"{off:.2g}"),
+    }
+
+
+def spectrum(matrix: Any) -> Any:
+    """Singular values, the largest first."""
+    import torch
+
+    return torch.linalg.svdvals(matrix)
+
+
+# ---- together ----
+# Evidence that ranks give together. What one of them alone finds wrong, all must hear before they
+# do the next thing together: in it the others would wait for that one until the process group's
+# time
+# is over.
+
+
+UNREAD = (AttributeError, KeyError, IndexError)
+"""What a library whose names are others now makes of a look at its objects."""
+
+
+def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The facts of all ``looks``; behind each, ranks tell each other what is wrong with theirs. A
+    look that communicates does so before it demands anything of its own rank.
+
+    Raises:
+        NotInForce: a rank found something wrong; every rank raises it.
+    """
+    facts: dict[str, Any] = {}
+    for look in looks:
+        found, fault = _looked(look)
+        told = _everyone(trained, fault)
+        demand(not any(told), _said(told))
+        facts |= found
+    return facts
+
+
+def _said(told: list[str]) -> str:
+    """Each fault once, with the first rank that found it; what all found alone."""
+    if len(set(told)) == 1:
+        return told[0]
+    return "; ".join(f"rank {told.index(text)}: {text}" for text in dict.fromkeys(told) if text)
+
+
+def _looked(look: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    try:
+        return look(), ""
+    except NotInForce as error:
+        return {}, str(error)
+    except UNREAD as error:
+        return {}, f"could not be read back ({type(error).__name__}: {error})"
+
+
+def seen_by_one(trained: TrainingRun, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The same of one look, which has facts on some ranks alone: those of the first that has."""
+    found = together(trained, look)
+    return next((facts for facts in _everyone(trained, found) if facts), {})
+
+
+def _everyone(trained: TrainingRun, value: Any) -> list[Any]:
+    """``value`` of every rank; of a simulated world this rank's alone."""
+    import torch.distributed as dist
+
+    if trained.accelerator.num_processes == 1 or trained.launch.simulated:
+        return [value]
+    told = [None] * trained.accelerator.num_processes
+    dist.all_gather_object(told, value)
+    return told

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from strategies.base import demand
-from strategies.engine import Trained
-from strategies.evidence.stored import bytes_of, tensors, wrapped
+from strategies.base import BadInput, Watcher, demand
+from strategies.engine import TrainingRun
+from strategies.evidence.readings import bytes_of, tensors, wrapped
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["agree", "count_steps", "counted", "each_count", "first_moment", "per_element", "steps"]
+    from strategies.engine import Engine
 
 
-def per_element(trained: Trained) -> float:
+def per_element(trained: TrainingRun) -> float:
     """Bytes of optimizer state for each element that this rank's optimizer updates."""
     return bytes_of(tensors(trained.inner_optimizer)) / sum(w.numel() for w in trained.optimized())
 
 
-def agree(trained: Trained, **wanted: Any) -> None:
+def agree(trained: TrainingRun, **wanted: Any) -> None:
     """Demand these settings in every group of the optimizer; numbers may be tensors there."""
     for group in trained.inner_optimizer.param_groups:
         for key, value in wanted.items():
@@ -34,13 +36,13 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
-def counted(trained: Trained) -> int | None:
+def counted(trained: TrainingRun) -> int | None:
     """Optimizer steps by the highest count in the optimizer's state; None where it has none."""
     counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
     return int(max(map(float, counts))) if counts else None
 
 
-def each_count(trained: Trained) -> list[int]:
+def each_count(trained: TrainingRun) -> list[int]:
     """Optimizer steps by the state of each weight, or piece, that the optimizer updates on this
     rank: 0 where it has none. Empty where no state keeps a count."""
     counts = []
@@ -50,7 +52,7 @@ def each_count(trained: Trained) -> list[int]:
     return counts if any(counts) else []
 
 
-def first_moment(trained: Trained, weight: torch.Tensor) -> torch.Tensor | None:
+def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | None:
     """The running mean of the gradients of a weight, or piece, that the optimizer updates; None
     where it keeps none as plain numbers."""
     state = trained.engine.state_of(trained, weight)
@@ -60,7 +62,7 @@ def first_moment(trained: Trained, weight: torch.Tensor) -> torch.Tensor | None:
     return found if plain and found.numel() == weight.numel() else None
 
 
-def steps(trained: Trained) -> int:
+def steps(trained: TrainingRun) -> int:
     """Steps that the optimizer's own state counts: none was skipped, none taken twice."""
     taken = counted(trained)
     demand(taken is not None, "the optimizer holds no state: it never stepped")
@@ -82,3 +84,279 @@ def count_steps(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
     optimizer.register_step_post_hook(count)
     return optimizer
+
+
+# ---- forward ----
+# One more forward, by which evidence sees what a step computes with.
+
+
+def forward_once(trained: TrainingRun, *, gradients: bool = False) -> Any:
+    """The trained model's output for one sample of zeros.
+
+    Every rank takes part, because ZeRO-3 gathers parameters on the way.
+    """
+    import torch
+
+    subject = trained.subject
+    x, t_B, conditions = subject.example(trained.accelerator.device)
+    with torch.set_grad_enabled(gradients):
+        return subject.predict(trained.model, trained.cut(x), t_B, conditions)
+
+
+def loss_once(trained: TrainingRun) -> Any:
+    """A loss to call backward on, of one sample of zeros, with what is added to the true loss
+    (``Trained.supervise``), so that weights which only that reaches get a gradient: a teacher is
+    asked once more by it. Compiled graphs run uncompiled."""
+    with eager(trained):
+        if trained.supervise is None:
+            return forward_once(trained, gradients=True).float().square().mean()
+        x, t_B, conditions = trained.subject.example(trained.accelerator.device)
+
+        def predict(x: Any, t_B: Any) -> Any:
+            return trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
+
+        return trained.supervise(lambda ask: ask(x, t_B).float().square(), predict, conditions)
+
+
+def compute_dtype(trained: TrainingRun) -> str:
+    """The type in which the model's matrix products really ran: that of the output of the first
+    linear layer of the blocks.
+
+    A compiled block knows nothing of hooks that came after it, so there it is run uncompiled.
+    """
+    seen: list[str] = []
+    first = trained.module.get_submodule(trained.linears[0])
+    handle = first.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
+    try:
+        with eager(trained):
+            forward_once(trained)
+    finally:
+        handle.remove()
+    return seen[-1].removeprefix("torch.") if seen else "none"
+
+
+def eager(trained: TrainingRun) -> Any:
+    """A context in which compiled blocks run uncompiled, so that hooks and modes see them."""
+    if "compiled" not in trained.launch.traits:
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.compiler.set_stance("force_eager")
+
+
+class Operation(NamedTuple):
+    """One operation that ran; ``dtype`` is its first output's, empty where it was profiled."""
+
+    name: str
+    shapes: list[Any]
+    dtype: str = ""
+
+
+def operations(trained: TrainingRun, *, compiled: bool = True) -> list[Operation]:
+    """Every operation of one forward, in order; ``compiled`` False runs compiled graphs eagerly.
+
+    A dispatch mode would do that as well, so graphs are profiled. Not under ZeRO-3, where the
+    profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
+    """
+    graphs = compiled and "compiled" in trained.launch.traits
+    if graphs and "split_parameters" not in trained.launch.traits:
+        return _profiled(trained)
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[Operation] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if wrapped(types):
+                return NotImplemented
+            shapes = [list(getattr(value, "shape", ())) for value in args]
+            out = f(*args, **(kwargs or {}))
+            dtype = str(getattr(out, "dtype", "")).removeprefix("torch.")
+            seen.append(Operation(f.overloadpacket._qualified_op_name, shapes, dtype))
+            return out
+
+    with eager(trained), Watch():
+        forward_once(trained)
+    return seen
+
+
+def _profiled(trained: TrainingRun) -> list[Operation]:
+    from torch.profiler import ProfilerActivity, profile
+
+    forward_once(trained)  # compiles for one sample, which shows operations of its own
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        forward_once(trained)
+    return [Operation(event.name, event.input_shapes) for event in seen.events()]
+
+
+# ---- types ----
+# The types that a step computes with and keeps, and how exact its products are.
+
+
+ROWS = 16
+
+
+def dtypes(trained: TrainingRun) -> dict[str, str]:
+    """Types of computation, stored parameters and the optimizer's weights and moments."""
+    state = trained.inner_optimizer.state
+    moments = {
+        str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
+    }
+    weights = {str(w.dtype) for w in trained.optimized()}
+    # Packed codes are no type to compute in; whoever packed them shows what they are.
+    stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
+    kinds = {"parameters": stored, "master": weights, "moments": moments}
+    return {
+        "compute_dtype": compute_dtype(trained),
+        **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()},
+    }
+
+
+def products(trained: TrainingRun) -> dict[str, Any]:
+    """Matrix products of forward and backward of the watched step, counted by type; nothing where
+    none was watched."""
+    if trained.observed is None or not trained.observed.ran:
+        return {}
+    return {"products": dict(trained.observed.products("forward", "backward"))}
+
+
+def product_error(trained: TrainingRun) -> float | None:
+    """How far a product of the model is from float64's, as a share of its norm: the first plain
+    linear layer of the blocks, on rows that it is given; None where there is none."""
+    import torch
+    from torch import nn
+
+    layers = [trained.module.get_submodule(name) for name in trained.linears]
+    plain = (la for la in layers if type(la) is nn.Linear and not wrapped((type(la.weight),)))
+    first = next(plain, None)
+    if first is None:
+        return None
+    seen: list[Any] = []
+
+    def wanted(layer: Any, given: Any) -> None:
+        # Before the call: an engine may take the weight away behind it.
+        rows = given[0].detach().flatten(0, -2)[:ROWS].double()
+        bias = 0.0 if layer.bias is None else layer.bias.detach().double()
+        seen.append(rows @ layer.weight.detach().double().T + bias)
+
+    def found(layer: Any, given: Any, out: Any) -> None:
+        exact = seen.pop()
+        seen.append((out.detach().flatten(0, -2)[:ROWS].double() - exact).norm() / exact.norm())
+
+    handles = [first.register_forward_pre_hook(wanted), first.register_forward_hook(found)]
+    try:
+        with eager(trained), torch.no_grad():
+            forward_once(trained)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return float(seen[-1]) if seen else None
+
+
+# ---- frozen ----
+# Proof that some weights trained and all others stayed as they were, bit for bit.
+
+
+PERIOD = 65521
+PIECE = 8 * PERIOD
+"""Bytes of a weight that are summed at a time: of whole periods, so that places repeat."""
+
+
+def count(parameters: Iterable[Any], engine: Engine | None = None) -> int:
+    """Elements of whole parameters, also where ``engine`` split them or two share a byte."""
+    return sum(_shape(p, engine).numel() for p in parameters)
+
+
+def _shape(parameter: Any, engine: Engine | None) -> torch.Size:
+    """The shape of the weight that ``parameter`` stands for."""
+    packed = getattr(parameter, "quant_state", None)
+    if packed is not None:
+        return packed.shape
+    return engine.shape(parameter) if engine else parameter.shape
+
+
+def train_only(module: Any, wanted: set[str]) -> None:
+    """Freeze every parameter whose name is not in ``wanted``."""
+    for name, p in module.named_parameters():
+        p.requires_grad_(name in wanted)
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bytes, each weighted by where it stands: another bit, another sum.
+
+    A hash would copy every weight to the host; this stays on the device, and goes through a weight
+    in pieces, since its bytes as whole numbers take eight times as much.
+    """
+    import torch
+
+    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    place = torch.arange(1, 1 + min(PIECE, flat.numel()), device=flat.device).remainder_(PERIOD)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for piece in pieces(flat):
+        total += piece.to(torch.int64).mul_(place[: piece.numel()]).sum()
+    return int(total)
+
+
+def pieces(flat: torch.Tensor) -> Iterable[torch.Tensor]:
+    """A flat tensor of bytes as what is summed at a time."""
+    return flat.split(PIECE)
+
+
+class Frozen(Watcher):
+    """Checksums of all parameters as prepare left them: of this rank's parts."""
+
+    def __init__(self, trained: TrainingRun) -> None:
+        self.trained = trained
+        self.sums = dict(self._now())
+
+    def _now(self) -> Iterator[tuple[str, int]]:
+        for name, p in self.trained.module.named_parameters():
+            yield name, checksum(self.trained.engine.part(p))
+
+    def changed(self) -> set[str]:
+        """Names of parameters that are not as they were."""
+        return {name for name, value in self._now() if value != self.sums[name]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The checksums of the training's beginning."""
+        return {"sums": self.sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with the training's beginning, also after a resume."""
+        self.sums = state["sums"]
+
+    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
+        """Hold what is frozen to the rows that each of the former ranks had of it; of what trains,
+        it counts from here on that it moves.
+
+        Raises:
+            BadInput: a frozen weight is not the one that those ranks had.
+        """
+        trained = self.trained
+        sharers = len(states) // trained.engine.layout(len(states)).replicate
+        named = dict(trained.module.named_parameters())
+        wholes = trained.engine.whole(trained, list(named.values()))
+        for (name, p), whole in zip(named.items(), wholes, strict=True):
+            if p.requires_grad:
+                continue
+            rows = -(-whole.shape[0] // sharers)
+            parts = [whole[rank * rows : (rank + 1) * rows] for rank in range(sharers)]
+            had = [state["sums"][name] for state in states[:sharers]]
+            if [checksum(part) for part in parts] != had:
+                raise BadInput(f"{name} is frozen, and not what it was when this was saved")
+        self.sums = dict(self._now())
+
+
+def split_facts(trained: TrainingRun, name: str) -> dict[str, Any]:
+    """What was trained and what was not: counted, and compared with the beginning bit by bit."""
+    kept = trained.attached.get(name)
+    demand(isinstance(kept, Frozen), "no checksums were taken before training")
+    parameters = dict(trained.module.named_parameters())
+    free = {n for n, p in parameters.items() if p.requires_grad}
+    changed = kept.changed()
+    stray = sorted(changed - free)
+    demand(not stray, f"{len(stray)} frozen weights changed, {stray[0] if stray else ''} first")
+    demand(bool(changed), "no weight has moved")
+    trainable = count((parameters[n] for n in free), trained.engine)
+    total = count(parameters.values(), trained.engine)
+    return {"trainable": trainable, "frozen": total - trainable, "changed_tensors": len(changed)}

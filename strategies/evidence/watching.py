@@ -11,21 +11,60 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from strategies.evidence.collectives import dtype_of, handed
-from strategies.evidence.observed import Observed, Ran
-from strategies.evidence.stored import wrapped
+from strategies.evidence.readings import Observed, Ran, Sent, stored, within, wrapped
 
 if TYPE_CHECKING:
-    from strategies.engine import Trained
+    from strategies.engine import TrainingRun
     from strategies.strategy import Strategy
 
-__all__ = ["beside", "observe_step"]
+
+# ---- collectives ----
+# What a call of one of torch's collectives hands over, and among whom.
+
+
+INPUT = dict.fromkeys(
+    (
+        "allgather_",
+        "_allgather_base_",
+        "alltoall_base_",
+        "_reduce_scatter_base_",
+        "reduce_scatter_",
+    ),
+    1,
+)
+"""Collectives whose first argument is the output -> where the input is."""
+
+
+def handed(name: str, args: Any, phase: str) -> list[Sent]:
+    """What a rank gives to the collective ``name`` (torch.ops.c10d's) with ``args``."""
+    given = within([args[INPUT.get(name, 0)]]) if args else []
+    plain = [t for tensor in given for t in stored(tensor)]
+    group = getattr(group_of(args), "group_name", "")
+    return [Sent(name, dtype_of(t), t.numel() * t.element_size(), phase, group) for t in plain]
+
+
+def group_of(args: Any) -> Any | None:
+    """The process group among the arguments of one of torch's collectives."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return c10d.ProcessGroup.unbox(value)
+    return None
+
+
+def dtype_of(value: Any) -> str:
+    """The type of a tensor, or of the first of several; empty of what has none."""
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    return str(getattr(first, "dtype", "")).removeprefix("torch.")
+
 
 _BESIDE: list[str] = []
 
 
 def observe_step(
-    trained: Trained, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
+    trained: TrainingRun, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
 ) -> None:
     """Take ``step`` once with every part watching; leaves ``trained.observed``. ``data`` is what
     the step's samples are fetched from, and may compute them: that is no part's doing."""

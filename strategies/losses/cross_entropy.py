@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.together import seen_by_one
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.rules import seen_by_one
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["CrossEntropy"]
 
 KINDS = ("full", "chunked", "fused", "cut")
 
@@ -42,11 +40,11 @@ class CrossEntropy(Strategy):
         if self.kind != "chunked" and self.chunks != 8:
             raise ValueError(f"chunks are of kind=chunked; leave chunks={self.chunks} out")
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         more = {"fused": ("linear_cross_entropy",), "cut": ("cut_cross_entropy",)}
         return self.needs + more.get(self.kind, ())
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if self.kind == "cut" and launch.device != "cuda":
             return "the kernels of kind=cut are a GPU's; take kind=fused, which runs on a CPU"
         if self.kind == "fused" and "compiled_whole" in launch.traits:
@@ -59,18 +57,18 @@ class CrossEntropy(Strategy):
         made = functions.chunked(self.chunks) if self.kind == "chunked" else None
         subject.vocabulary(module).cross_entropy = made or getattr(functions, self.kind)
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         layer = trained.subject.vocabulary(trained.module)
         if "compiled" in trained.launch.traits or layer is None:
             return nullcontext()  # a watched graph would run uncompiled
-        from strategies.losses.watched import logits
+        from strategies.losses.functions import logits
 
         return logits(layer)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return seen_by_one(trained, lambda: self._shown(trained))
 
-    def _shown(self, trained: Trained) -> dict[str, Any]:
+    def _shown(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.losses import functions
 
         layer, seen = trained.subject.vocabulary(trained.module), self.note(trained)

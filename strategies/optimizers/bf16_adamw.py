@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Bf16AdamW", "compensated", "rounded_by_chance"]
-
 
 def rounded_by_chance(exact: Any, generator: Any = None) -> Any:
     """float32 to bfloat16, up or down with the odds of the distance: right on average.

@@ -6,8 +6,6 @@ from typing import Any
 
 from torchao.optim import CPUOffloadOptimizer
 
-__all__ = ["HostAdamW"]
-
 
 class HostAdamW(CPUOffloadOptimizer):
     """One AdamW a large parameter in host memory, one for the small ones on the device.

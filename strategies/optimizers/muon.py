@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence import states, updates
-from strategies.evidence.orthogonal import orthogonal
-from strategies.evidence.settings import label
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import rules, states
+from strategies.evidence.rules import label, orthogonal
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["Muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,7 @@ class Muon(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"own_state"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "flat_weights" in launch.traits:
             return "it needs whole matrices, and here gets flat shards of them; use ddp or single"
         if "frozen_matrices" in launch.traits:
@@ -49,7 +46,7 @@ class Muon(Strategy):
             for p in block.parameters():
                 p.hidden_matrix = p.ndim == 2
 
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         import torch
 
         from strategies.optimizers.two_optimizers import TwoOptimizers
@@ -68,13 +65,13 @@ class Muon(Strategy):
             parts["adamw"] = torch.optim.AdamW(others, fused=True, **settings.adam)
         return TwoOptimizers(parts)
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         """The update of one whole matrix, of the last block."""
         inner = [p for p in trained.blocks()[-1].parameters() if p.requires_grad and p.ndim == 2]
         target = min(inner, key=lambda p: p.numel(), default=None)
-        return updates.watch(trained.inner_optimizer, lambda p: p is target, whole=True)
+        return rules.watch(trained.inner_optimizer, lambda p: p is target, whole=True)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kinds = {name: type(p).__name__ for name, p in getattr(optimizer, "parts", {}).items()}
         demand(kinds.get("muon") == "Muon", f"the optimizer is {type(optimizer).__name__}: {kinds}")

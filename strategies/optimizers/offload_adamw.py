@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Settings, Slot, demand
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
-from strategies.evidence.stored import bytes_of, tensors
+from strategies.evidence.readings import bytes_of, tensors
 from strategies.strategy import Strategy
-
-__all__ = ["OffloadAdamW"]
 
 # torchao keeps tensors below this on the device: moving them would take longer than it saves.
 SMALLEST = 4096
@@ -29,7 +27,7 @@ class OffloadAdamW(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"early_gradients", "whole_gradients"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "own_step" in launch.traits:
             return "the engine steps an optimizer of its own; use zero2_offload, or single"
         if "one_process" not in launch.traits:
@@ -40,12 +38,12 @@ class OffloadAdamW(Strategy):
             return "it copies gradients while they carry a loss scale; use bf16"
         return None
 
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         from strategies.optimizers.host_adamw import HostAdamW
 
         return HostAdamW(params, **settings.adam)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
         demand(kind == "HostAdamW", f"the optimizer is {kind}, not torchao's in host memory")

@@ -12,10 +12,37 @@ import torch
 from torch import Tensor
 
 from strategies.communication import wire
-from strategies.engine import Trained
-from strategies.optimizers.signs import pack, unpack
+from strategies.engine import TrainingRun
 
-__all__ = ["FrozenVarianceAdam", "OneBitHook"]
+# ---- signs ----
+# Tensors as one bit an element and one size a row. Imports torch: import it where torch is.
+
+
+BITS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """A tensor as a matrix: a row an output of a layer, one row for a bias."""
+    return tensor.reshape(len(tensor), -1) if tensor.ndim > 1 else tensor.reshape(1, -1)
+
+
+def pack(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Signs, eight to a byte, and the mean size of each row.
+
+    One size for a whole table would move the rows of labels that were never seen.
+    """
+    positive = (tensor.reshape(-1) >= 0).to(torch.uint8)
+    padded = torch.nn.functional.pad(positive, (0, -len(positive) % 8)).view(-1, 8)
+    weights = torch.tensor(BITS, dtype=torch.uint8, device=tensor.device)
+    return (padded * weights).sum(dim=1, dtype=torch.uint8), rows(tensor).abs().mean(dim=1)
+
+
+def unpack(signs: Tensor, sizes: Tensor, shape: torch.Size) -> Tensor:
+    """What ``pack`` kept of a tensor of ``shape``."""
+    weights = torch.tensor(BITS, dtype=torch.uint8, device=signs.device)
+    bits = (signs[:, None] & weights).ne(0).reshape(-1)[: shape.numel()]
+    whole = (bits.float() * 2 - 1).view(len(sizes), -1) * sizes[:, None]
+    return whole.view(shape)
 
 
 class FrozenVarianceAdam(torch.optim.Optimizer):
@@ -58,7 +85,7 @@ class OneBitHook(wire.WithFeedback):
     What the signs miss of a rank's momentum is added to its next one.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: TrainingRun) -> None:
         self.hooks, _, counted = wire.counted_hooks()
         self.optimizer, self.world = trained.inner_optimizer, trained.accelerator.num_processes
         super().__init__(trained, self._average, counted)

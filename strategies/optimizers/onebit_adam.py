@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.communication import wire
-from strategies.engine import Launch, Trained
-from strategies.evidence import states, updates
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import rules, states
 from strategies.strategy import Strategy
-
-__all__ = ["OneBitAdam"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +38,27 @@ class OneBitAdam(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"whole_gradients", "edits_gradients", "hooks_allreduce"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if launch.clips:
             return "momenta arrive in the place of gradients and cannot be clipped; --grad-clip 0"
         if launch.traits & {"scales_gradients", "pure_bf16"}:
             return "momenta are exchanged as float32 without a loss scale; use fp32 or bf16"
         return wire.refusal(launch)
 
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: Launch) -> Any:
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         from strategies.optimizers.one_bit import FrozenVarianceAdam
 
         return FrozenVarianceAdam(params, freeze=self.freeze, **settings.adam)
 
-    def attach(self, trained: Trained) -> wire.Compression:
+    def attach(self, trained: TrainingRun) -> wire.Compression:
         from strategies.optimizers.one_bit import OneBitHook
 
         return OneBitHook(trained)
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
-        return updates.watch(trained.inner_optimizer)
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
+        return rules.watch(trained.inner_optimizer)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
         demand(kind == "FrozenVarianceAdam", f"the optimizer is {kind}")

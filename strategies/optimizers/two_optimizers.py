@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["TwoOptimizers"]
-
 
 class TwoOptimizers(torch.optim.Optimizer):
     """``parts`` maps a name to an optimizer over its own parameters, made with its settings."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from strategies.engine import Trained
-
-__all__ = ["Among", "Groups", "gatherer", "made", "whole_shape"]
+    from strategies.engine import TrainingRun
 
 
 class Groups(NamedTuple):
@@ -48,7 +46,7 @@ class Among:
             self.usual.register_comm_hook(model)
 
 
-def gatherer(trained: Trained) -> Any:
+def gatherer(trained: TrainingRun) -> Any:
     """Return the module that gathers tensor-parallel weights; None if the run has none."""
     if trained.launch.layout.tensor == 1:
         return None

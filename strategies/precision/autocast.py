@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype"]
-
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     """The type to which autocast casts operands of products beside ``tensor``; None where it is

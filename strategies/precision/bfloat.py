@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.settings import label
-from strategies.evidence.types import dtypes
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.rules import label
+from strategies.evidence.states import dtypes
 from strategies.precision.mixed import Bf16
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
-
-__all__ = ["Bf16Master", "Bf16Pure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +25,12 @@ class Bf16Master(Bf16):
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "float_master" in launch.traits:
             return None
         return "only DeepSpeed keeps a float32 master of bfloat16 weights; use zero1, or bf16"
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         kept = "float_master" in trained.launch.traits
         demand(kept, "the engine keeps no master of 16-bit weights")
         return super().evidence(trained)
@@ -63,7 +61,7 @@ class Bf16Pure(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute", "pure_bf16"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         floats = "float_adapters" in launch.traits
         if self.autocast and "float_master" in launch.traits:
             return "the engine casts its inputs itself, and runs no autocast; leave autocast out"
@@ -79,18 +77,18 @@ class Bf16Pure(Strategy):
             )
         return None
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         told = self.autocast or self._told(launch)
         return {"mixed_precision": "bf16" if told else "no"}
 
     @staticmethod
-    def _told(launch: Launch) -> bool:
+    def _told(launch: RunContext) -> bool:
         """The engine is told to keep all that it holds in bfloat16. DeepSpeed then casts
         float32 adapters too, and casts nothing if it is not told (0.19.8, runtime/engine.py,
         ``_configure_distributed_model``)."""
         return "float_master" in launch.traits and "float_adapters" not in launch.traits
 
-    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         if self._told(launch):
             launch.engine.sixteen_bits(accelerator, master=False)
 
@@ -101,7 +99,7 @@ class Bf16Pure(Strategy):
 
         initial.cast(module, torch.bfloat16)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         types = dtypes(trained)
         adapters = "float32" if "float_adapters" in trained.launch.traits else "bfloat16"
         wanted = {

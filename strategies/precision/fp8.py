@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import demand
-from strategies.engine import Launch, Trained
-from strategies.evidence import forward
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import states
 from strategies.precision.mixed import Bf16
 from strategies.subject import Subject
 from strategies.workloads import TRAIN
 
-__all__ = ["Fp8"]
 
-
-def float8_layers(trained: Trained) -> int:
+def float8_layers(trained: TrainingRun) -> int:
     """Layers that multiply in float8: as many as asked for, and more where a copy has its own."""
     from torchao.float8.float8_linear import Float8Linear
 
@@ -47,10 +45,10 @@ class Fp8(Bf16):
 
     emulate: bool = False
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         return self.needs[:-1] if self.emulate else self.needs
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if launch.traits & {"replaced_layers", "quantized_weights", "cut_weights"}:
             return "another part replaces the layers that multiply in float8; use bf16"
         return super().refuses(launch)
@@ -66,13 +64,13 @@ class Fp8(Bf16):
             config=Float8LinearConfig(emulate=self.emulate),
         )
 
-    def _products(self, trained: Trained) -> None:
+    def _products(self, trained: TrainingRun) -> None:
         """Those of float8 are told apart below, by what they take."""
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         types = super().evidence(trained)
         wanted = float8_layers(trained)
-        ran = forward.operations(trained, compiled=False)
+        ran = states.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         demand(casts >= 2 * wanted, f"{casts} tensors became float8, of {wanted} products' two")
         products = sum(op.name == "aten::_scaled_mm" for op in ran)

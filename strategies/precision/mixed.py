@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.evidence.settings import label
-from strategies.evidence.types import dtypes, product_error, products
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.rules import label
+from strategies.evidence.states import dtypes, product_error, products
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-from strategies.workloads import BOTH
-
-__all__ = ["Bf16", "Fp32", "Tf32"]
+from strategies.workloads import BOTH, SAMPLE, TRAIN
 
 FLOAT32_ERROR = 1e-5
 """Of a product in norm: float32 is some 1e-7 off, TF32's 10 bits of mantissa some 3e-4."""
@@ -30,7 +28,7 @@ class Fp32(Strategy):
 
     rounds: ClassVar[bool] = False
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return {"mixed_precision": "no"}
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -39,7 +37,7 @@ class Fp32(Strategy):
         torch.backends.cuda.matmul.allow_tf32 = self.rounds
         torch.backends.cudnn.allow_tf32 = self.rounds
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         import torch
 
         types = dtypes(trained)
@@ -98,10 +96,10 @@ class Bf16(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute"})
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return {"mixed_precision": "bf16"}
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         types = dtypes(trained)
         kept = self.half if "float_master" in trained.launch.traits else "float32"
         demand(types["compute_dtype"] == self.half, f"computes in {types['compute_dtype']}")
@@ -111,7 +109,7 @@ class Bf16(Strategy):
         self._products(trained)
         return {**types, **products(trained)}
 
-    def _products(self, trained: Trained) -> None:
+    def _products(self, trained: TrainingRun) -> None:
         """Forward and backward of every linear layer of the blocks, in the watched step; layers of
         another kind are shown by whoever made them."""
         traits = trained.launch.traits
@@ -126,3 +124,95 @@ class Bf16(Strategy):
                 ran[self.half] >= least,
                 f"{ran[self.half]} products ran in {self.half} in {phase}, of {least}: {dict(ran)}",
             )
+
+
+# ---- fp16 ----
+# float16: half the exponent of float32, so losses are scaled to keep small gradients.
+
+
+UNSCALED = "_amp_foreach_non_finite_check_and_unscale_"
+"""torch's operator that divides gradients by the loss scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16(Bf16):
+    """Mixed precision in float16 with a loss scale that adapts: autocast over float32 weights under
+    ddp and single, float16 weights with a float32 master under DeepSpeed. ``scale`` is the first
+    scale; a step whose gradients overflow is skipped, which voids the row: begin lower then.
+    """
+
+    name: ClassVar[str] = "fp16"
+    workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
+    idle: ClassVar[str] = "there is no loss to scale when samples are drawn; take fp16_pure"
+    unit: ClassVar[float] = 2**-11
+    source: ClassVar[str] = (
+        "Micikevicius et al. 2018 (arXiv:1710.03740); torch.amp.GradScaler, DeepSpeed's fp16"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("fp16",)
+
+    half: ClassVar[str] = "float16"
+    scale: int = 65536
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scale, int) or self.scale < 2 or self.scale & (self.scale - 1):
+            raise ValueError(f"scale is {self.scale!r}; a power of two from 2, as 65536")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute", "scales_gradients"})
+
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
+        from accelerate import GradScalerKwargs
+
+        scaler = GradScalerKwargs(init_scale=float(self.scale))
+        return {"mixed_precision": "fp16", "kwargs_handlers": [scaler]}
+
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
+        launch.engine.sixteen_bits(accelerator, scale=self.scale)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        facts, scale = super().evidence(trained), trained.engine.told(trained).loss_scale
+        demand(scale is not None, "no loss scale is kept")
+        demand(scale > 1, f"the loss is scaled by {scale}")
+        facts = {**facts, "loss_scale": scale}
+        seen = trained.observed.ran if trained.observed else []
+        unscaled = any(UNSCALED in ran.name for ran in seen)
+        # An engine that scales by itself unscales by plain products, which tell nothing.
+        return {**facts, "unscaled_in_step": True} if unscaled else label(facts, "loss_scale")
+
+
+# ---- half ----
+# float16 weights and activations, for drawing samples.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16Pure(Strategy):
+    """Weights and activations in float16: 10 bits of mantissa where bfloat16 has 7, and nothing
+    above 65504. For drawing samples: training so loses small gradients.
+    """
+
+    name: ClassVar[str] = "fp16_pure"
+    slot: ClassVar[Slot] = Slot.PRECISION
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("rounding",)
+    unit: ClassVar[float] = 2**-11
+    source: ClassVar[str] = "IEEE 754 half precision; torch_dtype=float16 of diffusers' pipelines"
+    workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"half_compute"})
+
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
+        return {"mixed_precision": "no"}
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        import torch
+
+        from strategies import initial
+
+        initial.cast(module, torch.float16)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        types = dtypes(trained)
+        off = {k: types[k] for k in ("compute_dtype", "parameters") if types[k] != "float16"}
+        demand(not off, f"not all is float16: {off}")
+        return {**types, **products(trained)}

@@ -7,13 +7,11 @@ from typing import Any, ClassVar
 
 from strategies.base import BadInput, Parity, Slot, demand
 from strategies.distillation import files
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.sampling.trained_beside import rank_of
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
-
-__all__ = ["Adapter"]
 
 HOW = ("beside", "merged")
 CLOSE, CLOSE_CODES = 0.05, 0.3
@@ -59,7 +57,7 @@ class Adapter(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"other_products", "replaced_layers"} if self.beside else ())
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         return ("peft",) if self.beside else ()
 
     def known_rank(self) -> int:
@@ -75,7 +73,7 @@ class Adapter(Strategy):
             raise BadInput(f"rank is {self.rank}, and {self.file} has {found}; leave rank out")
         return found
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if self.beside and "quantized_weights" in launch.traits:
             return (
                 "weights in codes have no adapters beside them here; take how=merged, which adds "
@@ -101,8 +99,8 @@ class Adapter(Strategy):
         else:
             adapting.merge(module, found)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.adapters.injected import adapted
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        from strategies.adapters.lora import adapted
         from strategies.sampling import adapting
 
         found = adapting.pairs(trained.subject, self.file, self.known_rank())

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from strategies import initial
-from strategies.adapters.injected import inject
+from strategies.adapters.lora import inject
 from strategies.base import BadInput
 from strategies.distillation import files
-from strategies.engine import Trained
-from strategies.sampling.layers import shown
+from strategies.engine import TrainingRun
+from strategies.sampling.eight_bits import shown
 from strategies.sampling.trained_beside import ENDS, named
 from strategies.subject import Subject
-
-__all__ = ["Pair", "merge", "pairs", "put_beside", "share"]
 
 SIZE = 0.02
 """Standard deviation of an adapter's elements where no file has them."""
@@ -112,7 +110,7 @@ def put_beside(module: nn.Module, subject: Subject, found: Mapping[str, Pair]) -
             layer.lora_B["default"].weight.copy_(pair.up)
 
 
-def share(trained: Trained, name: str, pair: Pair, onto: Mapping[str, float] | None) -> float:
+def share(trained: TrainingRun, name: str, pair: Pair, onto: Mapping[str, float] | None) -> float:
     """How much of the adapter is in what layer ``name`` really multiplies by: 1 is all of it.
 
     ``onto``: of merged ones, what the weights without them had; None: they stand beside.

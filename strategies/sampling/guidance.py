@@ -9,11 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 from unittest import mock
 
 from strategies.base import Slot, demand
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 from strategies.workloads import SAMPLE
-
-__all__ = ["Guidance"]
 
 HOW = ("batched", "sequential")
 
@@ -43,7 +41,7 @@ class Guidance(Strategy):
             raise ValueError(f"how is {self.how!r}; one of {', '.join(HOW)}")
 
     @contextlib.contextmanager
-    def observe(self, trained: Trained) -> Iterator[list[Call]]:
+    def observe(self, trained: TrainingRun) -> Iterator[list[Call]]:
         """The calls of one batch, in order."""
         kind, seen = type(trained.subject), []
         predict = kind.predict
@@ -56,7 +54,7 @@ class Guidance(Strategy):
         with mock.patch.object(kind, "predict", watched):
             yield seen
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         calls, asked = self.note(trained), trained.sampling
         demand(bool(calls), "no call of the model was seen")
         whole, halves = asked.samples, (Call(asked.samples, 0), Call(asked.samples, asked.samples))

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import demand
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.sampling.store import Stored
 from strategies.subject import Subject
-
-__all__ = ["Palette"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class Palette(Stored):
         if not isinstance(self.rows, int) or self.rows < 0:
             raise ValueError(f"rows is {self.rows!r}; a whole number from 1, or 0: all of a matrix")
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         width = launch.subject.dimensions.width
         if self.rows and width % self.rows:
             return (
@@ -64,7 +62,7 @@ class Palette(Stored):
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return 2**self.bits, (self.rows or shape[0]) * shape[1]
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.sampling.palettes import PaletteLinear
 
         found = [m for m in trained.module.modules() if isinstance(m, PaletteLinear)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.engine import Launch
+from strategies.base import demand
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import states
 from strategies.sampling.store import Stored
 from strategies.subject import Subject
-
-__all__ = ["EightBits", "Int8", "Nf4"]
 
 NF4_BLOCK = 64
 """Weights that share a scale, by bitsandbytes' default."""
@@ -62,7 +62,7 @@ class Nf4(Stored):
     codes: ClassVar[str] = "uint8"
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
-        from strategies.adapters.nf4 import quantize
+        from strategies.adapters.quantised_base import quantize
 
         quantize(module, names)
 
@@ -77,7 +77,82 @@ class Nf4(Stored):
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return 2**4, NF4_BLOCK
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "compiled" in launch.traits:
             return "bitsandbytes' layer breaks the graph at each product; leave compile out"
         return super().refuses(launch)
+
+
+# ---- float8 ----
+# Weights in float8, and products of two operands in it.
+
+
+VALUES = 2**8 - 3
+"""Of its codes two are no numbers, and two are zero."""
+MULTIPLE = 16
+"""Of which the sides of weights must be multiples, for torch's product of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float8(EightBits):
+    """Weights of the blocks' linear layers in float8 (four bits of exponent, three of mantissa)
+    with a scale a row, turned back for each product. ``dynamic=on`` rounds what a layer is given to
+    float8 as well, each row by a scale of its own, and multiplies the two in float8; with
+    ``emulate=on`` by a CPU's kernel, which has its numbers without its speed.
+    """
+
+    name: ClassVar[str] = "float8"
+    source: ClassVar[str] = (
+        "Micikevicius et al. 2022 (arXiv:2209.05433); torchao.Float8WeightOnlyConfig, and "
+        "Float8DynamicActivationFloat8WeightConfig"
+    )
+    codes: ClassVar[str] = "float8_e4m3fn"
+    each_row: ClassVar[int] = 4
+
+    dynamic: bool = False
+    emulate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.emulate and not self.dynamic:
+            raise ValueError("emulate is on; it is of products, so give dynamic=on too")
+
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
+        return (*self.needs, "fp8") if self.dynamic and not self.emulate else self.needs
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if self.dynamic and (reason := self._product(launch)):
+            return reason
+        return super().refuses(launch)
+
+    def _product(self, launch: RunContext) -> str | None:
+        """Why torch's product of float8 cannot be had."""
+        if self.emulate and launch.device == "cuda":
+            return "a CPU's kernel emulates, and a GPU multiplies in float8; leave emulate out"
+        if launch.device == "cuda" and "pure_bf16" not in launch.traits:
+            return "a GPU's product of rows in float8 gives bfloat16; add bf16_pure"
+        width = launch.subject.dimensions.width
+        if width % MULTIPLE:
+            told = f"products in float8 are of multiples of {MULTIPLE}"
+            return f"{told}, and the width is {width}; leave dynamic out"
+        return None
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        from strategies.sampling.eight_bits import DYNAMIC, quantize
+
+        quantize(module, names, DYNAMIC if self.dynamic else self.name)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        facts = super().evidence(trained)
+        return {**facts, **self._multiplied(trained, facts["layers"])} if self.dynamic else facts
+
+    def _multiplied(self, trained: TrainingRun, layers: int) -> dict[str, Any]:
+        """Products in float8 of one forward, and the operands that became float8 for them."""
+        ran = states.operations(trained, compiled=False)
+        products = sum(op.name == "aten::_scaled_mm" for op in ran)
+        casts = sum(op.name == "aten::_to_copy" and op.dtype == self.codes for op in ran)
+        demand(products == layers, f"{products} products ran in float8, of {layers}")
+        demand(casts >= layers, f"{casts} operands became float8, of {layers}")
+        return {"float8_products": products, "float8_casts": casts}
+
+    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
+        return VALUES, shape[1]

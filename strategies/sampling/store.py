@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
-
-__all__ = ["Stored"]
 
 SLACK = 4
 """Times the codes that parts of a row's largest may take: the largest of a row may have one code or
@@ -52,24 +50,24 @@ class Stored(Strategy):
         raise NotImplementedError
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.sampling.layers import linears
+        from strategies.sampling.eight_bits import linears
 
         self.store(module, subject, linears(module, subject))
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """The real bytes that the layers hold, and the values that their products show."""
-        from strategies.sampling import layers
+        from strategies.sampling import eight_bits
 
-        names = layers.wanted(trained)
+        names = eight_bits.wanted(trained)
         found = [trained.module.get_submodule(name) for name in names]
         shapes = [(layer.out_features, layer.in_features) for layer in found]
-        dtype, held = trained.subject.dtype(trained.module), layers.held_bytes(found)
+        dtype, held = trained.subject.dtype(trained.module), eight_bits.held_bytes(found)
         most = self.most_bytes(shapes, dtype.itemsize)
         elements = sum(out * width for out, width in shapes)
         least = elements * self.bits_each // 8
         told = f"{held} bytes hold the weights of {len(found)} layers, not {least} to {most}"
         demand(least <= held <= most, told)
-        of_codes = layers.held_bytes(found, self.codes)
+        of_codes = eight_bits.held_bytes(found, self.codes)
         demand(of_codes >= least, f"{of_codes} bytes of {self.codes} hold them, not {least}")
         seen = max(self._seen(trained, name) for name in names)
         return {
@@ -80,16 +78,16 @@ class Stored(Strategy):
             "values_together": seen,
         }
 
-    def _seen(self, trained: Trained, name: str) -> int:
-        from strategies.sampling import layers
+    def _seen(self, trained: TrainingRun, name: str) -> int:
+        from strategies.sampling import eight_bits
 
         layer = trained.module.get_submodule(name)
         most, together = self.levels((layer.out_features, layer.in_features))
-        weight = layers.shown(layer, layer.in_features, trained.subject.dtype(trained.module))
-        seen = layers.most_levels(weight, together)
+        weight = eight_bits.shown(layer, layer.in_features, trained.subject.dtype(trained.module))
+        seen = eight_bits.most_levels(weight, together)
         demand(1 < seen <= most, f"{name} multiplies by {seen} values in {together}, not {most}")
         if together <= most:  # so few cannot tell: what all rows are in has a bound too
-            every, bound = layers.levels_of_rows(weight), SLACK * most
+            every, bound = eight_bits.levels_of_rows(weight), SLACK * most
             told = f"{name} multiplies by {every} values, as parts of a row's largest"
             demand(every <= bound, f"{told}, not {bound} at most")
         return seen

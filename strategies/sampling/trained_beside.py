@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from strategies.base import BadInput
 
-__all__ = ["ENDS", "named", "rank_of"]
-
 ENDS = (".lora_A.default.weight", ".lora_B.default.weight")
 """How the names of an adapter's matrices end, behind that of its layer: peft's."""
 

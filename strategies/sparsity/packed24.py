@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from torchao.sparsity.training import SemiSparseLinear
 from torchao.sparsity.training.autograd import semi_structured_sparsify
 
-__all__ = ["Packed24", "zeros_of_four"]
-
 
 class Packed24(SemiSparseLinear):
     """torchao's layer in the type of autocast where that is on: its own packs float32 weights,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, Watcher, demand
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import flops, states
+from strategies.evidence.states import count
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["Masks", "Prune"]
 
 
 def matrices(module: Any, subject: Subject) -> list[Any]:
@@ -27,7 +27,7 @@ class Masks(Watcher):
     weights are at hand they are masked once more after each step.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: TrainingRun) -> None:
         self.trained = trained
         self.pruned: list[tuple[Any, Any]] = []
         for p in trained.module.parameters():
@@ -93,7 +93,7 @@ class Prune(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"masked_weights"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "frozen_weights" in launch.traits:
             return "prunes what is trained, and most is frozen here; leave prune out"
         if "dtensor_weights" in launch.traits:
@@ -116,10 +116,10 @@ class Prune(Strategy):
                 p.pruned_to = mask.view_as(p)
                 p.mul_(p.pruned_to)
 
-    def attach(self, trained: Trained) -> Masks:
+    def attach(self, trained: TrainingRun) -> Masks:
         return Masks(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         masks = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "no masks are kept")
         pruned, total, wrong = masks.counted()
@@ -128,3 +128,121 @@ class Prune(Strategy):
         demand(wrong == 0, f"{wrong} of {pruned} pruned weights are not zero")
         size = sum(m.numel() for m in masks.tensors())
         return {"pruned": pruned, "of": total, "mask_bytes": size, "bytes_saved": 0}
+
+
+# ---- prune structured ----
+# Structured pruning: whole attention heads and MLP channels are taken out of the model.
+
+
+def narrowed(linear: Any, rows: Any = None, columns: Any = None) -> Any:
+    """A linear layer with some of ``linear``'s outputs (rows) or inputs (columns)."""
+    import torch
+
+    weight, bias = linear.weight.data, linear.bias.data
+    if rows is not None:
+        weight, bias = weight[rows], bias[rows]
+    if columns is not None:
+        weight = weight[:, columns]
+    smaller = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    smaller.weight = torch.nn.Parameter(weight.contiguous())
+    smaller.bias = torch.nn.Parameter(bias.clone())
+    return smaller
+
+
+def strongest(scores: Any, keep: int) -> Any:
+    """Indices of the ``keep`` highest scores, in order."""
+    return scores.topk(keep).indices.sort().values
+
+
+def prune_heads(attention: Any, keep: int) -> None:
+    """Keep the heads whose columns of the output projection are the largest."""
+    heads, size = attention.num_heads, attention.proj.in_features // attention.num_heads
+    columns = attention.proj.weight.data.unflatten(1, (heads, size))
+    kept = strongest(columns.square().sum(dim=(0, 2)), keep)
+    inner = (kept[:, None] * size + kept.new_tensor(range(size))).flatten()
+    queries_keys_values = (inner + kept.new_tensor(range(3))[:, None] * heads * size).flatten()
+    attention.qkv = narrowed(attention.qkv, rows=queries_keys_values)
+    attention.proj = narrowed(attention.proj, columns=inner)
+    attention.num_heads = keep
+
+
+def prune_channels(mlp: Any, keep: int) -> None:
+    """Keep the hidden channels whose weights in and out are the largest."""
+    into, out = mlp.fc1.weight.data.norm(dim=1), mlp.fc2.weight.data.norm(dim=0)
+    kept = strongest(into * out, keep)
+    mlp.fc1, mlp.fc2 = narrowed(mlp.fc1, rows=kept), narrowed(mlp.fc2, columns=kept)
+
+
+def forward_flops(trained: TrainingRun) -> int:
+    """FLOPs of one sample's forward, counted op by op; every rank takes part."""
+    with flops.counting() as counter:
+        states.forward_once(trained)
+    return counter.get_total_flops()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneStructured(Strategy):
+    """Removes the weakest ``fraction`` of heads and MLP channels: fewer parameters and FLOPs."""
+
+    name: ClassVar[str] = "prune_structured"
+    slot: ClassVar[Slot] = Slot.SPARSIFY
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward",)
+    source: ClassVar[str] = "Michel et al. 2019 (arXiv:1905.10650); Li et al. 2017 (1608.08710)"
+    reads_weights: ClassVar[bool] = True
+
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"other_products", "replaced_layers"})
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if "frozen_weights" in launch.traits:
+            return "it cuts layers that another part has wrapped or frozen; leave one of them out"
+        return launch.subject.lacks("halves")
+
+    def _kept(self, number: int) -> int:
+        return max(1, round(number * (1 - self.fraction)))
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        for block in subject.blocks(module):
+            # What the model had, for the evidence; plain numbers on the module.
+            block.had = (
+                block.attn.num_heads,
+                block.mlp.fc1.out_features,
+                count(block.parameters()),
+            )
+            prune_heads(block.attn, self._kept(block.attn.num_heads))
+            prune_channels(block.mlp, self._kept(block.mlp.fc1.out_features))
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        before = after = 0
+        for block in trained.blocks():
+            heads, channels, parameters = getattr(block, "had", (0, 0, 0))
+            demand(heads > 0, "no block was pruned")
+            shape = (block.attn.num_heads, block.mlp.fc1.out_features)
+            wanted = (self._kept(heads), self._kept(channels))
+            demand(shape == wanted, f"a block has {shape} heads and channels, not {wanted}")
+            self._cut(trained, block)
+            before, after = before + parameters, after + count(block.parameters(), trained.engine)
+        demand(after < before, f"the blocks still have {after} parameters")
+        return {
+            "heads": shape[0],
+            "channels": shape[1],
+            "block_parameters": after,
+            "block_parameters_before": before,
+            "forward_flops_per_sample": forward_flops(trained),
+        }
+
+    def _cut(self, trained: TrainingRun, block: Any) -> None:
+        """The weights themselves have the rows of what was kept, whatever the layers say."""
+        heads, channels, _ = block.had
+        size = trained.subject.dimensions.width // heads
+        wanted = (3 * self._kept(heads) * size, self._kept(channels))
+        weights = (block.attn.qkv.weight, block.mlp.fc1.weight)
+        rows = tuple(trained.engine.shape(weight)[0] for weight in weights)
+        demand(rows == wanted, f"the weights have {rows} rows, not {wanted}")

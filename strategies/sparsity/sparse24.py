@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-__all__ = ["Sparse24"]
 
 PRODUCTS = {
     "cusparselt_mm",
@@ -42,7 +40,7 @@ class Sparse24(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"other_products", "replaced_layers"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "half_compute" not in launch.traits:
             return "2:4 products take 16-bit operands; add bf16"
         if "frozen_weights" in launch.traits:
@@ -56,7 +54,7 @@ class Sparse24(Strategy):
             linear = module.get_submodule(name)
             module.set_submodule(name, Packed24.from_dense(linear))
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.sparsity.packed24 import Packed24, zeros_of_four
 
         layers = [m for m in trained.module.modules() if isinstance(m, Packed24)]

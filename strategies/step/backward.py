@@ -2,15 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.step.caller import Caller, bytes_in, effect_of_a_backward
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import states
+from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 
-__all__ = ["Backward"]
+# ---- caller ----
+# ``Accelerator.backward`` called in another way than usual, and what one backward did.
+
+
+class Caller:
+    """``Accelerator.backward`` replaced; counts its calls. ``lived``: bytes of gradients that were
+    there before the last, from the step before; ``kept``: of those that it added to."""
+
+    def __init__(self, accelerator: Any, parameters: list[Any], call: str) -> None:
+        self.usual, self.parameters, self.call = accelerator.backward, parameters, call
+        self.calls = self.lived = self.kept = 0
+
+    def __call__(self, loss: Any, **kwargs: Any) -> None:
+        self.calls += 1
+        self.lived = bytes_in(p.grad for p in self.parameters if p.grad is not None)
+        if self.call == "retain_graph":
+            self.usual(loss, retain_graph=True, **kwargs)
+        elif self.call == "clear_late":
+            for p in self.parameters:
+                p.grad = None
+            self.usual(loss, **kwargs)
+        elif self.call == "zero_late":
+            self._zeroed(loss, **kwargs)
+        else:
+            self._autograd_grad(loss)
+
+    def _zeroed(self, loss: Any, **kwargs: Any) -> None:
+        lived = [p.grad for p in self.parameters]
+        for grad in lived:
+            if grad is not None:
+                grad.zero_()
+        self.usual(loss, **kwargs)
+        pairs = zip(self.parameters, lived, strict=True)
+        self.kept = bytes_in(g for p, g in pairs if g is not None and p.grad is g)
+
+    def _autograd_grad(self, loss: Any) -> None:
+        import torch
+
+        for p, gradient in zip(
+            self.parameters, torch.autograd.grad(loss, self.parameters), strict=True
+        ):
+            p.grad = gradient if p.grad is None else p.grad + gradient
+
+
+def bytes_in(tensors: Iterable[Any]) -> int:
+    """Bytes of their elements."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class BackwardEffect(NamedTuple):
+    """What one backward did: gradients that parameters hold by then, how many of them autograd
+    itself accumulated there, and whether the graph can be gone through again."""
+
+    gradients: int
+    accumulated: int
+    graph_kept: bool
+
+
+def effect_of_a_backward(trained: TrainingRun) -> BackwardEffect:
+    """One more backward, called as the loop calls it."""
+    import torch
+
+    weights = [p for p in trained.module.parameters() if p.requires_grad]
+    arrived: list[Any] = []
+    hooks = [p.register_post_accumulate_grad_hook(arrived.append) for p in weights]
+    loss = states.loss_once(trained)
+    try:
+        trained.accelerator.backward(loss)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gradients = sum(p.grad is not None for p in weights)
+    trained.optimizer.zero_grad()
+    try:
+        torch.autograd.grad(loss, weights[-1])
+    except RuntimeError:  # its saved tensors were freed
+        return BackwardEffect(gradients, len(arrived), graph_kept=False)
+    return BackwardEffect(gradients, len(arrived), graph_kept=True)
+
 
 CALLS = ("retain_graph", "autograd_grad", "clear_late", "zero_late")
 LATE = ("clear_late", "zero_late")
@@ -39,7 +119,7 @@ class Backward(Strategy):
         if self.call not in CALLS:
             raise ValueError(f"call is {self.call!r}; one of {', '.join(CALLS)}")
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "one_process" not in launch.traits:
             return (
                 "is measured in one plain process: autograd.grad bypasses DDP's hooks, and an "
@@ -51,16 +131,16 @@ class Backward(Strategy):
             return "autograd.grad leaves out the loss scale that the optimizer divides by; use bf16"
         return None
 
-    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         parameters = [p for p in module.parameters() if p.requires_grad]
         accelerator.backward = Caller(accelerator, parameters, self.call)
 
-    def attach(self, trained: Trained) -> None:
+    def attach(self, trained: TrainingRun) -> None:
         """Where the call clears gradients, nothing else does."""
         if self.call in LATE:
             trained.optimizer.zero_grad = lambda *given, **named: None
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         caller = trained.accelerator.backward
         demand(isinstance(caller, Caller), "backward is called as usual")
         calls = caller.calls
@@ -80,3 +160,43 @@ class Backward(Strategy):
             wanted = wanted if self.call == "zero_late" else 0
             demand(kept == wanted, f"backward added to {kept} bytes of them, not {wanted}")
         return {"calls": calls, "lived_bytes": lived, **effect._asdict()}
+
+
+# ---- accumulate ----
+# Gradient accumulation: several small micro batches for one optimizer step.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulate(Strategy):
+    """Splits each process's share of the global batch into ``steps`` micro batches."""
+
+    name: ClassVar[str] = "accumulate"
+    slot: ClassVar[Slot] = Slot.ACCUMULATE
+    source: ClassVar[str] = (
+        "accelerate, Accelerator.accumulate; Goyal et al. 2017 (arXiv:1706.02677)"
+    )
+
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 2:
+            raise ValueError(f"steps is {self.steps!r}; a whole number from 2")
+
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
+        return {"gradient_accumulation_steps": self.steps}
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        known = trained.accelerator.gradient_state.num_steps
+        demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
+        engine_steps = trained.engine.told(trained).accumulation
+        if engine_steps is not None:
+            demand(
+                engine_steps == self.steps,
+                f"the engine accumulates {engine_steps} steps, not {self.steps}",
+            )
+        # The loop counts what it fed, the optimizer's state counts the steps it took.
+        taken = states.counted(trained)
+        demand(taken is not None, "the optimizer holds no state: it never stepped")
+        ratio = trained.micro_steps / (taken - trained.resumed_steps)
+        demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")
+        return label({"steps": known, "micro_steps_per_optimizer_step": ratio}, "steps")

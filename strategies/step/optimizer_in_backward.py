@@ -2,15 +2,77 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, demand
-from strategies.engine import Launch, Trained
-from strategies.step.in_backward import InBackward
+from strategies.base import Slot, Watcher, demand
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 
-__all__ = ["OptimizerInBackward"]
+# ---- in backward ----
+# Steps that are taken while backward runs, and how many bytes of gradients are alive meanwhile.
+
+
+class InBackward(Watcher):
+    """Steps each parameter as its gradient arrives, and frees the gradient.
+
+    One optimizer over one group narrowed to that parameter: state, settings and checkpoints stay
+    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, each
+    counted until it is really freed: a reference that something else keeps would show. Where
+    gradients of a block are parts of one tensor, it counts once.
+    """
+
+    def __init__(self, trained: TrainingRun) -> None:
+        self.trained = trained
+        self.optimizer = trained.inner_optimizer
+        self.live_bytes = self.most_bytes = 0
+        self.norms: list[Any] = []
+        self.watched: list[Any] = []
+        self.updates = 0
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.register_post_accumulate_grad_hook(self._stepper(group))
+        trained.gradient_norm = self.gradient_norm
+
+    def _stepper(self, group: dict[str, Any]) -> Any:
+        def step(p: Any) -> None:
+            mine = self.trained.engine.part(p.grad)
+            self._follow(mine.untyped_storage())
+            self.norms.append(mine.norm())
+            del mine
+            whole = self.optimizer.param_groups
+            self.optimizer.param_groups = [{**group, "params": [p]}]
+            try:
+                self.optimizer.step()
+            finally:
+                self.optimizer.param_groups = whole
+            p.grad = None
+            self.updates += 1
+
+        return step
+
+    def _follow(self, storage: Any) -> None:
+        self.watched = [w for w in self.watched if w() is not None]
+        if any(w() is storage for w in self.watched):
+            return
+        size = storage.nbytes()
+
+        def freed(_: Any) -> None:
+            self.live_bytes -= size
+
+        self.live_bytes += size
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
+        self.watched.append(weakref.ref(storage, freed))
+
+    def gradient_norm(self) -> Any:
+        """Global norm of the gradients of the backward that just ended, from the norm of each,
+        taken before it was freed."""
+        return self.trained.engine.norm_of(self.trained, self.norms)
+
+    def after_step(self) -> None:
+        """The norms were of this step."""
+        self.norms = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +89,7 @@ class OptimizerInBackward(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frees_gradients", "early_gradients"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         if "own_step" in launch.traits:
             return "the engine steps its own shards after backward; use single, or leave this out"
         if "held_gradients" in launch.traits:
@@ -52,10 +114,10 @@ class OptimizerInBackward(Strategy):
             return "a sparse gradient is small already; leave one of the two out"
         return None
 
-    def attach(self, trained: Trained) -> InBackward:
+    def attach(self, trained: TrainingRun) -> InBackward:
         return InBackward(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         stepper = trained.attached.get(self.name)
         demand(isinstance(stepper, InBackward), "no step is taken in backward")
         sizes = sorted(trained.engine.arrivals(trained))

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Attachment, Slot, demand
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
-
-__all__ = ["AT_ONCE", "BlockSwap", "spread"]
 
 AT_ONCE = 2
 """Blocks of them that are on the device at a time: the one at work, and the next one."""
@@ -59,7 +57,7 @@ class BlockSwap(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"streams_weights"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         traits, depth = launch.traits, launch.subject.depth
         if "shards" in traits:
             return (
@@ -90,13 +88,13 @@ class BlockSwap(Strategy):
         return [*map(spread(self.blocks, depth).count, range(depth))]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.streaming.taking import stay_on_host
+        from strategies.streaming.evidence import stay_on_host
 
         for block in self._chosen(module, subject).values():
             stay_on_host(block)
 
-    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
-        from strategies.streaming.taking import take_out
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
+        from strategies.streaming.evidence import take_out
 
         blocks = self._chosen(module, launch.subject).values()
         take_out(module, blocks, frozen="frozen_weights" in launch.traits)
@@ -105,7 +103,7 @@ class BlockSwap(Strategy):
         blocks = subject.blocks(module)
         return {index: blocks[index] for index in spread(self.blocks, len(blocks))}
 
-    def attach(self, trained: Trained) -> Attachment:
+    def attach(self, trained: TrainingRun) -> Attachment:
         from strategies.streaming.streamer import Streamer
 
         chosen = self._chosen(trained.module, trained.subject)
@@ -116,12 +114,12 @@ class BlockSwap(Strategy):
             trained.inner_optimizer.add_param_group({"params": free})
         return streamer
 
-    def observe(self, trained: Trained) -> AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         streamer = trained.attached.get(self.name)
         return streamer.watched() if streamer else nullcontext()
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
-        from strategies.streaming.proof import streamed_facts
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        from strategies.streaming.evidence import streamed_facts
 
         streamer = trained.attached.get(self.name)
         demand(streamer is not None, "no block's weights are streamed")

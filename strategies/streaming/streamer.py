@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from strategies.async_host_copy import Leaving
 from strategies.base import Watcher
-from strategies.engine import Trained
-from strategies.evidence.stored import stored
-from strategies.holdings import Maker
-from strategies.leaving import Leaving
+from strategies.engine import TrainingRun
+from strategies.evidence.readings import stored
+from strategies.inventory import AllocationScope
 from strategies.streaming.weights import Flat, Streamed, Taken
-
-__all__ = ["Seen", "Streamer"]
 
 SAMPLE = 16
 
@@ -49,7 +47,7 @@ class Streamer(Watcher):
     none to give any more. The last of them waits on the device from forward to backward.
     """
 
-    def __init__(self, trained: Trained, taken: dict[int, list[Taken]]) -> None:
+    def __init__(self, trained: TrainingRun, taken: dict[int, list[Taken]]) -> None:
         self.trained, self.blocks = trained, trained.blocks()
         device, self.moved = trained.accelerator.device, Counter()
         cuda = trained.launch.device == "cuda"  # in a prediction too
@@ -214,11 +212,13 @@ class Streamer(Watcher):
             grads = () if p.grad is None else (p.grad,)
             yield from (p.data, *grads, *(t for t in kept if isinstance(t, Tensor)))
 
-    def makers(self) -> tuple[Maker, ...]:
+    def makers(self) -> tuple[AllocationScope, ...]:
         """Weights come to the device by one method, gradients leave it by the other, both beside
         what is computed."""
-        into = Maker(Flat, "fetch", "parameters", place="device", beside=True)
-        out = Maker(Streamed, "leave", "gradients", place="host", pinned=True, beside=True)
+        into = AllocationScope(Flat, "fetch", "parameters", place="device", beside=True)
+        out = AllocationScope(
+            Streamed, "leave", "gradients", place="host", pinned=True, beside=True
+        )
         return into, out
 
 

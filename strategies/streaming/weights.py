@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from strategies.leaving import Leaving
-
-__all__ = ["Flat", "Streamed", "Taken", "Weight"]
+from strategies.async_host_copy import Leaving
 
 ALIGNED = 512
 """Bytes to which a weight is aligned on the device, as torch's allocator aligns its own."""

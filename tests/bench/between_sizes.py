@@ -1,5 +1,5 @@
 """How far the need of a sample between two traced sizes is from the line through them, by which an
-atlas seeks the next size that does not fit (``harness.commands.atlas.edge``).
+atlas seeks the next size that does not fit (``harness.planner.atlas.growth``).
 
     PYTHONPATH=. .venv/bin/python tests/bench/between_sizes.py [--models M ...]
 
@@ -18,15 +18,22 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-from harness.commands.atlas.atlas import add_arguments, places_of
-from harness.commands.atlas.edge import ABOVE, BELOW, KIN, ROUNDED, Edge, between
-from harness.commands.atlas.growth import edges_of
-from harness.commands.atlas.places import Replicas, predicted
-from harness.commands.atlas.progress import AtlasProgress
-from harness.commands.atlas.usual import usual_cells
 from harness.commands.console import make_console
-from harness.predict import pool, workers
-from harness.subjects.library import presets
+from harness.planner import pool
+from harness.planner import pool as workers
+from harness.planner.atlas.cells import AtlasProgress, Replicas, predicted
+from harness.planner.atlas.command import add_arguments, places_of
+from harness.planner.atlas.growth import (
+    ABOVE,
+    BELOW,
+    KIN,
+    ROUNDED,
+    Edge,
+    between,
+    edges_of,
+    usual_cells,
+)
+from harness.subjects.library import families
 
 LINE, GROWTH, ALIKE = "its own line", "the growth of what is alike", "what is alike at that size"
 OTHERS = "the same recipe on other cards"
@@ -38,12 +45,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     options = parser.parse_args()
-    progress = AtlasProgress(make_console(), len(presets.table()))
+    progress = AtlasProgress(make_console(), len(families.table()))
     jobs = options.jobs or pool.default_jobs()
     ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
     found: dict[str, float] = {}
     with workers.standing():
-        for model in options.models or list(presets.table()):
+        for model in options.models or list(families.table()):
             cells = usual_cells(places_of(model, options), ask)
             for edge in edges_of(cells, ask, options.growth).values():
                 found |= dict(off(edge))

@@ -1,6 +1,6 @@
 """How far what a recipe needs, and how long its step takes, are from what the trace for another
 kind of card says (other kernels of attention), by which an atlas leaves recipes out
-(``harness.commands.atlas.usual``).
+(``harness.planner.atlas.growth``).
 
     PYTHONPATH=. .venv/bin/python tests/bench/kinds_of_cards.py [--models M ...]
 
@@ -15,11 +15,11 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from harness.commands.atlas.atlas import add_arguments, places_of
-from harness.commands.atlas.usual import NEAR
-from harness.predict import pool
-from harness.predict.verdict import judge
-from harness.subjects.library import presets
+from harness.planner import pool
+from harness.planner.atlas.command import add_arguments, places_of
+from harness.planner.atlas.growth import NEAR
+from harness.planner.verdict import judge
+from harness.subjects.library import families
 
 KINDS = ("cudnn", "flash")
 
@@ -31,7 +31,7 @@ def main() -> int:
     options.cards = ["H100-80GB"]
     found = {
         name: shares
-        for model in options.models or list(presets.table())
+        for model in options.models or list(families.table())
         for name, shares in differing(model, options)
     }
     if not found:

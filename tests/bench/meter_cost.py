@@ -34,12 +34,10 @@ from harness import ROOT
 from harness.launch.command import ALLOCATOR
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.worker import setup
+from harness.worker import samples, setup
 from harness.worker.loop import Log, optimizer_step
-from harness.worker.measuring import heap, usage
-from harness.worker.measuring.bench import Bench
-from harness.worker.measuring.meter import make_meter
-from harness.worker.measuring.passes import SETTLING, measured_steps
+from harness.worker.meter import make_meter
+from harness.worker.passes import SETTLING, Bench, measured_steps
 from harness.worker.status import Reporter
 
 KINDS = ("plain", "again", "placed", "measured", "bent")
@@ -108,11 +106,11 @@ def steps_of(given: argparse.Namespace) -> dict[str, float]:
         begun = (lambda phase: None) if given.kind in BARE else meter.enter
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", begun)
         if given.kind in BARE:
-            heap.keep_freed()
+            samples.keep_freed()
             bare_steps(run, log, meter.synchronize, given.steps)
         else:
             if given.kind == "bent":
-                heap.keep_freed = lambda: False
+                samples.keep_freed = lambda: False
             reporter = Reporter(folder, 0)
             reporter.peak = meter.peak_bytes
             measured_steps(Bench(
@@ -129,11 +127,11 @@ def steps_of(given: argparse.Namespace) -> dict[str, float]:
 def bare_steps(run, log: Log, synchronize, count: int) -> None:
     """As many steps as a run takes, with nothing but a clock around them."""
     for _ in range(BEFORE + count):
-        before, start = usage.now(), time.perf_counter()
+        before, start = samples.now(), time.perf_counter()
         optimizer_step(run, run.trained.optimizer_steps, log)
         synchronize()
         log.seconds.append(time.perf_counter() - start)
-        log.used.append(usage.now() - before)
+        log.used.append(samples.now() - before)
     log.timed_from = BEFORE
 
 

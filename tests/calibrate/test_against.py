@@ -10,13 +10,13 @@ import statistics
 import pytest
 
 from harness import ROOT, cli
-from harness.calibrate.against import Held, as_json, from_json, held, table
-from harness.calibrate.table import times
-from harness.calibration import record, store
-from harness.calibration.residuals import fitted, left_out_errors, predicted_seconds
-from harness.predict import pool
-from harness.predict.speed import cards
-from harness.predict.speed.roofline import Work
+from harness.planner import pool
+from harness.planner.calibrate.command import Held, as_json, from_json, held, table
+from harness.planner.calibrate.table import times
+from harness.planner.calibration import record, store
+from harness.planner.calibration.record import fitted, left_out_errors, predicted_seconds
+from harness.planner.speed import cards
+from harness.planner.speed.roofline import Work
 from harness.result import Status
 from tests.made.calibrations import CPU, made, row, rows
 from tests.made.predictions import foretold

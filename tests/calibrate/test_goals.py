@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from harness.calibrate.goals import GOALS, judged
+from harness.planner.calibrate.table import GOALS, judged
 from tests.made.calibrations import CPU, GIB, made, row
 
 GOOD = [

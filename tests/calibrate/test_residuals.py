@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from harness.calibration import record, store
-from harness.calibration.residuals import FLOOR, LOWEST, fitted, left_out_errors
+from harness.planner.calibration import record, store
+from harness.planner.calibration.record import FLOOR, LOWEST, fitted, left_out_errors
 from strategies.base import BadInput
 from tests.made.calibrations import CPU, H200, made, row, rows
 

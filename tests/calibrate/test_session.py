@@ -10,16 +10,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.calibrate import archive, assemble, ending, running
-from harness.calibrate import together as together_module
-from harness.calibrate.outcome import Outcome, kept
-from harness.calibrate.parts import LOW, PARTS, Setting, stations_of
-from harness.calibrate.session import Session
-from harness.calibrate.station import Budget, Station, schedule
-from harness.calibrate.table import lines
-from harness.calibrate.together import Together, default_jobs
-from harness.calibration import here, store
-from harness.predict import pool
+from harness.planner import pool
+from harness.planner.calibrate import ending, running
+from harness.planner.calibrate import ending as archive
+from harness.planner.calibrate import ending as assemble
+from harness.planner.calibrate import session as together_module
+from harness.planner.calibrate.parts import (
+    LOW,
+    PARTS,
+    Budget,
+    Outcome,
+    Setting,
+    Station,
+    kept,
+    schedule,
+    stations_of,
+)
+from harness.planner.calibrate.session import Session, Together, default_jobs
+from harness.planner.calibrate.table import lines
+from harness.planner.calibration import store
+from harness.planner.calibration import store as here
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
@@ -123,7 +133,7 @@ def session(tmp_path, monkeypatch):
     def child(argv, *, env, log, timeout, **more):
         words = argv[1:]
         assert env["CUDA_DEVICE_ORDER"] == gpus.order(), "a row's number names the same card"
-        if "harness.calibrate.stations" in words:
+        if "harness.planner.calibrate.stations" in words:
             name, out = words[2], Path(words[3])
             made.started.append(name)
             clock.seconds += 60
@@ -278,8 +288,7 @@ def test_numbers_of_a_station_that_failed_are_not_taken():
 
 
 def test_a_page_shows_what_a_card_was_measured_to_do():
-    from harness.calibrate.goals import judged
-    from harness.calibrate.table import tables
+    from harness.planner.calibrate.table import judged, tables
 
     text = lines("x", tables(made(), [], judged(made())))
     assert "| products bfloat16 | 800 TFLOP/s | 81 % |" in text

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from harness.calibrate import assemble
-from harness.calibrate.outcome import Outcome
-from harness.calibrate.stations import attention, collective, products, streams
-from harness.calibrate.stations.__main__ import MEASURES, main
-from harness.calibrate.stations.asked import Asked, seconds_of
+from harness.planner.calibrate import ending
+from harness.planner.calibrate.parts import Outcome
+from harness.planner.calibrate.stations import collective, kernels
+from harness.planner.calibrate.stations.__main__ import MEASURES, main
+from harness.planner.calibrate.stations.kernels import Asked, seconds_of
 
 HERE = Asked(device=torch.device("cpu"), small=True)
 
@@ -20,16 +20,16 @@ HERE = Asked(device=torch.device("cpu"), small=True)
 def ceilings():
     """What the stations of a CPU find, as a calibration has it."""
     found = {
-        "products": products.measure(HERE),
-        "streams": streams.measure(HERE),
-        "attention": attention.measure(HERE),
+        "products": kernels.measure(HERE),
+        "streams": kernels.streams_measure(HERE),
+        "attention": kernels.attention_measure(HERE),
         "collective": collective.measure(HERE),
     }
     outcomes = [
         Outcome(station=name, part="memory", status="ok", facts=facts)
         for name, facts in json.loads(json.dumps(found)).items()
     ]
-    return assemble.ceilings_of(outcomes)
+    return ending.ceilings_of(outcomes)
 
 
 def test_products_of_each_type_that_a_cpu_has(ceilings):
@@ -60,8 +60,8 @@ def test_a_type_that_a_library_lacks_is_a_reason_and_no_end(monkeypatch):
             raise RuntimeError("not implemented for 'BFloat16'\nmore")
         return 1e9
 
-    monkeypatch.setattr(products, "_square", square)
-    found = products.measure(HERE)
+    monkeypatch.setattr(kernels, "_square", square)
+    found = kernels.measure(HERE)
     assert found["missing"] == {"bfloat16": "RuntimeError: not implemented for 'BFloat16'"}
     assert "float32" in found["products"] and "bfloat16" not in found["model_products"]
 

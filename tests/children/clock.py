@@ -15,8 +15,7 @@ import torch
 
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.worker import measure
-from harness.worker.measuring import heap
+from harness.worker import measure, samples
 from harness.worker.status import Reporter
 
 SPEC = Spec(recipe="single", model="DiT-T/4", global_batch=8, warmup=2, steps=4)
@@ -48,7 +47,7 @@ def in_fork(folder: Path, *, bent: bool) -> dict[str, object]:
     into, child = os.pipe(), os.fork()
     if child == 0:
         if bent:
-            heap.keep_freed = lambda: False
+            samples.keep_freed = lambda: False
         with os.fdopen(into[1], "w") as pipe:
             json.dump(faults(folder), pipe)
         os._exit(0)

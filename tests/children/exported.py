@@ -26,7 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.system.process import die_with_parent
-from strategies.engines.fsdp import facts as sharded
+from strategies.engines.fsdp import shard as sharded
 
 
 def as_on_gpus() -> None:

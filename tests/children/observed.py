@@ -23,15 +23,15 @@ from harness import train
 from harness.worker import measure
 from strategies import CATALOG, sharding
 from strategies.base import NotInForce
-from strategies.engine import Trained
-from strategies.engines.zero import chosen
-from strategies.evidence import forward
+from strategies.engine import TrainingRun
+from strategies.engines.zero import config
+from strategies.evidence import states
 from strategies.evidence.watching import observe_step
 
 FOLDER = Path(sys.argv[sys.argv.index("--out") + 1])
 
 
-def answer(name: str, trained: Trained) -> str:
+def answer(name: str, trained: TrainingRun) -> str:
     """What the evidence of sharding strategy ``name`` finds in this run."""
     try:
         CATALOG[name]().evidence(trained)
@@ -42,7 +42,7 @@ def answer(name: str, trained: Trained) -> str:
     return "shown"
 
 
-def crossed(trained: Trained) -> dict[str, str]:
+def crossed(trained: TrainingRun) -> dict[str, str]:
     """Answers to each launch; all ranks ask in the same order, since some answers communicate."""
     found = {}
     for name in sharding.sharding_kinds():
@@ -69,7 +69,7 @@ PRETENCES = {
 """Launch -> others that differ from it in flags of DeepSpeed."""
 
 
-def pretended(trained: Trained) -> dict[str, str]:
+def pretended(trained: TrainingRun) -> dict[str, str]:
     """Answers to other launches, with every flag of DeepSpeed's set as those would: what was done
     is still what was done."""
     found = {}
@@ -80,7 +80,7 @@ def pretended(trained: Trained) -> dict[str, str]:
     return found
 
 
-def other_bytes(trained: Trained) -> dict[str, str]:
+def other_bytes(trained: TrainingRun) -> dict[str, str]:
     """The answer to its own launch where a swap file holds something else."""
     found = {}
     if "swapped_weights" in trained.launch.traits:
@@ -101,7 +101,7 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
         "offload_optimizer": host["optimizer"],
         "offload_param": host["parameters"],
         "swap_optimizer": engine.place("optimizer") == "nvme",
-        "partial_offload": chosen.ratio(engine.zero),
+        "partial_offload": config.ratio(engine.zero),
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(ds, "zero_optimization_stage", lambda: engine.stage))
@@ -111,19 +111,19 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
         yield
 
 
-def watched_again(trained: Trained, backward: Callable[[Any], None]) -> str:
+def watched_again(trained: TrainingRun, backward: Callable[[Any], None]) -> str:
     """The answer to its own launch after one more watched ``backward`` of a loss, and no step of
     the optimizer. The method is looked up in the step: watching replaces it by one that marks."""
 
     def step() -> None:
-        backward(forward.loss_once(trained))
+        backward(states.loss_once(trained))
         trained.micro_steps += 1
 
     observe_step(trained, (), step)
     return answer(trained.launch.sharding, trained)
 
 
-def in_other_types(trained: Trained) -> str:
+def in_other_types(trained: TrainingRun) -> str:
     """What DDP's evidence says when gradients travel in bfloat16, and no setting tells it."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -132,7 +132,7 @@ def in_other_types(trained: Trained) -> str:
     return watched_again(trained, lambda loss: trained.accelerator.backward(loss))
 
 
-def kept_whole(trained: Trained) -> str:
+def kept_whole(trained: TrainingRun) -> str:
     """What ZeRO-3's evidence says where weights stay whole because they are used again later."""
     coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
     reach = "_PartitionedParameterCoordinator__max_reuse_dist_in_numel"
@@ -141,7 +141,7 @@ def kept_whole(trained: Trained) -> str:
         return watched_again(trained, lambda loss: trained.model.backward(loss))
 
 
-def not_kept_again(trained: Trained) -> str:
+def not_kept_again(trained: TrainingRun) -> str:
     """What hpZ's evidence says where no rank keeps a second share: all gather among all again."""
     from deepspeed.runtime.zero.partition_parameters import Init
 
@@ -150,7 +150,7 @@ def not_kept_again(trained: Trained) -> str:
         return watched_again(trained, lambda loss: trained.model.backward(loss))
 
 
-def observe(resolved: Any, trained: Trained) -> Any:
+def observe(resolved: Any, trained: TrainingRun) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
     collected = real(resolved, trained)
     average = trained.attached.get("ema")

@@ -20,10 +20,10 @@ import deepspeed  # noqa: F401
 import torch
 
 from harness.memory.record import peak
-from harness.predict.tracing.simulate import trace_training
+from harness.planner.tracing.simulate import trace_training
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.system.imports import imported, load
+from harness.system.capability import imported, load
 
 LIBRARIES = [
     "deepspeed.runtime.zero.stage3",
@@ -49,7 +49,7 @@ def in_forks(function: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
     for one in cases:
         into, child = os.pipe(), os.fork()
         if child == 0:
-            torch.set_num_threads(1)  # as in harness.predict.tracing.forks
+            torch.set_num_threads(1)  # as in harness.planner.tracing.forks
             before = set(sys.modules)
             with os.fdopen(into[1], "w") as pipe:
                 json.dump([function(one), imported(before)], pipe)

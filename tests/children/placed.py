@@ -18,22 +18,21 @@ from unittest import mock
 
 from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kernels away
 
-from harness.memory.categories import CATEGORIES, measured
-from harness.memory.record import peak
+from harness.memory.record import CATEGORIES, measured, peak
 from harness.memory.tracer import Tracer
-from harness.predict.tracing import trace
-from harness.predict.tracing.simulate import trace_training
-from harness.predict.tracing.world import GPU
+from harness.planner.tracing import trace
+from harness.planner.tracing.simulate import trace_training
+from harness.planner.tracing.world import GPU
 from harness.resolve import resolve
 from harness.spec import Spec
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.engines.zero import facts
-from strategies.evidence.stored import stored
+from strategies.evidence.readings import stored
 
 hosted = facts.hosted
 
 
-def weights_too(trained: Trained) -> Iterator[Any]:
+def weights_too(trained: TrainingRun) -> Iterator[Any]:
     """Says of weights that are on the device that they are in host memory."""
     yield from hosted(trained)
     yield from (p.data for p in trained.module.parameters())
@@ -43,7 +42,7 @@ WORDS = {"engine": hosted, "weights too": weights_too, "nothing": lambda trained
 """Who says what is in host memory -> how."""
 
 
-def told(trained: Trained) -> tuple[list[Any], list[Any]]:
+def told(trained: TrainingRun) -> tuple[list[Any], list[Any]]:
     """Tensors with bytes that are said to be in host memory, and all others that are held."""
     holdings, attached = trained.engine.held(trained), trained.attached.values()
     host = [*holdings.host, *(t for a in attached for t in a.hosted())]
@@ -54,7 +53,7 @@ def told(trained: Trained) -> tuple[list[Any], list[Any]]:
     return host, [t for t in every if t.untyped_storage()._cdata not in storages]
 
 
-def misplaced(trained: Trained) -> tuple[int, list[str]]:
+def misplaced(trained: TrainingRun) -> tuple[int, list[str]]:
     """How many tensors are said to be in host memory, and which are elsewhere than was said."""
     host, rest = told(trained)
     wrong = [f"host: {list(t.shape)}" for t in host if t.device.type != "cpu"]
@@ -67,7 +66,7 @@ def checked(case: dict[str, Any]) -> dict[str, Any]:
     """One case: what lived where at the peak of a step, and what was in the wrong place then."""
     resolved, found, know = resolve(Spec(**case)), {}, Tracer.know
 
-    def look(tracer: Tracer, trained: Trained) -> None:
+    def look(tracer: Tracer, trained: TrainingRun) -> None:
         know(tracer, trained)
         for name, words in WORDS.items():
             with mock.patch.object(facts, "hosted", words):

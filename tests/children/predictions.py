@@ -18,8 +18,8 @@ from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kern
 
 from torch.overrides import BaseTorchFunctionMode
 
-from harness.predict.tracing import simulate, trace
-from harness.predict.worker import predict
+from harness.planner.tracing import simulate, trace
+from harness.planner.worker import predict
 from harness.resolve import resolve
 from harness.spec import Spec
 

@@ -49,9 +49,8 @@ from harness.data import feed
 from harness.launch.command import free_port, inherited
 from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
-from harness.system.imports import imported, load
-from harness.worker import environment, setup
-from harness.worker.measuring import heap, passes
+from harness.system.capability import imported, load
+from harness.worker import environment, passes, samples, setup
 
 COMMON = ("torch._dynamo", "torch.utils.checkpoint", "torch.distributed.nn")
 """What a first optimizer or a first checkpoint would import in every fork."""
@@ -139,7 +138,7 @@ def run(case: dict[str, Any], env: dict[str, str]) -> None:
     os.environ.update(env)
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     if not case["resident"]:
-        heap.keep_freed()
+        samples.keep_freed()
         setup.rehearse = lambda *given: None  # before the mark that nobody looks at
         passes.SETTLING = 1  # before the clock that nobody looks at
     sys.argv[1:] = case["words"]
@@ -199,12 +198,12 @@ def wait_for(children: set[int]) -> None:
 
 def program(asked: dict[str, Any], files: dict[str, int]) -> None:
     """Another module's, in the process that is to end with it."""
-    heap.keep_freed()  # by the variables of the start
+    samples.keep_freed()  # by the variables of the start
     os.environ.clear()
     os.environ.update(asked["env"])
     os.dup2(files["log"], 1)
     os.dup2(files["log"], 2)
-    torch.set_num_threads(1)  # as in harness.predict.tracing.forks
+    torch.set_num_threads(1)  # as in harness.planner.tracing.forks
     sys.argv[1:] = [str(files.get(word, word)) for word in asked["words"]]
     runpy.run_module(asked["program"], run_name="__main__", alter_sys=True)
 

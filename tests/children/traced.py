@@ -25,7 +25,7 @@ from harness.json_files import write_json
 from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, from_arguments
-from harness.worker import setup, world
+from harness.worker import environment, setup
 from harness.worker.loop import Log, optimizer_step
 from strategies.engine import Engine
 
@@ -80,7 +80,7 @@ def categories(spec: Spec, folder: Path) -> dict[str, Any]:
 def each_recipe(look: Callable[[Spec, Path], dict[str, Any]], name: str) -> None:
     """What ``look`` finds of each recipe that is asked for, in a file of rank 0."""
     # One group serves all recipes: torch makes no second one beside it.
-    world.simulate = functools.cache(world.simulate)
+    environment.simulate = functools.cache(environment.simulate)
     cut = sys.argv.index("--several")
     options = train.parse_options(sys.argv[1:cut])
     spec = from_arguments(options)

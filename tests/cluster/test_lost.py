@@ -20,7 +20,7 @@ from harness.cluster.meeting import Order, write
 from harness.cluster.outcome import classify_nodes
 from harness.result import Status
 from harness.spec import Spec
-from harness.system import kernel
+from harness.system import machine
 from tests.made.two_nodes import two_nodes, why_not
 
 WHY_NOT = why_not()
@@ -41,7 +41,7 @@ class Row:
             token="lost", nodes=2, processes=1, head=nodes.addresses[0], out=str(folder),
             words=[sys.executable, "-m", "tests.children.steps", "$NODE_RANK", "$HEAD", "$PORT"],
             environment={"CUDA_VISIBLE_DEVICES": ""}, timeout=60.0, silence=SILENCE,
-            code=preflight.code(), versions=preflight.versions(), cpu=kernel.cpu_name(),
+            code=preflight.code(), versions=preflight.versions(), cpu=machine.cpu_name(),
         )  # fmt: skip
         write(folder, order)
         self.seen = Launched(order, folder, lambda status: None)

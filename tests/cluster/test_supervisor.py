@@ -14,7 +14,7 @@ from harness.cluster.leader import Launched
 from harness.cluster.meeting import Beat, End, Go, Order, read, write
 from harness.cluster.supervisor import GRACE_SECONDS, Progress, Sentry, own_folder, stop_reason
 from harness.json_files import write_json
-from harness.system import kernel, process
+from harness.system import machine, process
 from strategies import files
 
 SILENCE = 60.0
@@ -225,7 +225,7 @@ def launched(folder: Path, script: str, *, code: str = "", silence: float = 5.0)
         words=["sh", "-c", script, "sh", "$NODE_RANK", "$HEAD", "$PORT"],
         environment={"GLOO_SOCKET_IFNAME": "$IFNAME", "CUDA_VISIBLE_DEVICES": ""},
         silence=silence, code=code or preflight.code(), versions=preflight.versions(),
-        cpu=kernel.cpu_name(),
+        cpu=machine.cpu_name(),
     )  # fmt: skip
     write(folder, order)
     seen = Launched(order, folder, lambda status: None)
@@ -256,7 +256,7 @@ def test_each_node_runs_its_own_part_with_its_own_facts(quick, tmp_path):
     assert {v["HEADROOM_TOKEN"] for v in variables} == {"abc"}
     assert {v["HEADROOM_GROUP_SECONDS"] for v in variables} == {"80.0"}, "after the deadline"
     assert len({v["HEADROOM_LOCAL"] for v in variables}) == 2
-    assert int(variables[0]["OMP_NUM_THREADS"]) == kernel.cores()
+    assert int(variables[0]["OMP_NUM_THREADS"]) == machine.cores()
     assert not any(Path(v["HEADROOM_LOCAL"]).exists() for v in variables)
     assert seen.records()[1].address == "127.0.0.1"
 

@@ -10,10 +10,10 @@ import re
 import pytest
 
 from harness import cli
-from harness.commands.atlas import lines
-from harness.commands.atlas.cells import HEADS
-from harness.predict import pool
-from harness.predict.prediction import Prediction
+from harness.planner import pool
+from harness.planner.atlas import page as lines
+from harness.planner.atlas.cells import HEADS
+from harness.planner.prediction import Prediction
 from tests.made.predictions import prediction
 
 WORDS = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "80GiB", "--gpus", "1", "8"]

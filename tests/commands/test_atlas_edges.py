@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.commands.atlas.atlas import add_arguments, places_of
-from harness.commands.atlas.edge import ABOVE, BELOW, KIN, ROUNDED, Edge, between
-from harness.commands.atlas.growth import cells_at
-from harness.predict.verdict import judge
+from harness.planner.atlas.command import add_arguments, places_of
+from harness.planner.atlas.growth import ABOVE, BELOW, KIN, ROUNDED, Edge, between, cells_at
+from harness.planner.verdict import judge
 from tests.made.predictions import GIB, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")

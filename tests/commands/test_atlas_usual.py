@@ -8,13 +8,13 @@ import dataclasses
 
 import pytest
 
-from harness.commands.atlas.atlas import add_arguments, places_of
-from harness.commands.atlas.places import Replicas
-from harness.commands.atlas.usual import NEAR, usual_cells
-from harness.predict.speed import cards
-from harness.predict.speed.roofline import Work
-from harness.predict.verdict import judge
-from harness.predict.workspace import standing
+from harness.planner.atlas.cells import Replicas
+from harness.planner.atlas.command import add_arguments, places_of
+from harness.planner.atlas.growth import NEAR, usual_cells
+from harness.planner.overhead import standing
+from harness.planner.speed import cards
+from harness.planner.speed.roofline import Work
+from harness.planner.verdict import judge
 from tests.made.predictions import GIB, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")

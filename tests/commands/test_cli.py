@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from harness import ROOT, cli
-from harness.calibration import here, record, store
-from harness.commands import console, one_row, run, train
-from harness.commands.planning import calibrate
+from harness.commands import console, run, single_run, train
 from harness.launch import launch
-from harness.predict import pool
-from harness.predict.prediction import Prediction
+from harness.planner import pool
+from harness.planner.calibrate import command as calibrate
+from harness.planner.calibration import record, store
+from harness.planner.calibration import store as here
+from harness.planner.prediction import Prediction
 from harness.result import Result, Status
 from harness.system import gpus
 from harness.system import machine as machines
@@ -41,7 +42,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]
         begun.append("probe")
         return machine(folder)
 
-    for module in (run, one_row):
+    for module in (run, single_run):
         monkeypatch.setattr(module, "recall", machines.look)
     monkeypatch.setattr(console, "examine", probe)
     monkeypatch.setattr(gpus, "visible", lambda: ())

@@ -6,14 +6,21 @@ from __future__ import annotations
 import pytest
 
 from harness import cli
-from harness.commands import console, controls, one_row
+from harness.commands import console, controls, single_run
 from harness.launch import launch
 from harness.result import Check, Result, Status
 from harness.system import machine as machines
-from harness.worker.sabotage import SABOTAGES
-from harness.worker.sabotage_ranks import BETWEEN, CUT, RANKS, SHARED
-from harness.worker.sabotage_shards import HYBRID, SHARDED
-from harness.worker.sabotage_stages import NUMBERS, REPEATED, SHARED_NUMBERS, SPLIT
+from harness.worker.sabotage import HYBRID, SABOTAGES, SHARDED
+from harness.worker.sabotage_ranks import (
+    BETWEEN,
+    CUT,
+    NUMBERS,
+    RANKS,
+    REPEATED,
+    SHARED,
+    SHARED_NUMBERS,
+    SPLIT,
+)
 from tests.made.machines import machine
 
 PLAIN = ([1.0, 0.9], [0.5, 0.4])
@@ -39,7 +46,7 @@ def runs(monkeypatch) -> dict[str, tuple[str, list[str]]]:
         return row
 
     monkeypatch.setattr(launch, "run", start)
-    monkeypatch.setattr(one_row, "recall", machines.look)
+    monkeypatch.setattr(single_run, "recall", machines.look)
     monkeypatch.setattr(console, "examine", lambda folder, ops=(), **more: machine(folder))
     return begun
 

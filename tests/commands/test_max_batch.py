@@ -13,8 +13,8 @@ from conftest import TINY, launched
 from rich.console import Console
 
 from harness import ROOT, cli
+from harness.commands.console import Progress
 from harness.commands.max_batch import Search, Unclear, search
-from harness.commands.progress import Progress
 from harness.result import Result, Status
 from tests.made.machines import machine
 
@@ -113,7 +113,7 @@ def test_bad_input_is_answered_in_one_line(words, told, capsys, tmp_path):
 def test_a_process_is_held_to_its_limit():
     code = """
 import torch
-from harness.worker.measuring.memory_limit import hold
+from harness.worker.memory_limit import hold
 hold(torch.device("cpu"), 64 * 2**20)
 kept = torch.ones(32 * 2**18)
 try:

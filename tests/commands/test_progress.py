@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from harness.commands.progress import Progress
+from harness.commands.console import Progress
 from harness.result import Result, Status
 from harness.spec import Spec
 from tests.made.results import ok

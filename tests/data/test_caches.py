@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.data.cached import Cached
+from harness.data.brought import Cached
 from harness.resolve import resolve
 from harness.spec import Spec, located
-from harness.suite.identity import stamp
+from harness.suite.rows import stamp
 from strategies.base import BadInput
 from tests.made import caches
 from tests.made.publics import miniature

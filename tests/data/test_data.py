@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data import indices
+from harness.data import latents
 from harness.data.feed import Feed, check_data, open_data, sample_order
 from harness.data.latents import Folder
 from harness.subjects.objectives import OBJECTIVES
@@ -154,9 +154,9 @@ def test_a_batch_that_does_not_divide_is_refused():
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_the_indices_of_a_step_are_copied_to_the_device_at_once(name, monkeypatch):
     """Not for each micro batch: the host would wait for the device every time."""
-    copies, copy = [], indices.on_device
+    copies, copy = [], latents.on_device
     monkeypatch.setattr(
-        indices,
+        latents,
         "on_device",
         lambda values, device: copies.append(len(values)) or copy(values, device),
     )

@@ -20,21 +20,21 @@ import pytest
 import yaml
 
 from harness import ROOT, cli
-from harness.commands.planning.plan.asked import asked_for
-from harness.commands.planning.plan.question import export_command
-from harness.export import lines, rules, sizes, trainers
-from harness.export.asked import defaults, parameters, techniques
-from harness.export.bundle import Bundle, bundle
-from harness.predict import verdict
-from harness.predict.speed import cards
-from harness.predict.speed.cards import Card
+from harness.planner import verdict
+from harness.planner.export import lines, trainers
+from harness.planner.export import lines as rules
+from harness.planner.export import lines as sizes
+from harness.planner.export.bundle import Bundle, bundle
+from harness.planner.plan.candidates import asked_for
+from harness.planner.plan.request import defaults, export_command, parameters, techniques
+from harness.planner.speed import cards
+from harness.planner.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from strategies import CATALOG
 from strategies.base import BadInput, Slot
-from strategies.engines.zero.settled import NVME_BLANK
-from strategies.engines.zero.sizes import buffer_sizes, piece_size
+from strategies.engines.zero.config import NVME_BLANK, buffer_sizes, piece_size
 from tests.made.recipes import SETTINGS
 
 FOLDER = Path("/home/me/take_home")
@@ -301,7 +301,7 @@ def test_the_command_says_what_was_written_and_what_is_left(tmp_path, capsys, mo
     assert there == {"accelerate.yaml", "deepspeed.json", "train.py", "trainers.md"}
     assert all(name in text for name in there)
     assert "nvme_path" in text and "a folder on a local NVMe drive" in text
-    assert "strategies/activations/parts.py" in text.replace("\n", "")
+    assert "strategies/activations/block_parts.py" in text.replace("\n", "")
     assert text.splitlines()[-1] == (
         "  accelerate launch --config_file home/accelerate.yaml home/train.py"
     )
@@ -376,7 +376,7 @@ def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
     """And a plan of what was exported is of the same again."""
     cards_ = [["--gpu", name] for name in cards.table()] + [["--gpu-memory", s] for s in SIZES]
     models = [
-        *presets.table(),
+        *families.table(),
         "DiT-XL/2",
         "DiT-S/4:depth=2",
         "depth=12,width=768,heads=12,patch=2",

@@ -21,8 +21,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.export.lines import Lines, lines_of, mixed_precision
-from harness.export.script import script
+from harness.planner.export.bundle import script
+from harness.planner.export.lines import Lines, lines_of, mixed_precision
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 
@@ -307,7 +307,7 @@ def _reset() -> None:
 
 def test_every_part_with_lines_that_runs_here_is_tried():
     """What has lines, and is neither tried above nor launched, needs a GPU or other processes."""
-    from harness.export.lines import table
+    from harness.planner.export.lines import table
 
     tried = {name for parts in EFFECTS for name in _names(parts)}
     with_lines = {name for name, found in table().items() if any("why" not in r for r in found)}

@@ -24,11 +24,10 @@ from harness import cli
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from strategies import CATALOG
 from strategies.base import Slot
-from strategies.engines.zero.settled import NVME_BLANK
-from strategies.engines.zero.sizes import buffer_sizes
+from strategies.engines.zero.config import NVME_BLANK, buffer_sizes
 from tests.conftest import OnDemand, begin, launchable, pytest_runtest_setup
 from tests.made import one_start
 from tests.made.publics import MINIATURES
@@ -127,7 +126,7 @@ def filled_in(folder: Path) -> None:
 
 
 def of_miniature() -> dict[str, Any]:
-    return dict(presets.find(WAN, changes=MINIATURES[WAN][0]).config)
+    return dict(families.find(WAN, changes=MINIATURES[WAN][0]).config)
 
 
 # ---- what is in force ----

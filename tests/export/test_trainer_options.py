@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.export import pages, trainers
+from harness.planner.export import trainers
+from harness.planner.export import trainers as pages
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from tests.made.recipes import SETTINGS
 
 REAL = yaml.safe_load((Path(__file__).parents[1] / "made/trainer_options.yaml").read_text())
@@ -110,7 +111,7 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
 def asked(recipe: str, model: str) -> Resolved | None:
     """A recipe of a public model, if it can be."""
     many = 1 if recipe.startswith("single") else 8
-    objective = presets.table()[model].family.objectives[0]
+    objective = families.table()[model].family.objectives[0]
     spec = dict(recipe=recipe, model=model, data="synthetic", objective=objective, device="cuda")
     found = resolve(Spec(**spec, processes=many, global_batch=8 * many, grad_clip=0.5))
     return None if found.refusal else found

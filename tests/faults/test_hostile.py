@@ -20,14 +20,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness import ROOT, cli
-from harness.calibration import store
-from harness.commands.atlas.cells import HEADS
-from harness.data.caches import tensors
+from harness.data.caches import entries
 from harness.json_files import BadFile, build, read_json, write_json
 from harness.json_files import whole as whole_file
+from harness.planner.atlas.cells import HEADS
+from harness.planner.calibration import store
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from harness.suite.file import SuiteError, load_suite
 from strategies import files, parse
 from strategies.base import BadInput
@@ -179,7 +179,7 @@ WORDS = st.sampled_from(
 @example(f"num_layers={'9' * 400}")
 def test_settings_of_a_model_are_plain_data_or_refused(text):
     try:
-        found = presets.values(text)
+        found = families.values(text)
     except BadInput as error:
         assert len(str(error)) < 400
     else:
@@ -287,11 +287,11 @@ def test_a_file_of_tensors_is_read_or_refused_with_its_name(text, size):
     head = text.encode()
     path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
     try:
-        found = tensors.contents(path)
+        found = entries.contents(path)
     except BadInput as error:
         assert "cache.safetensors" in str(error) and (text, size) != (HEAD, 22)
     else:
-        assert all(tensors.tensor(part).numel() < 2**20 for part in found.parts.values())
+        assert all(entries.tensor(part).numel() < 2**20 for part in found.parts.values())
 
 
 @SOME

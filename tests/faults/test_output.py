@@ -164,7 +164,7 @@ def test_a_signal_between_rows_ends_as_ctrl_c_does(number, tmp_path, monkeypatch
 
 
 def test_a_report_is_there_before_the_predictions(tmp_path, monkeypatch, capsys):
-    from harness.predict import pool
+    from harness.planner import pool
 
     def ends(*given, **more):
         assert (tmp_path / "report.md").exists(), "a kill in these minutes would lose it"

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from harness import cli
 from harness.commands import anatomy, max_batch, train
+from harness.commands.console import Progress
 from harness.commands.max_batch import candidates, most_probes
-from harness.commands.progress import Progress
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
-from harness.memory.portrait import load as load_portrait
+from harness.memory.memory_breakdown import load as load_portrait
 from harness.report import build, write_report
 from harness.report.anatomy import page
 from harness.report.rendering import markdown

@@ -13,7 +13,7 @@ from harness.resolve import resolve, run_name
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.file import SuiteError, load_suite
-from harness.system import kernel
+from harness.system import machine
 from strategies import engines
 from strategies.launch_file import FOLDER
 
@@ -37,7 +37,7 @@ def test_one_machine_is_started_as_before():
 
 
 def test_threads_are_of_a_nodes_own_ranks(monkeypatch):
-    monkeypatch.setattr(kernel, "cores", lambda: 8)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
     added = command.environment(resolve(SPEC))
     assert added["OMP_NUM_THREADS"] == "4"
     assert added["GLOO_SOCKET_IFNAME"] == command.INTERFACE

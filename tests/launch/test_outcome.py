@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.log import decisive, tail
-from harness.launch.outcome import Facts, classify, retryable, where
-from harness.report.figures.predicted_fit import OUT_OF_MEMORY
+from harness.launch.outcome import Facts, classify, decisive, retryable, tail, where
+from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.result import Status
-from harness.system import kernel
+from harness.system import machine
 
 GPU, HOST, FAILED, TIMEOUT = Status.GPU_OOM, Status.HOST_OOM, Status.FAILED, Status.TIMEOUT
 
@@ -531,10 +530,10 @@ def test_kernel_counters_of_both_versions(tmp_path):
             "sys/cpu/cpu.cfs_quota_us": "-1\n",
         },
     )
-    assert kernel.memory_kills(two / "proc", two / "sys") == kernel.MemoryKills(5, 3, 1024)
-    assert kernel.memory_kills(one / "proc", one / "sys") == kernel.MemoryKills(0, 2, None)
-    assert kernel.cores(two / "sys") <= 2 and kernel.cores(one / "sys") >= 1
-    assert kernel.MemoryKills(5, 3, 1).since(kernel.MemoryKills(4, 3, 1)).machine == 1
+    assert machine.memory_kills(two / "proc", two / "sys") == machine.MemoryKills(5, 3, 1024)
+    assert machine.memory_kills(one / "proc", one / "sys") == machine.MemoryKills(0, 2, None)
+    assert machine.cores(two / "sys") <= 2 and machine.cores(one / "sys") >= 1
+    assert machine.MemoryKills(5, 3, 1).since(machine.MemoryKills(4, 3, 1)).machine == 1
 
 
 def test_one_gpu_has_nobody_to_share_with():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.calibration.record import (
+from harness.planner.calibration.record import (
     AttentionRate,
     Calibration,
     Ceilings,

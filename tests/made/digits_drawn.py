@@ -14,8 +14,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from harness.worker.drawing.measure import COLUMNS
-from harness.worker.grid import GAP, SIDE
+from harness.sampling.measure import COLUMNS
+from harness.worker.audit import GAP, SIDE
 
 STUDENT = "results/train/student/trained.safetensors"
 ROWS = {

@@ -25,8 +25,8 @@ from typing import Any
 from unittest import mock
 
 from harness import ROOT
-from harness.export import sizes
-from harness.predict import workers
+from harness.planner import pool
+from harness.planner.export import lines
 
 __all__ = ["MODULE", "Program", "Start", "predictions_in_forks", "running"]
 
@@ -134,7 +134,7 @@ def running(begin: Callable[[], Start]) -> Start:
 
 @contextlib.contextmanager
 def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
-    """Predictions are made by the worker of ``harness.predict.workers``, in a fork of the start,
+    """Predictions are made by the worker of ``harness.planner.pool``, in a fork of the start,
     and an export's sizes counted in one; by a process of its own where a test has changed what
     would be started."""
 
@@ -160,8 +160,8 @@ def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
     at_once = SimpleNamespace(**vars(subprocess) | {"run": ended})
     try:
         with (
-            mock.patch.object(workers, "subprocess", beside),
-            mock.patch.object(sizes, "subprocess", at_once),
+            mock.patch.object(pool, "subprocess", beside),
+            mock.patch.object(lines, "subprocess", at_once),
         ):
             yield
     finally:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from harness.memory.categories import CATEGORIES
-from harness.memory.record import Instant
-from harness.predict.prediction import Prediction
-from harness.predict.speed.roofline import Work
+from harness.memory.record import CATEGORIES, Instant
+from harness.planner.prediction import Prediction
+from harness.planner.speed.roofline import Work
 from harness.resolve import resolve
 from harness.result import Result
 from harness.spec import Spec

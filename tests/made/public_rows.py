@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from harness import ROOT
-from harness.predict.residuals import CLASSES, Residual, share_of
+from harness.planner.uncertainty import CLASSES, Residual, share_of
 from tests.made.pages import line
 
 FILE = ROOT / "docs" / "public-peaks.yaml"
@@ -89,7 +89,7 @@ def residuals(record: Mapping[str, Found]) -> list[Residual]:
 
 
 def residuals_text(known: Sequence[Residual]) -> str:
-    """The text of ``harness/predict/residuals.json``: a row a line."""
+    """The text of ``harness/planner/residuals.json``: a row a line."""
     return "[\n" + ",\n".join(f" {json.dumps(one)}" for one in known) + "\n]\n"
 
 
@@ -126,7 +126,7 @@ def covered(known: float, got: float, spread: float) -> bool:
 
 ISSUE, SHARE = 35e-6, 0.35
 """What a plan counts for an operation of its host, and how uncertain its
-computation is (``harness.predict.speed``)."""
+computation is (``harness.planner.speed``)."""
 
 
 def left_out(record: Mapping[str, Found]) -> dict[str, tuple[float, int, int]]:

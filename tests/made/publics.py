@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 
 __all__ = ["MINIATURES", "listed", "miniature"]
 
@@ -125,7 +125,7 @@ MINIATURES = {
 def miniature(name: str, recipe: str, **change: object) -> Spec:
     """A run of the miniature of a preset."""
     sizes, pixels, frames = MINIATURES[name]
-    family = presets.table()[name].family
+    family = families.table()[name].family
     given = dict(
         recipe=recipe,
         model=name,
@@ -149,7 +149,7 @@ def listed() -> list[str]:
         "| preset | elements | published | objective | usual sample |",
         "|---|--:|--:|---|---|",
     ]
-    for name, known in presets.table().items():
+    for name, known in families.table().items():
         objective, told = known.family.objectives[0], known.parameters
         shaped = resolve(Spec(recipe="single", model=name, data="synthetic", objective=objective))
         published = "equal"

@@ -22,13 +22,13 @@ from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kern
 import torch
 from torch.overrides import TorchFunctionMode
 
-from harness.predict import pool, residuals
-from harness.predict.prediction import Prediction
-from harness.predict.residuals import class_of
-from harness.predict.speed import cards
-from harness.predict.speed.roofline import issued
-from harness.predict.verdict import judge
-from harness.predict.worker import predict
+from harness.planner import pool, uncertainty
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards
+from harness.planner.speed.roofline import issued
+from harness.planner.uncertainty import class_of
+from harness.planner.verdict import judge
+from harness.planner.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.result import write_json
 from harness.spec import Spec
@@ -151,7 +151,7 @@ def main(numbers: Sequence[int]) -> None:
     if len(ordered) == len(rows()):
         page = PAGE.read_text(encoding="utf-8")
         known = public_rows.residuals(ordered)
-        residuals.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
+        uncertainty.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
         for table in (memory_table(ordered), time_table(ordered), class_table(known)):
             page = anew(page, list(table))
         PAGE.write_text(page, encoding="utf-8")

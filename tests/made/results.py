@@ -14,11 +14,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from harness.analyses.claim_sweeps import LARGE
 from harness.json_files import write_json
 from harness.report import build, read_suite
 from harness.report.rendering import markdown
 from harness.report.rendering.export import csv_text
-from harness.report.stories.claim_sweeps import LARGE
 from harness.result import (
     Categories,
     Check,
@@ -32,7 +32,7 @@ from harness.result import (
 )
 from harness.spec import Spec
 from strategies import parse
-from strategies.evidence.settings import label
+from strategies.evidence.rules import label
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 MIB, GIB = 2**20, 2**30

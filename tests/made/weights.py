@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.worker.building import combined, tensor_digest
+from harness.worker.setup import combined, tensor_digest
 
 __all__ = ["weights_digest"]
 

@@ -11,20 +11,21 @@ import torch
 from conftest import SUBJECT, TINY, living, settle
 
 from harness import cli
-from harness.memory import portrait
-from harness.memory.categories import MEASURED as CATEGORIES
+from harness.memory import memory_breakdown
 from harness.memory.dissect import take
-from harness.memory.dissect.modules import Stack, alike
-from harness.memory.portrait import Point
-from harness.report.anatomy import files, laws, page
+from harness.memory.dissect.timeline import Stack, alike
+from harness.memory.memory_breakdown import Point
+from harness.memory.record import MEASURED as CATEGORIES
+from harness.report.anatomy import charts, page
+from harness.report.anatomy import page as files
 from harness.resolve import resolve
 from harness.result import BadResult
 from harness.subjects.dit import presets
-from harness.worker.measuring.bench import Bench
-from harness.worker.measuring.meter import make_meter
+from harness.worker.meter import make_meter
+from harness.worker.passes import Bench
 from harness.worker.status import Reporter
 
-PORTRAITS: dict[str, portrait.Portrait] = {}
+PORTRAITS: dict[str, memory_breakdown.Portrait] = {}
 STRANGERS: dict[str, int] = {}
 """Bytes that lived in this process already: a trace counts what other tests have left, too."""
 SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
@@ -39,20 +40,20 @@ def tensor_bytes() -> int:
 @pytest.fixture(scope="module")
 def sweep():
     """The laws' points, measured once: they do not depend on the recipe."""
-    from harness.memory.dissect import sweep
+    from harness.memory.dissect import taking
 
     torch.set_num_threads(1)
-    return list(sweep.points(SUBJECT, torch.device("cpu"), torch.float32))
+    return list(taking.points(SUBJECT, torch.device("cpu"), torch.float32))
 
 
 @pytest.fixture
 def taken(train_here, sweep, monkeypatch):
     """``taken(recipe) -> Portrait`` of a real run in this process."""
     monkeypatch.setattr("harness.memory.dissect.taking.points", lambda *given: iter(sweep))
-    monkeypatch.setattr("harness.memory.dissect.costs.SIZE", {"cpu": 256})
-    monkeypatch.setattr("harness.memory.dissect.costs.COPY_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})
+    monkeypatch.setattr("harness.memory.dissect.taking.COPY_BYTES", {"cpu": 2**22})
 
-    def go(recipe: str) -> portrait.Portrait:
+    def go(recipe: str) -> memory_breakdown.Portrait:
         if recipe not in PORTRAITS:
             spec = dataclasses.replace(SPEC, recipe=recipe)
             settle()  # what it keeps from the collector is not seen by the trace either
@@ -73,7 +74,7 @@ def taken(train_here, sweep, monkeypatch):
 
 
 @pytest.fixture
-def plain(taken) -> portrait.Portrait:
+def plain(taken) -> memory_breakdown.Portrait:
     return taken("single")
 
 
@@ -148,7 +149,7 @@ def test_counting_what_is_saved_keeps_nothing_alive():
     import gc
     import weakref
 
-    from harness.memory.dissect.modules import saving
+    from harness.memory.dissect.timeline import saving
 
     module = torch.nn.Linear(4, 4)
     with saving(Stack(module), set()) as saved:
@@ -177,11 +178,11 @@ def test_modules_are_named_in_backward_too():
 def test_the_law_of_float32_is_eighty_bytes(sweep):
     """Counted by hand for one block and token: norm 2 x 4 D, modulated 2 x 4 D, qkv 12 D, attended
     4 D, projected 4 D, residual 2 x 4 D, fc1 16 D, GELU 16 D, fc2 4 D: 80 D bytes."""
-    law = laws.fit(sweep)
+    law = charts.fit(sweep)
     assert law.block == pytest.approx(80, rel=0.01) and law.worst < 0.01
 
 
-def made_up(law: laws.Law) -> list[Point]:
+def made_up(law: charts.Law) -> list[Point]:
     sizes = [(b, t, d, n) for b in (1, 4) for t in (16, 64) for d in (64, 128) for n in (2, 5)]
     return [
         Point(varies="batch", batch=b, tokens=t, hidden=d, depth=n, heads=1, parameters=1,
@@ -191,16 +192,16 @@ def made_up(law: laws.Law) -> list[Point]:
 
 
 def test_a_law_is_found_again_and_too_few_points_are_refused():
-    law = laws.Law(48.0, 11.0, 30.0)
-    found = laws.fit(made_up(law))
+    law = charts.Law(48.0, 11.0, 30.0)
+    found = charts.fit(made_up(law))
     assert (found.block, found.ends, found.sample) == pytest.approx((48.0, 11.0, 30.0), rel=0.01)
     with pytest.raises(ValueError, match="apart"):
-        laws.fit(made_up(law)[:3])
+        charts.fit(made_up(law)[:3])
 
 
 def test_the_roofline_bends_at_the_ridge():
-    assert laws.attainable(1.0, 100.0, 20.0) == 20.0
-    assert laws.attainable(5.0, 100.0, 20.0) == laws.attainable(50.0, 100.0, 20.0) == 100.0
+    assert charts.attainable(1.0, 100.0, 20.0) == 20.0
+    assert charts.attainable(5.0, 100.0, 20.0) == charts.attainable(50.0, 100.0, 20.0) == 100.0
 
 
 # -- the page --
@@ -208,7 +209,7 @@ def test_the_roofline_bends_at_the_ridge():
 
 def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     plain.write(tmp_path / "anatomy.json")
-    again = portrait.load(tmp_path / "anatomy.json")
+    again = memory_breakdown.load(tmp_path / "anatomy.json")
     assert again == plain
     paths = files.write(again, tmp_path)
     page = (tmp_path / "anatomy.html").read_text()
@@ -239,7 +240,7 @@ def test_another_file_is_no_anatomy(tmp_path):
     for text in ("{", '{"schema": 99}', '{"schema": 1}'):
         path.write_text(text)
         with pytest.raises(BadResult, match=r"anatomy\.json"):
-            portrait.load(path)
+            memory_breakdown.load(path)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.memory.dissect.costs import Costs
-from harness.predict.tracing.work import Counter
+from harness.memory.dissect.taking import Costs
+from harness.planner.tracing.trace import Counter
 
 FREE = {
     "empty": lambda x: torch.empty(3, 5),

@@ -12,12 +12,11 @@ import pytest
 import torch
 from conftest import TINY, in_fork, living
 
-from harness.memory.places import BY_ENGINE
 from harness.memory.record import by_place
 from harness.memory.traced_step import trace_step
-from harness.memory.tracer import Tracer
+from harness.memory.tracer import BY_ENGINE, Tracer
 from harness.worker.loop import optimizer_step
-from strategies.holdings import Holdings, Maker
+from strategies.inventory import AllocationScope, TensorInventory
 
 RECIPES = ("zero2_offload", "zero3_offload+bf16", "ddp+ema:place=cpu")
 MIB = 2**20
@@ -39,8 +38,8 @@ class Library:
 
 
 MAKERS = [
-    Maker(Library, "gather", "gathered", place="device"),
-    Maker(Library, "out", "", (), "host"),
+    AllocationScope(Library, "gather", "gathered", place="device"),
+    AllocationScope(Library, "out", "", (), "host"),
 ]
 
 
@@ -119,7 +118,7 @@ def traced(train_here, recipe: str, monkeypatch=None, lie=None):
     run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8), 2)
     if lie:
         engine, held = type(run.trained.engine), run.trained.engine.held(run.trained)
-        wrong = Holdings(held.tensors, host=tuple(lie(run.trained)))
+        wrong = TensorInventory(held.tensors, host=tuple(lie(run.trained)))
         monkeypatch.setattr(engine, "held", lambda self, trained: wrong)
     step = run.trained.optimizer_steps
     held = [*vars(run.feed.dataset).values(), *left]

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.memory import op_facts
 from harness.memory import tracer as tracer_module
-from harness.memory import unseen
-from harness.memory.awaited import awaited
-from harness.memory.tracer import Tracer
-from strategies.holdings import Maker
+from harness.memory.tracer import Tracer, awaited
+from strategies.inventory import AllocationScope
 from tests.children.counted import COUNTED, profiled_peak
 
 
@@ -33,7 +32,7 @@ class Library:
 def test_a_maker_names_what_it_makes_and_not_what_cpp_made(phases):
     tracer = Tracer({"cpu": "device"})
     tracer.enter("backward")
-    with tracer.watching([Maker(Library, "reduce", "buckets", phases)]), tracer:
+    with tracer.watching([AllocationScope(Library, "reduce", "buckets", phases)]), tracer:
         kept = Library().reduce()
     assert len(kept) == 2
     named = {s.op: s.category for s in tracer.record.storages if s.size == 4 * 128}
@@ -81,7 +80,7 @@ def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype, near):
     """By torch's profiler, which sees what is allocated within the one operation; oneDNN's products
     of 16 bits take some scratch more."""
     pytest.importorskip("bitsandbytes")
-    from strategies.adapters.nf4 import pack
+    from strategies.adapters.quantised_base import pack
 
     layer, x = pack(torch.nn.Linear(512, 1024, dtype=dtype)), torch.randn(64, 512, dtype=dtype)
     state = layer.weight.quant_state
@@ -93,7 +92,7 @@ def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype, near):
         ):
             out = layer(x)
     told = (x, layer.weight, state.shape, state.absmax, state.blocksize)
-    assert unseen.scratch("bitsandbytes.gemm_4bit.default", told) == pytest.approx(
+    assert op_facts.scratch("bitsandbytes.gemm_4bit.default", told) == pytest.approx(
         profiled_peak(prof), rel=near
     )
     assert out.shape == (64, 1024)

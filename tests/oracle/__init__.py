@@ -2,7 +2,7 @@
 
 Some instants of a step are known to be full: the loss, each layer's entry and each gradient's
 arrival, the end of backward and the optimizer. For each of them the bytes are added up: what stands
-all the time (``states``), what forward keeps, counted from ``harness.subjects.dit.layers.Block``
+all the time (``states``), what forward keeps, counted from ``harness.subjects.dit.model.Block``
 tensor by tensor (``activations``), gradients and DeepSpeed's buckets in the order in which they
 fill (``gradients``) and what ZeRO-3 gathers (``gathering``). The highest sum is the peak. A part of
 a recipe that no formula knows is named, and there is no number. No torch.

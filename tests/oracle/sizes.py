@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from harness.resolve import Resolved
+from strategies.base import Sizes as Sizes_
 from strategies.base import Slot
-from strategies.engines.zero.sizes import buffer_sizes
-from strategies.sizes import Sizes as Sizes_
+from strategies.engines.zero.config import buffer_sizes
 from tests.oracle.layers import Layer, elements, layers
 
 __all__ = ["ENTERED", "FLOW_TAIL", "Sizes", "Widths", "sizes"]

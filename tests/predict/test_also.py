@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from harness.predict import beside, verdict
-from harness.predict.speed import cards
-from harness.subjects.library import presets
+from harness.planner import resident_models, verdict
+from harness.planner.speed import cards
+from harness.subjects.library import families
 from strategies.base import BadInput
 from tests.made.predictions import GIB, asked, prediction
 
@@ -23,7 +23,7 @@ def built(name: str) -> int:
     import torch
     import transformers
 
-    row = beside.table()[name]
+    row = resident_models.table()[name]
     with torch.device("meta"):
         if hasattr(diffusers, row["class"]):
             module = getattr(diffusers, row["class"])(**row["config"])
@@ -35,22 +35,22 @@ def built(name: str) -> int:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_model_has_as_many_elements_as_the_table_says(name):
-    assert built(name) == beside.table()[name]["elements"]
+    assert built(name) == resident_models.table()[name]["elements"]
 
 
 def test_what_pipelines_bring_is_in_the_tables():
-    usual = beside._file()["usual"]
-    assert set(usual) <= set(presets.table())
-    assert {name for names in usual.values() for name in names} == set(beside.table())
+    usual = resident_models._file()["usual"]
+    assert set(usual) <= set(families.table())
+    assert {name for names in usual.values() for name in names} == set(resident_models.table())
 
 
 def test_what_is_asked_for_is_counted_once_in_its_type():
-    (one,) = beside.of(["t5-xxl"], "flux-dev")
-    assert one == beside.Beside("T5-XXL", 2 * 4762310656)
-    (eight,) = beside.of(["T5-XXL:fp8"], "")
+    (one,) = resident_models.of(["t5-xxl"], "flux-dev")
+    assert one == resident_models.Beside("T5-XXL", 2 * 4762310656)
+    (eight,) = resident_models.of(["T5-XXL:fp8"], "")
     assert eight.bytes == one.bytes // 2
-    assert beside.of(["2.5GiB"], "")[0].bytes == int(2.5 * GIB)
-    names = [b.name for b in beside.of(["usual", "CLIP-L"], "flux-dev")]
+    assert resident_models.of(["2.5GiB"], "")[0].bytes == int(2.5 * GIB)
+    names = [b.name for b in resident_models.of(["usual", "CLIP-L"], "flux-dev")]
     assert names == ["T5-XXL", "CLIP-L", "FLUX-VAE"]
 
 
@@ -65,7 +65,7 @@ BAD = {
 @pytest.mark.parametrize("word", BAD)
 def test_what_nobody_knows_is_refused(word):
     with pytest.raises(BadInput, match="also is") as caught:
-        beside.of([word], "mine.py:make")
+        resident_models.of([word], "mine.py:make")
     assert BAD[word] in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from conftest import predictions
 
 from harness.resolve import resolve
 from harness.spec import Spec
-from strategies.sizes import pinned_block
+from strategies.base import pinned_block
 
 SPEC = Spec(recipe="", model="DiT-S/4:depth=8", data="synthetic", global_batch=2, device="cuda")
 BLOCK = 4 * (4 * 384**2 + 2 * 4 * 384**2 + 6 * 384**2)

@@ -8,10 +8,12 @@ import json
 import pytest
 
 from harness import cli
-from harness.calibration import here, store
-from harness.predict import pool, verdict, workspace
-from harness.predict.speed import calibrated, cards, rates, roofline
-from harness.predict.speed.roofline import SPREAD, Work
+from harness.planner import overhead, pool, verdict
+from harness.planner.calibration import store
+from harness.planner.calibration import store as here
+from harness.planner.speed import cards, rates, roofline
+from harness.planner.speed import rates as calibrated
+from harness.planner.speed.roofline import SPREAD, Work
 from strategies.base import BadInput
 from tests.made.calibrations import CEILINGS, CPU, GIB, H200, MIB, made, row, rows
 from tests.made.predictions import asked, prediction
@@ -103,13 +105,13 @@ def test_the_uncertainty_is_of_the_rows_and_narrower():
 
 
 def test_what_stands_beside_a_training_is_what_was_measured():
-    found = workspace.standing(card(), 8)
+    found = overhead.standing(card(), 8)
     assert (found.context, found.libraries, found.communication) == (500 * MIB, 70 * MIB, 200 * MIB)
-    assert workspace.standing(card(), 1).communication == 0
-    typical = workspace.standing(cards.of_device(H200), 8)
+    assert overhead.standing(card(), 1).communication == 0
+    typical = overhead.standing(cards.of_device(H200), 8)
     assert found != typical and typical.libraries == 64 * MIB
     partly = made(standing=dataclasses.replace(made().standing, communication=None))
-    assert workspace.standing(card(partly), 8).communication == typical.communication
+    assert overhead.standing(card(partly), 8).communication == typical.communication
 
 
 def test_a_card_that_no_table_knows_is_planned_for_once_it_was_measured(kept):
@@ -137,7 +139,7 @@ def test_the_calibration_of_another_card_is_not_taken(kept):
 def test_a_cpu_must_hold_all_processes():
     cpu = cards.of_cpu("some CPU", 2, 10 * GIB)
     found = verdict.judge(asked("ddp", device="cpu", processes=2), on_cpu(3), cpu)
-    interpreters = 2 * workspace.standing(cpu, 1).total
+    interpreters = 2 * overhead.standing(cpu, 1).total
     assert found.need_bytes == 6 * GIB + interpreters and found.verdict == "fits"
     assert verdict.judge(asked("ddp", device="cpu", processes=4), on_cpu(3), cpu).verdict == "no"
 

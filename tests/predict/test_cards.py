@@ -11,9 +11,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import cli
-from harness.predict import attention, pool, verdict, workspace
-from harness.predict.attention import NoKernel, choose, preferred
-from harness.predict.speed import cards
+from harness.planner import overhead, pool, verdict
+from harness.planner.overhead import NoKernel, choose, preferred
+from harness.planner.speed import cards
 from harness.system import capability, probe
 from harness.system import requirements as doctor
 from harness.worker import environment
@@ -75,7 +75,7 @@ def test_what_a_kernel_does_not_take_falls_to_the_next_that_is_allowed():
 
 def test_cards_share_predictions_with_their_kind_alone(monkeypatch, tmp_path):
     row = asked("ddp+bf16")
-    old, usual, new = (pool.path_of(row, tmp_path, kind) for kind in attention.ORDERS)
+    old, usual, new = (pool.path_of(row, tmp_path, kind) for kind in overhead.ORDERS)
     assert len({old, usual, new}) == 3
     prediction(3).write(usual)
 
@@ -87,14 +87,14 @@ def test_cards_share_predictions_with_their_kind_alone(monkeypatch, tmp_path):
     assert pool.predict_all([row], tmp_path, kind="flash")[0].method == "trace"
     assert "asked anew" in pool.predict_all([row], tmp_path, kind="cudnn")[0].reason
     here = dataclasses.replace(row, spec=dataclasses.replace(row.spec, device="cpu"))
-    assert len({pool.path_of(here, tmp_path, kind) for kind in attention.ORDERS}) == 1
+    assert len({pool.path_of(here, tmp_path, kind) for kind in overhead.ORDERS}) == 1
 
 
 def test_cudnn_s_backward_holds_the_sum_of_dq():
     shapes = [[2, 16, 256, 72]] * 4
     op = "aten._scaled_dot_product_cudnn_attention_backward.default"
-    assert workspace.scratch(op, shapes) == 4 * 2 * 16 * 256 * (72 + 1)
-    assert workspace.scratch(op.replace("_backward", ""), shapes) == 0
+    assert overhead.scratch(op, shapes) == 4 * 2 * 16 * 256 * (72 + 1)
+    assert overhead.scratch(op.replace("_backward", ""), shapes) == 0
 
 
 def test_larger_workspaces_of_cublas_follow_from_the_capability():
@@ -256,5 +256,5 @@ def test_what_torch_takes_here_is_a_fact_of_the_environment():
     ],
 )
 def test_a_measured_row_is_predicted_by_what_torch_took_there(backend, kind):
-    assert attention.taken({"attention": {"float16": backend}}) == kind
-    assert attention.taken({}) == "flash"
+    assert overhead.taken({"attention": {"float16": backend}}) == kind
+    assert overhead.taken({}) == "flash"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import in_fork
 
-from harness.predict import fitting
+from harness.planner import fitting
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.dit.presets import trainable_count

@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 
 from harness.memory.record import Record, Storage
-from harness.predict.tracing.allocator import replay
-from harness.predict.tracing.deepened import Deeper, NotAlike, deepened
-from harness.predict.tracing.landmarks import Border
-from harness.predict.tracing.streams import heard, told
+from harness.planner.tracing.allocator import replay
+from harness.planner.tracing.extrapolate import Deeper, NotAlike, deepened
+from harness.planner.tracing.streams import Border, heard, told
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from harness.memory.record import as_measured
-from harness.predict import pool
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.suite import matrix
 from harness.suite.file import load_suite

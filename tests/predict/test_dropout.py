@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import dropout
 
-from harness.predict.tracing.cudalike import cuda_like
+from harness.planner.tracing.cuda_calls import cuda_like
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import in_fork
 
-from harness.predict.tracing import extend
+from harness.planner.tracing import extend
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from strategies import CATALOG, initial
 from strategies.activations.checkpoint import Checkpoint
 from strategies.strategy import Strategy
@@ -116,13 +116,13 @@ ALIKE = (
 
 
 def row_of(model: str, recipe: str, changes: str = "") -> Resolved:
-    objective = presets.find(model).family.objectives[0]
+    objective = families.find(model).family.objectives[0]
     return resolve(Spec(recipe=recipe, model=model, set=changes, objective=objective, device="cuda",
                         data="synthetic", global_batch=8, processes=1 if "single" in recipe else 2,
                         ema=0.0))  # fmt: skip
 
 
-@pytest.mark.parametrize("model", presets.table())
+@pytest.mark.parametrize("model", families.table())
 def test_a_model_is_extended_only_where_all_its_blocks_are_treated_alike(model):
     for recipe in UNLIKE:
         assert extend.shallow(row_of(model, recipe)) == [], recipe

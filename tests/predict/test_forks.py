@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.predict.tracing import forks
-from harness.predict.tracing.forks import EARLY, in_forks
+from harness.planner.tracing import forks
+from harness.planner.tracing.forks import EARLY, in_forks
 
 
 def test_each_answers_by_its_index_and_so_many_run_at_a_time(tmp_path: Path):
@@ -95,8 +95,8 @@ def test_what_one_imported_is_there_for_the_next(monkeypatch):
 IN_A_FORK = """
 import os, torch
 from torch._subclasses import FakeTensorMode
-from harness.predict import worker
-from harness.predict.tracing import forks
+from harness.planner import worker
+from harness.planner.tracing import forks
 from harness.resolve import resolve
 from harness.spec import Spec
 

@@ -7,8 +7,8 @@ import torch
 from conftest import predictions
 
 from harness import cli
-from harness.predict import beside, pool
-from harness.predict.tracing import history
+from harness.planner import pool, resident_models
+from harness.planner.tracing import world
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.system import requirements
@@ -42,7 +42,7 @@ def test_what_was_held_counts_as_a_peak_of_the_set_up(found):
     assert found["1GiB"]["peak"]["bytes"] == found["1GiB"]["allocated"] == GIB
     assert found["1GiB"]["peak"]["phase"] == "load" and found[""]["peak"]["phase"] != "load"
     clip = found["CLIP-L"]["phases"]["load"]
-    assert clip == pytest.approx(2 * beside.table()["CLIP-L"]["elements"], rel=1e-4)
+    assert clip == pytest.approx(2 * resident_models.table()["CLIP-L"]["elements"], rel=1e-4)
 
 
 def test_all_of_them_were_held_at_once(found):
@@ -82,19 +82,19 @@ def test_tensors_come_in_the_order_in_which_a_module_is_moved():
     module._apply(move)
     before = [(5, 3), (5,), (2,), (2,), (2,), (2,), ()]
     assert told == [*before, (5, 3), (5,), (7,)]
-    moved = [tensor.shape for tensor in history.moved(module)]
+    moved = [tensor.shape for tensor in world.moved(module)]
     assert moved == [*before, (5,), (7,)], "a weight that is there is not moved again"
 
 
 def test_a_model_s_tensors_are_those_of_the_table_in_their_type():
-    sizes, elements = history.sizes("CLIP-L"), beside.table()["CLIP-L"]["elements"]
+    sizes, elements = world.sizes("CLIP-L"), resident_models.table()["CLIP-L"]["elements"]
     assert sizes[0] == 2 * 49408 * 768, "its words, which are moved first"
     buffers = sum(sizes) - 2 * elements
     assert len(sizes) == 196 + 1 and buffers == 77 * 8
-    assert sum(history.sizes("CLIP-L:fp32")) == 4 * elements + buffers
-    assert history.sizes("2.5GiB") == (int(2.5 * GIB),) and history.sizes("") == ()
+    assert sum(world.sizes("CLIP-L:fp32")) == 4 * elements + buffers
+    assert world.sizes("2.5GiB") == (int(2.5 * GIB),) and world.sizes("") == ()
     with pytest.raises(BadInput, match="before is 'CLIP-M'"):
-        history.sizes("CLIP-M")
+        world.sizes("CLIP-M")
 
 
 # ---- asked for ----

@@ -8,8 +8,8 @@ import pytest
 from conftest import in_fork
 
 from harness import cli
-from harness.predict import inverses, pool, search, workspace
-from harness.predict.speed import cards
+from harness.planner import advice, overhead, pool, search
+from harness.planner.speed import cards
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies.base import BadInput, Slot
@@ -18,7 +18,7 @@ from tests.made.predictions import GIB, prediction
 pytestmark = pytest.mark.usefixtures("sure")
 
 CARD = cards.of_size(24 * GIB)
-ROOM = 24 - workspace.standing(CARD, 1).total / GIB
+ROOM = 24 - overhead.standing(CARD, 1).total / GIB
 VIDEO = Spec(
     recipe="single+bf16_pure+lora:rank=16", model="wan2.1-1.3b", objective="flow", ema=0.0,
     data="synthetic", global_batch=1, processes=1, device="cuda",
@@ -44,7 +44,7 @@ def tokens(row: Resolved) -> int:
 
 
 def by_rank(row: Resolved) -> float:
-    return 4 + 0.05 * inverses.adapter(row).rank
+    return 4 + 0.05 * advice.adapter(row).rank
 
 
 NEEDS = {
@@ -52,7 +52,7 @@ NEEDS = {
     "frames": lambda row: 4 + 4e-5 * tokens(row),
     "rank": by_rank,
     "resident": lambda row: 10 + 0.6 * (30 - getattr(row.recipe.in_slot(Slot.SWAP), "blocks", 0)),
-    "rank in lumps": lambda row: 4 + 0.64 * (inverses.adapter(row).rank * 5 // 64),
+    "rank in lumps": lambda row: 4 + 0.64 * (advice.adapter(row).rank * 5 // 64),
 }
 
 
@@ -67,7 +67,7 @@ def test_the_largest_and_its_neighbour_are_found(what, monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "predict_all", predict_all)
     row = resolve(VIDEO)
     need, what = NEEDS[what], what.partition(" ")[0]
-    (one,) = inverses.SOUGHT[what].seek([row], CARD, tmp_path, 1, Quiet())
+    (one,) = advice.SOUGHT[what].seek([row], CARD, tmp_path, 1, Quiet())
     assert one.exact and one.tried == len(tried) <= search.TRIES
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
     if what in ("resolution", "frames"):
@@ -120,7 +120,7 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
     assert "Largest rank: flux-dev at 1024x1024" in text and "rank 391" in text
     assert "refused single+bf16: single+bf16 has no adapters" in text
     with pytest.raises(BadInput, match="largest is rank"):
-        inverses.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
+        advice.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
 
 
 REAL = {

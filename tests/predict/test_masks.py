@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.predict.tracing.cudalike import as_bias, cuda_like
+from harness.planner.tracing.cuda_calls import as_bias, cuda_like
 
 
 class Ran(TorchDispatchMode):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness import cli
-from harness.predict import pool
+from harness.planner import pool
 from tests.made import caches
 from tests.made.predictions import GIB, prediction
 from tests.made.publics import MINIATURES

@@ -7,12 +7,12 @@ import dataclasses
 
 import pytest
 
-from harness.commands.planning.plan.asked import PlanError, asked_for, on_nodes
-from harness.commands.planning.plan.command import add_arguments as plan_arguments
-from harness.predict.speed import network
-from harness.predict.speed.cards import find, of_cpu
-from harness.predict.speed.rates import ATTENTION, COLLECTIVE
-from harness.predict.speed.roofline import Work, behind_attention, seconds, sent
+from harness.planner.plan.candidates import PlanError, asked_for, on_nodes
+from harness.planner.plan.command import add_arguments as plan_arguments
+from harness.planner.speed import rates
+from harness.planner.speed.cards import find, of_cpu
+from harness.planner.speed.rates import ATTENTION, COLLECTIVE
+from harness.planner.speed.roofline import Work, behind_attention, seconds, sent
 from harness.result import Wire
 from strategies.base import BadInput
 from tests.made.results import ok
@@ -43,12 +43,12 @@ def test_nodes_that_cannot_share_alike(gpus, nodes, words):
 
 def test_a_network_that_was_measured_counts(tmp_path):
     with pytest.raises(BadInput, match="no result there has a network measured between GPUs"):
-        network.of_results(CARD, tmp_path)
+        rates.of_results(CARD, tmp_path)
     for name, backend, speed in (("a", "nccl", 9e9), ("b", "nccl", 7e9), ("c", "gloo", 1e9)):
         wire = Wire(backend=backend, latency_seconds=1e-5, bandwidth=speed, size_bytes=1 << 26)
         row = dataclasses.replace(ok("ddp"), wire=wire)
         row.write(tmp_path / "runs" / name / "result.json")
-    found = network.of_results(CARD, tmp_path)
+    found = rates.of_results(CARD, tmp_path)
     assert found.network_bandwidth == 7e9 and found.network_told == str(tmp_path)
 
 

@@ -10,17 +10,17 @@ import re
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan.asked import asked_for
-from harness.commands.planning.plan.command import add_arguments
-from harness.predict import advice, pool, residuals
-from harness.predict.inverses import adapter
-from harness.predict.prediction import Prediction
-from harness.predict.speed import cards
-from harness.predict.tracing import extend
+from harness.planner import advice, pool, uncertainty
+from harness.planner.advice import adapter
+from harness.planner.plan.candidates import asked_for
+from harness.planner.plan.command import add_arguments
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards
+from harness.planner.tracing import extend
 from harness.resolve import Resolved
 from harness.resolve import resolve as resolved
 from harness.spec import Spec
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from strategies.base import Slot
 from tests.made.predictions import GIB, asked, prediction
 
@@ -73,8 +73,8 @@ def test_a_guard_says_in_one_line_that_it_fits(world, capsys):
 def test_a_guard_lets_nothing_by_that_its_range_leaves_open(world, capsys, monkeypatch):
     """The need itself would fit, by half a GiB."""
     monkeypatch.undo()
-    known = residuals.Share("one GPU", 0.1, 9, 9, pooled=False)
-    monkeypatch.setattr(residuals, "shares", lambda: dict.fromkeys(residuals.CLASSES, known))
+    known = uncertainty.Share("one GPU", 0.1, 9, 9, pooled=False)
+    monkeypatch.setattr(uncertainty, "shares", lambda: dict.fromkeys(uncertainty.CLASSES, known))
     monkeypatch.setattr(pool, "predict_all", lambda rows, *_, **__: [prediction(22)] * len(rows))
     assert plan("23GiB", FLUX.recipe, "--check") == 1
     line = capsys.readouterr().out
@@ -339,11 +339,11 @@ def test_other_spellings_are_the_same_question(words, model, recipe):
 
 
 def test_every_preset_is_found_by_its_names_on_the_hub():
-    for name, known in presets.table().items():
+    for name, known in families.table().items():
         assert known.hub, name
         for other in (name, name.upper(), *known.hub, *(hub.lower() for hub in known.hub)):
-            assert presets.canonical(other) == name
-    assert presets.canonical("black-forest-labs/FLUX.1-Kontext-dev") not in presets.table()
+            assert families.canonical(other) == name
+    assert families.canonical("black-forest-labs/FLUX.1-Kontext-dev") not in families.table()
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,9 @@ def test_cards_are_found_by_other_spellings(name):
     assert cards.find(name).name == f"RTX-{digits}"
 
 
-@pytest.mark.parametrize(("what", "names"), [("models", presets.table()), ("cards", cards.table())])
+@pytest.mark.parametrize(
+    ("what", "names"), [("models", families.table()), ("cards", cards.table())]
+)
 def test_lists_name_all_of_them(what, names, capsys):
     assert cli.main(["list", what]) == 0
     text = capsys.readouterr().out

@@ -9,13 +9,13 @@ import json
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan.command import add_arguments
-from harness.commands.planning.plan.scale import cells_of, of_nodes
-from harness.predict import forecast, pool, verdict
-from harness.predict.forecast import foretold
-from harness.predict.speed import cards
-from harness.predict.speed.roofline import Work
-from harness.report.stories import scale
+from harness.analyses import scale
+from harness.planner import forecast, pool, verdict
+from harness.planner.forecast import foretold
+from harness.planner.plan.command import add_arguments
+from harness.planner.plan.scale import cells_of, of_nodes
+from harness.planner.speed import cards
+from harness.planner.speed.roofline import Work
 from tests.made.predictions import asked, prediction
 from tests.made.results import row, write_set
 

@@ -11,9 +11,9 @@ from conftest import predictions
 
 from harness import ROOT, cli
 from harness.phases import planned, planned_text
-from harness.predict import attention, beside, pool, residuals, verdict
-from harness.predict.prediction import Aside
-from harness.predict.speed import cards
+from harness.planner import overhead, pool, resident_models, uncertainty, verdict
+from harness.planner.prediction import Aside
+from harness.planner.speed import cards
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.system import requirements
@@ -141,18 +141,18 @@ PASSES = [row for row in PUBLIC if "pass" in row]
 @pytest.mark.parametrize("row", PASSES, ids=lambda row: row["name"])
 def test_a_pass_that_others_measured_is_predicted(row):
     """As on record; the page says how far each is off."""
-    from harness.predict.tracing import asides
+    from harness.planner.tracing import phases as asides
 
     name, how, *size = row["pass"]
-    asked = (tuple(size), row.get("text", 0), False, False, attention.USUAL)
+    asked = (tuple(size), row.get("text", 0), False, False, overhead.USUAL)
     _, reserved = asides.passed(name, how, *asked)
-    weights = 2 * beside.table()[name]["elements"] * row.get("weights", True)
+    weights = 2 * resident_models.table()[name]["elements"] * row.get("weights", True)
     assert (reserved + weights) / GIB == pytest.approx(row["predicted"], rel=0.01)
 
 
 def test_the_page_shows_every_public_row_and_the_range_covers_all():
     page = (ROOT / "docs/phases.md").read_text()
-    share = residuals.shares()["beside the step"].share
+    share = uncertainty.shares()["beside the step"].share
     for row in PUBLIC:
         measured, told = row["reserved"], row["predicted"]
         figures = f"{measured:.3f} | {told:.3f} | {100 * (told / measured - 1):+.1f} %"
@@ -165,24 +165,29 @@ def test_the_page_shows_every_public_row_and_the_range_covers_all():
 
 
 def test_a_pass_in_tiles_takes_less_and_one_in_float32_more():
-    from harness.predict.tracing import asides
+    from harness.planner.tracing import phases as asides
 
     def taken(tiled: bool, wide: bool) -> int:
         size = (1, 1, 512, 512)
-        return asides.passed("SD-VAE", "decode", size, 0, tiled, wide, attention.USUAL)[0]
+        return asides.passed("SD-VAE", "decode", size, 0, tiled, wide, overhead.USUAL)[0]
 
     assert taken(True, False) < 0.5 * taken(False, False) < 0.3 * taken(False, True)
 
 
-@pytest.mark.parametrize("name", [n for n, row in beside.table().items() if "latent" in row])
+@pytest.mark.parametrize(
+    "name", [n for n, row in resident_models.table().items() if "latent" in row]
+)
 def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
     """A latent that its table says, to a video or an image: others would not pass."""
-    from harness.predict.tracing import asides
+    from harness.planner.tracing import phases as asides
 
-    side, frames = 4 * beside.table()[name]["latent"][2], 1 + beside.table()[name]["latent"][1]
+    side, frames = (
+        4 * resident_models.table()[name]["latent"][2],
+        1 + resident_models.table()[name]["latent"][1],
+    )
     size = (1, frames if frames > 2 else 1, side, side)
     for how in ("encode", "decode"):
-        assert asides.passed(name, how, size, 0, False, False, attention.USUAL)[0] > 0
+        assert asides.passed(name, how, size, 0, False, False, overhead.USUAL)[0] > 0
 
 
 def test_a_plan_s_prediction_has_what_its_phases_need(tmp_path):
@@ -193,7 +198,10 @@ def test_a_plan_s_prediction_has_what_its_phases_need(tmp_path):
         assert both[name] == alone[name], "the step is what it is without them"
     assert alone["denoising"] is None and alone["asides"] == {}
     assert both["between"] < both["denoising"] < both["steady"]["bytes"]
-    weights = {name: 2 * beside.table()[name]["elements"] for name in beside.usual_of("flux-dev")}
+    weights = {
+        name: 2 * resident_models.table()[name]["elements"]
+        for name in resident_models.usual_of("flux-dev")
+    }
     assert {one["weights"] for one in both["asides"].values()} == {sum(weights.values())}
     assert both["asides"]["validate"]["what"] == "FLUX-VAE decodes 256x256"
 

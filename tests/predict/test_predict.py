@@ -10,23 +10,29 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.commands.planning.plan.answer import answer
-from harness.commands.planning.plan.check import check_line
-from harness.commands.planning.plan.held import held_back, held_notes
-from harness.commands.planning.plan.table import notes
 from harness.json_files import BadFile
-from harness.memory.categories import CATEGORIES
-from harness.memory.record import Instant, Record, Storage, as_measured, peak, phase_peaks
-from harness.predict import limits, pool, residuals, verdict, workers, workspace
-from harness.predict.prediction import Prediction, kept, load
-from harness.predict.speed import cards, rates, roofline
-from harness.predict.speed.roofline import Work
-from harness.predict.tracing.allocator import Allocator, replay
+from harness.memory.record import (
+    CATEGORIES,
+    Instant,
+    Record,
+    Storage,
+    as_measured,
+    peak,
+    phase_peaks,
+)
+from harness.planner import overhead, pool, uncertainty, verdict
+from harness.planner import pool as workers
+from harness.planner.plan.answer import answer, check_line, held_back, held_notes
+from harness.planner.plan.table import notes
+from harness.planner.prediction import Prediction, kept, load
+from harness.planner.speed import cards, rates, roofline
+from harness.planner.speed.roofline import Work
+from harness.planner.tracing.allocator import Allocator, replay
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies import CATALOG, parse
-from strategies.holdings import Maker
-from strategies.sizes import pinned_block
+from strategies.base import pinned_block
+from strategies.inventory import AllocationScope
 from tests.made.predictions import GIB, MIB, asked, prediction
 from tests.made.publics import miniature
 
@@ -83,10 +89,10 @@ class Copier:
     ({"meta": "device", "cpu": "host"}, 16 * MIB), ({"cpu": "device"}, 9 * MIB),
 ])  # fmt: skip
 def test_what_is_offloaded_takes_whole_pinned_blocks_on_a_gpu_s_host(pools, taken):
-    from harness.predict.tracing.trace import StoragelessTracer
+    from harness.planner.tracing.trace import StoragelessTracer
 
     tracer = StoragelessTracer(pools)
-    with tracer.watching([Maker(Copier, "out", "", place="host", pinned=True)]), tracer:
+    with tracer.watching([AllocationScope(Copier, "out", "", place="host", pinned=True)]), tracer:
         kept = Copier().out()
     assert [(s.pool, s.size) for s in tracer.record.storages] == [("host", taken)] and kept.numel()
 
@@ -94,7 +100,7 @@ def test_what_is_offloaded_takes_whole_pinned_blocks_on_a_gpu_s_host(pools, take
 def test_an_engine_s_books_pin_a_tensor_and_let_go_of_it():
     import torch
 
-    from harness.predict.tracing.trace import StoragelessTracer
+    from harness.planner.tracing.trace import StoragelessTracer
 
     tracer = StoragelessTracer({"meta": "device", "cpu": "host"})
     with tracer:
@@ -240,7 +246,7 @@ def test_buckets_are_what_a_run_s_own_trace_calls_them(deepspeed, gradients, wor
 # ---- cards, time and fits ----
 
 
-SHARE = residuals.shares()["one GPU"].share
+SHARE = uncertainty.shares()["one GPU"].share
 
 
 @pytest.mark.parametrize(
@@ -255,7 +261,7 @@ SHARE = residuals.shares()["one GPU"].share
 def test_a_prediction_against_a_card(times, wanted):
     """It fits where the upper end of its range does, and does not where the lower end does not."""
     card = cards.of_size(24 * GIB)
-    beside = workspace.standing(card, 8).total
+    beside = overhead.standing(card, 8).total
     size = int(times * 24 * GIB) - beside
     found = verdict.judge(asked("ddp"), prediction(size / GIB, least=size), card)
     assert found.verdict == wanted and found.fits == (wanted == "fits")
@@ -368,7 +374,7 @@ def test_a_gpu_s_float32_convolutions_are_tf32_unless_a_recipe_says_no(
     """As a VAE's are, which encodes images beside a training in 16 bits."""
     import torch
 
-    from harness.predict.tracing.work import Counter
+    from harness.planner.tracing.trace import Counter
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", switch)
     x, weight = (torch.empty(2, 4, 8, 8, device=device) for _ in range(2))
@@ -572,12 +578,14 @@ def test_a_kept_prediction_starts_no_process(monkeypatch, tmp_path):
     assert told == [0]
 
 
-@pytest.mark.parametrize("text", limits.LIMITS)
+@pytest.mark.parametrize("text", overhead.LIMITS)
 def test_a_limit_is_of_a_part_that_recipes_can_have(text):
     kind = CATALOG[text.partition(":")[0]]
     part = parse(f"ddp+{text}").in_slot(kind.slot)
     assert str(part) == text
-    assert part.name in limits.why([part], "Error") and "Error" not in limits.why([part], "Error")
+    assert part.name in overhead.why([part], "Error") and "Error" not in overhead.why(
+        [part], "Error"
+    )
 
 
 # ---- the command line ----
@@ -640,7 +648,7 @@ def test_a_plan_end_to_end(capsys, monkeypatch, tmp_path):
     assert [row["verdict"] for row in rows] == ["fits", "tight", "no"]
     for row in rows:
         assert row["need_high_bytes"] - row["need_bytes"] == row["need_spread_bytes"] > 0
-        assert row["uncertainty"]["rows"] == residuals.shares()[row["uncertainty"]["kind"]].rows
+        assert row["uncertainty"]["rows"] == uncertainty.shares()[row["uncertainty"]["kind"]].rows
     assert {row["host_memory_node"] for row in rows} == {8 * 64 * GIB}
 
 
@@ -698,7 +706,7 @@ def test_an_overlapped_collective_hides_behind_its_own_phase_alone():
 def test_collectives_of_a_phase_that_overlaps_are_counted_so():
     import torch
 
-    from harness.predict.tracing.work import Counter
+    from harness.planner.tracing.trace import Counter
 
     class AllReduce:
         namespace = "c10d"

@@ -15,19 +15,19 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from conftest import living, predictions, settle
 from torch.profiler import ProfilerActivity, profile
 
-from harness.memory import unseen
+from harness.memory import op_facts
 from harness.memory.record import peak
 from harness.memory.traced_step import trace_step
-from harness.predict.tracing.simulate import kernel_scratch, simulate, trace_training
-from harness.predict.worker import predict
+from harness.planner.tracing.simulate import kernel_scratch, simulate, trace_training
+from harness.planner.worker import predict
 from harness.resolve import Resolved, resolve
+from harness.sampling.batch import prepare
 from harness.spec import Spec
 from harness.worker import setup
-from harness.worker.drawing.prepare import prepare
 from harness.worker.loop import Log, optimizer_step
-from strategies.activations.kernels import KERNELS
+from strategies.activations.attend import KERNELS
 from strategies.base import BadInput
-from strategies.sampling import layers
+from strategies.sampling import eight_bits
 
 BASE = Spec(recipe="single", model="DiT-T/2", data="synthetic", global_batch=8)
 LIMIT, DRAWN_LIMIT = 0.005, 0.01
@@ -223,7 +223,7 @@ def test_a_gpu_holds_weights_in_four_bits_as_their_library_lays_them_out(texts, 
     plain = rows[0].subject.make()
     names = rows[0].subject.linears
     if fields:
-        names = layers.linears(plain, rows[0].subject)
+        names = eight_bits.linears(plain, rows[0].subject)
     elif "layers" not in texts[0]:
         names = [name for name, part in plain.named_modules() if isinstance(part, torch.nn.Linear)]
     counts = [plain.get_submodule(name).weight.numel() for name in names]
@@ -245,9 +245,9 @@ def test_a_gpu_turns_a_weight_in_four_bits_back_where_rows_are_many(rows, times)
     )
     asked = (given, codes, [512, 128], None, 64)
     wanted = 2 * (512 * 128 + rows * 512) + 2 * 4 * (512 * 128 // 64)
-    assert unseen.scratch(func, asked) == times * wanted
+    assert op_facts.scratch(func, asked) == times * wanted
     host = (given, torch.empty((128 * 512 // 2, 1), dtype=torch.uint8), *asked[2:])
-    assert unseen.scratch(func, host) == wanted - 4 * (512 * 128 // 64)
+    assert op_facts.scratch(func, host) == wanted - 4 * (512 * 128 // 64)
 
 
 MODELLED = {
@@ -387,9 +387,9 @@ def test_overflow_is_looked_for_in_a_copy_of_the_gradients():
 
 
 def test_a_trace_without_an_optimizer_s_step_is_none(monkeypatch):
-    from harness.predict.tracing import storageless
+    from harness.planner.tracing import shortcuts
 
-    monkeypatch.setattr(storageless, "step_always", lambda *given, **more: None)
+    monkeypatch.setattr(shortcuts, "step_always", lambda *given, **more: None)
     found = predict(on_gpu("single+fp16+adamw:impl=plain", "DiT-T/8", 8))
     assert found.method != "trace" and "no optimizer stepped" in found.reason
 
@@ -408,7 +408,7 @@ RAISED = {
 
 @pytest.mark.parametrize("recipe", RAISED)
 def test_what_cannot_be_traced_says_why(recipe, monkeypatch):
-    from harness.predict.tracing import simulate as module
+    from harness.planner.tracing import simulate as module
 
     def stumble(resolved: Resolved, kind: str) -> None:
         raise NotImplementedError("a kernel that knows no tensors without storage")
@@ -421,7 +421,7 @@ def test_what_cannot_be_traced_says_why(recipe, monkeypatch):
 
 
 def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
-    from harness.predict.tracing import simulate as module
+    from harness.planner.tracing import simulate as module
 
     def refuse(resolved: Resolved, kind: str) -> None:
         raise BadInput("attend: no such kernel; take another")

@@ -12,10 +12,10 @@ from conftest import predictions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.predict.tracing import remembered
-from harness.predict.tracing.forks import in_forks
-from harness.predict.tracing.remembered import Remembered, device_of, known
-from harness.predict.tracing.trace import StoragelessTracer
+from harness.planner.tracing import op_cache
+from harness.planner.tracing.forks import in_forks
+from harness.planner.tracing.op_cache import Remembered, device_of, known
+from harness.planner.tracing.trace import StoragelessTracer
 from harness.spec import Spec
 
 SPEC = Spec(
@@ -42,7 +42,7 @@ def test_a_prediction_is_the_same_to_the_byte_where_torch_answers_every_operatio
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    with mock.patch.dict(remembered._KNOWN, clear=True):
+    with mock.patch.dict(op_cache._KNOWN, clear=True):
         yield
 
 
@@ -173,14 +173,14 @@ def test_what_one_fork_asked_torch_the_next_knows():
 def test_too_many_answers_are_forgotten(monkeypatch):
     with FakeTensorMode() as fake, Kept(fake):
         torch.empty(4, 4) + 1
-    told = remembered.learned(0)
+    told = op_cache.learned(0)
     there = known()
-    remembered.learn(told)
+    op_cache.learn(told)
     assert known() == there == 2
-    monkeypatch.setattr(remembered, "MOST", 3)
-    remembered._KNOWN["older"] = remembered.OTHER
-    remembered.learn(told)
-    assert known() == 2 and "older" not in remembered._KNOWN
+    monkeypatch.setattr(op_cache, "MOST", 3)
+    op_cache._KNOWN["older"] = op_cache.OTHER
+    op_cache.learn(told)
+    assert known() == 2 and "older" not in op_cache._KNOWN
 
 
 @pytest.mark.parametrize("other", [torch.float64, torch.int32])

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from harness.predict import pool
-from harness.predict.prediction import Prediction
+from harness.planner import pool
+from harness.planner.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
 

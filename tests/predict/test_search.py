@@ -10,18 +10,18 @@ import pytest
 from conftest import in_fork
 from rich.console import Console
 
-from harness.commands.planning.plan.command import Asked
-from harness.commands.planning.plan.largest_table import print_largest
-from harness.predict import pool, search, workspace
-from harness.predict.prediction import Prediction
-from harness.predict.speed import cards
+from harness.planner import overhead, pool, search
+from harness.planner.plan.advice import print_largest
+from harness.planner.plan.command import Asked
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards
 from harness.resolve import Resolved
 from tests.made.predictions import GIB, asked, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")
 
 CARD = cards.of_size(24 * GIB)
-BESIDE = workspace.standing(CARD, 8).total / GIB
+BESIDE = overhead.standing(CARD, 8).total / GIB
 
 
 class Quiet:

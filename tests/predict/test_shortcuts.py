@@ -8,8 +8,8 @@ import torch
 from conftest import predictions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.predict.tracing.shortcuts import Shortcuts
-from harness.predict.tracing.trace import StoragelessTracer
+from harness.planner.tracing.shortcuts import Shortcuts
+from harness.planner.tracing.trace import StoragelessTracer
 from harness.spec import Spec
 
 # Twelve ranks: most sizes of a DiT are no multiple, so that pieces are short, empty and padded.

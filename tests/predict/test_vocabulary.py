@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import ROOT
-from harness.predict import pool
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.spec import Spec
 

@@ -9,13 +9,14 @@ import pytest
 import yaml
 
 from harness import ROOT
-from harness.commands.planning.plan.answer import answer
-from harness.commands.planning.plan.explained import explained, second_step
 from harness.memory.record import Held
-from harness.predict import verdict, ways_out
-from harness.predict.speed import calibrated, cards
-from harness.predict.speed.roofline import Seconds, Work, seconds
-from harness.predict.verdict import Fit
+from harness.planner import suggestions, verdict
+from harness.planner.plan.answer import answer
+from harness.planner.plan.table import explained, second_step
+from harness.planner.speed import cards
+from harness.planner.speed import rates as calibrated
+from harness.planner.speed.roofline import Seconds, Work, seconds
+from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies.base import Slot
 from tests.made.predictions import GIB, asked, prediction
@@ -52,7 +53,7 @@ def seek(
     batch: int = 256,
     first: float = LARGE,
     **more: object,
-) -> tuple[ways_out.Ways | None, list[Fit]]:
+) -> tuple[suggestions.Ways | None, list[Fit]]:
     """The ways out where ``recipe`` needs ``first`` GiB and what is asked for then ``need(row)``,
     and what was asked."""
     told: list[Fit] = []
@@ -64,7 +65,7 @@ def seek(
 
     row = asked(recipe, processes=processes, global_batch=batch)
     fits = [verdict.judge(row, prediction(first, **more), CARD)]
-    return ways_out.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
+    return suggestions.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
 
 
 def names(told: list[Fit]) -> list[str]:

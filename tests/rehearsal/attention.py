@@ -2,7 +2,7 @@
 
 Shapes, layouts and types of the outputs are those of torch's CUDA kernels
 (torch/_meta_registrations.py), and the scratch of a backward kernel is allocated while it runs
-(``harness.predict.workspace`` names the sources).
+(``harness.planner.overhead`` names the sources).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from harness.predict.workspace import scratch
+from harness.planner.overhead import scratch
 
 __all__ = ["install"]
 

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from harness import ROOT
-from harness.predict import pool
-from harness.predict.prediction import Prediction
+from harness.planner import pool
+from harness.planner.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.suite.file import known_suites

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from harness.analyses import claims
+from harness.analyses.claim_rules import DEEP, DEPTHS, TOKENS
+from harness.analyses.claim_sweeps import BATCHES, HALF, LARGE, MUCH, Verdict, change
+from harness.analyses.claims import CLAIMS
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
-from harness.report.stories import claims
-from harness.report.stories.claim_rules import DEEP, DEPTHS, TOKENS
-from harness.report.stories.claim_sweeps import BATCHES, LARGE
-from harness.report.stories.claim_verdicts import HALF, MUCH, Verdict, change
-from harness.report.stories.claims import CLAIMS
 from harness.result import Status
 from harness.suite import file as suite_file
 from harness.suite import matrix

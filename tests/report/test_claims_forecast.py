@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from harness import ROOT, cli
-from harness.commands import suites
-from harness.commands.planning.plan.claims import rows_of
-from harness.memory.categories import CATEGORIES
-from harness.memory.record import Instant
-from harness.predict import attention, forecast, pool
-from harness.predict.forecast import Forecast, Foretold, block_forwards
-from harness.predict.prediction import Prediction, none
-from harness.predict.speed import cards
-from harness.predict.speed.roofline import Work
+from harness.analyses import claims
+from harness.analyses.claim_sweeps import BATCHES, TRAINED_BATCHES
+from harness.commands import listing
+from harness.memory.record import CATEGORIES, Instant
+from harness.planner import forecast, overhead, pool
+from harness.planner.forecast import Forecast, Foretold, block_forwards
+from harness.planner.plan.scale import rows_of
+from harness.planner.prediction import Prediction, none
+from harness.planner.speed import cards
+from harness.planner.speed.roofline import Work
 from harness.report import build, write_report
 from harness.report.data.rows import SuiteHead
 from harness.report.rendering import markdown
-from harness.report.stories import claims
-from harness.report.stories.claim_sweeps import BATCHES, TRAINED_BATCHES
 from harness.resolve import resolve
 from harness.result import load_all
 from harness.spec import Spec
@@ -208,7 +207,7 @@ def traced(size: int) -> Prediction:
 
 def planned(kept: Forecast) -> list[Spec]:
     """The suite's rows on a GPU like the forecast's."""
-    return [r.spec for r in rows_of(suites.load("claims", "cuda"), cards.find(kept.gpu))]
+    return [r.spec for r in rows_of(listing.load("claims", "cuda"), cards.find(kept.gpu))]
 
 
 def claims_folder(folder: Path, story: str = "claims") -> Path:
@@ -230,7 +229,7 @@ def test_the_command_keeps_what_was_predicted_and_reports_anew(tmp_path, monkeyp
     kept = forecast.read(folder)
     assert (kept.gpu, kept.model, kept.made_with["torch"] != "") == ("A100-80GB", MODEL, True)
     assert [row.spec for row in kept.rows] == [
-        r.spec for r in rows_of(suites.load("claims", "cuda"), cards.find("A100-80GB"))
+        r.spec for r in rows_of(listing.load("claims", "cuda"), cards.find("A100-80GB"))
     ]
     assert {row.reason for row in kept.rows if not row.fits} == {"a hook"}
     page = (folder / "claims.md").read_text()
@@ -290,7 +289,7 @@ def test_the_recorded_forecast_is_what_is_predicted_today(tmp_path):
     rows = [row for row in kept.rows if usual.items() <= vars(row.spec).items()]
     old = [r for r in rows if r.spec.recipe in ("single", "single+bf16")]
     assert [row.spec.recipe for row in old] == ["single", "single+bf16"]
-    kind = attention.preferred(cards.find(kept.gpu).capability)
+    kind = overhead.preferred(cards.find(kept.gpu).capability)
     found = pool.predict_all([resolve(r.spec) for r in old], tmp_path, kind=kind)
     for before, now in zip(old, found, strict=True):
         assert now.steady.bytes == pytest.approx(before.peak_bytes, rel=0.01)

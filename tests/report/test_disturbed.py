@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from harness.report.figures import disturbed
-from harness.report.figures.disturbed import Step
+from harness.report.figures import floor
+from harness.report.figures.floor import Step
 from harness.report.figures.numbers import numbers
 from harness.result import StepUsage
 from tests.made.results import cpu_set
@@ -29,7 +29,7 @@ QUIET = Step(seconds=1.0, cpu=1.9, forced=12, busy=1.95, cores=2)
     ],
 )
 def test_others_are_in_the_way_where_they_hold_cores_that_the_run_could_use(step, marked):
-    assert disturbed.others_in_the_way(QUIET._replace(**step)) is marked
+    assert floor.others_in_the_way(QUIET._replace(**step)) is marked
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_others_are_in_the_way_where_they_hold_cores_that_the_run_could_use(step
     ],
 )
 def test_a_step_waited_where_it_is_longer_without_more_work(step, marked):
-    assert disturbed.waited(QUIET._replace(**step), QUIET) is marked
+    assert floor.waited(QUIET._replace(**step), QUIET) is marked
 
 
 def usage(cpu: list[float], forced: list[int]) -> StepUsage:
@@ -69,9 +69,9 @@ def two_ranks():
 
 def test_the_steps_of_all_ranks_are_judged_together():
     row = two_ranks()
-    assert disturbed.disturbed(row) == [False, True, False]
-    assert disturbed.cpu_seconds(row) == pytest.approx([1.8, 1.4, 1.85])
-    assert disturbed.minor_faults(row) == [10, 14, 18]
+    assert floor.disturbed(row) == [False, True, False]
+    assert floor.cpu_seconds(row) == pytest.approx([1.8, 1.4, 1.85])
+    assert floor.minor_faults(row) == [10, 14, 18]
     found = numbers([row, row])
     assert found.disturbed_steps == 2 and found.timed_steps == 6
     assert found.step_cpu_seconds_median == pytest.approx(1.8)
@@ -81,7 +81,7 @@ def test_a_result_older_than_the_counts_is_not_called_quiet():
     row = two_ranks()
     old = [dataclasses.replace(row.ranks[0], step_usage=None), row.ranks[1]]
     older = dataclasses.replace(row, ranks=old)
-    assert disturbed.disturbed(older) is None
+    assert floor.disturbed(older) is None
     assert (
         numbers([older]).disturbed_steps is None and numbers([row, older]).disturbed_steps is None
     )

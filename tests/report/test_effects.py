@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from harness.report import build
-from harness.report.data.effect_reasons import why
-from harness.report.data.effects import effects
+from harness.report.data.effects import effects, why
 from harness.report.data.rows import SuiteHead
 from tests.made.results import MIB, done, gpu_set
 

@@ -8,8 +8,9 @@ import random
 
 import pytest
 
-from harness.report import build, stories
-from harness.report.data import speed
+from harness.analyses import registry
+from harness.report import build
+from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.rows import Group, SuiteHead
 from harness.report.figures.floor import floor_of, margin
@@ -115,7 +116,7 @@ def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
     group = group_of(suite(BUSY))
     assert set(cells(group, "x ref").values()) == {"-", "none seen"}
     assert set(cells(group, "#").values()) == {"1"}
-    assert "higher --noise-floor make it smaller" in speed.noise_floor(group)
+    assert "higher --noise-floor make it smaller" in lookup.noise_floor(group)
 
 
 def test_a_reference_that_does_not_repeat_itself_is_told():
@@ -131,7 +132,7 @@ def test_without_repetitions_ratios_stand_as_measured_and_the_report_says_so():
     group = group_of([r for r in suite(QUIET) if not r.spec.repeat])
     assert cells(group, "x ref") == {"ddp": "-", SAME: "0.99", SLOWER: "0.83"}
     assert cells(group, "#") == {"ddp": "1", SAME: "2", SLOWER: "3"}
-    assert speed.noise_floor(group).startswith("Noise floor unknown: no row was measured twice")
+    assert lookup.noise_floor(group).startswith("Noise floor unknown: no row was measured twice")
 
 
 def test_a_rank_is_behind_all_that_are_faster_beyond_the_noise():
@@ -157,7 +158,7 @@ def test_a_group_borrows_the_noise_of_the_first_and_says_so():
     group = group_of(suite(QUIET, *smaller(0.1, 0.101)), 1)
     assert group.unlike and group.floor.source == "DiT-S/4 at batch 16"
     assert cells(group, "x ref")["zero2"] == "none seen"
-    said = speed.noise_floor(group)
+    said = lookup.noise_floor(group)
     assert "borrowed: no row of this group was measured twice" in said
     assert "of DiT-S/4 at batch 16 ddp was measured 3 times" in said
     control = group_of(suite(QUIET, *smaller(0.1, 0.13)), 1)
@@ -174,7 +175,7 @@ def test_a_simulated_world_has_no_noise_to_speak_of():
     results = references(QUIET, processes=1, world=4)
     results.append(steady("zero2", 0.4, processes=1, world=4))
     group = group_of(results)
-    assert group.world == 4 and group.floor is None and speed.noise_floor(group) == ""
+    assert group.world == 4 and group.floor is None and lookup.noise_floor(group) == ""
 
 
 # ---- answers ----
@@ -208,7 +209,7 @@ def test_a_fastest_that_is_told_apart_stands_alone():
 def test_a_story_compares_speeds_by_the_floor(story):
     order = ("ddp", SAME, SLOWER)
     head = SuiteHead(reference="ddp", story=story, order=order)
-    (grid,) = stories.tables(build(suite(QUIET), [], head))
+    (grid,) = registry.tables(build(suite(QUIET), [], head))
     place = grid.heads.index("Speed x")
     ratios = [line[place] for line in grid.lines]
     assert ratios == ["-", "none seen", "0.84" if story == "ladder" else "0.83"]

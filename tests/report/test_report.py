@@ -20,7 +20,7 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import reports
-from harness.predict.prediction import load
+from harness.planner.prediction import load
 from harness.report import SuiteHead, build, print_report, write_report
 from harness.report.data.answers import (
     IN_FULL,

@@ -9,13 +9,12 @@ import json
 
 import pytest
 
-from harness.memory.portrait import Portrait
-from harness.predict.speed import calibrated
-from harness.predict.speed.roofline import Work
+from harness.memory.memory_breakdown import Portrait
+from harness.planner.speed import rates
+from harness.planner.speed.roofline import Work
 from harness.report import build, read_suite
 from harness.report.data.rows import SuiteHead
-from harness.report.figures.predicted import predicted_and_measured
-from harness.report.figures.predicted_fit import machine_facts, predicted_fit
+from harness.report.figures.predicted import machine_facts, predicted_and_measured, predicted_fit
 from harness.report.rendering import export, html, markdown, sentences, tables
 from harness.result import Status
 from tests.made.calibrations import CPU, GIB, H200, MIB, made, row, rows
@@ -127,23 +126,23 @@ def test_a_row_that_ran_out_of_memory_is_judged_by_it_too():
 
 
 def test_the_calibration_lies_beside_the_results(tmp_path, monkeypatch):
-    own = calibrated.store.applied(made(EPYC))
-    monkeypatch.setattr(calibrated, "kept_for", lambda device: own)
-    calibrated.keep_beside(tmp_path, "cpu")
+    own = rates.store.applied(made(EPYC))
+    monkeypatch.setattr(rates, "kept_for", lambda device: own)
+    rates.keep_beside(tmp_path, "cpu")
     assert read_suite(tmp_path).calibration == made(EPYC)
-    (tmp_path / calibrated.FILE).write_text("{")
+    (tmp_path / rates.FILE).write_text("{")
     assert read_suite(tmp_path).calibration is None
-    monkeypatch.setattr(calibrated, "kept_for", lambda device: None)
-    calibrated.keep_beside(tmp_path / "none", "cpu")
+    monkeypatch.setattr(rates, "kept_for", lambda device: None)
+    rates.keep_beside(tmp_path / "none", "cpu")
     assert not (tmp_path / "none").exists()
 
 
 def test_a_driver_that_is_another_than_the_run_s_is_marked():
     environment = {**H100, "driver": "999.1"}
-    card = calibrated.of_environment(environment, made(CARD))
+    card = rates.of_environment(environment, made(CARD))
     assert card.calibrated.marks == ("here driver 999.1",)
-    assert calibrated.of_environment(H100, made(CARD)).calibrated.marks == ()
-    assert calibrated.of_environment({**MACHINE, "cores": 4}, made(EPYC)).calibrated.marks
+    assert rates.of_environment(H100, made(CARD)).calibrated.marks == ()
+    assert rates.of_environment({**MACHINE, "cores": 4}, made(EPYC)).calibrated.marks
 
 
 def test_an_anatomy_stands_under_the_ceilings_of_its_device():
@@ -154,7 +153,7 @@ def test_an_anatomy_stands_under_the_ceilings_of_its_device():
     }
     plain = Portrait(**{**names, "device": "cpu", "dtype": "float32", "processes": 2,
                         "peak_flops": 1.0, "bandwidth": 2.0, "ceilings": ""})  # fmt: skip
-    own = calibrated.store.applied(made(EPYC))
+    own = rates.store.applied(made(EPYC))
     found = under_ceilings(plain, own)
     assert (found.peak_flops, found.bandwidth) == (25e12, 2e12)
     assert found.ceilings.startswith("Calibrated: AMD EPYC")
@@ -166,5 +165,5 @@ def test_an_anatomy_stands_under_the_ceilings_of_its_device():
 def test_rows_are_fitted_whatever_their_order():
     told = [*rows(1.25), row("ddp", 3.0, 1.0, communication=1.0, processes=2)]
     one, two = (made(EPYC, rows=list(order)) for order in (told, reversed(told)))
-    first, second = (calibrated.store.applied(c).fitted.factors for c in (one, two))
+    first, second = (rates.store.applied(c).fitted.factors for c in (one, two))
     assert first == pytest.approx(second)

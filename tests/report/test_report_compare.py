@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.report import build, compare, print_comparison
 from harness.report.data.compare import compare_reports, is_peak_change, is_step_change
-from harness.report.rendering.comparison import markdown
+from harness.report.rendering.terminal import markdown
 from harness.result import Result, Status, load_all
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"

@@ -9,8 +9,8 @@ import math
 import pytest
 
 from harness.memory.record import Instant
-from harness.predict import pool
-from harness.predict.prediction import Prediction
+from harness.planner import pool
+from harness.planner.prediction import Prediction
 from harness.report import build
 from harness.report.figures.predicted import PredictedAndMeasured, predicted_and_measured
 from harness.report.rendering import export, markdown, sentences, tables

@@ -7,13 +7,12 @@ import dataclasses
 
 import pytest
 
-from harness.predict.forecast import Forecast, Foretold
-from harness.report import build, stories
+from harness.analyses import charts, registry, scale
+from harness.planner.forecast import Forecast, Foretold
+from harness.report import build
 from harness.report.data.rows import SuiteHead
-from harness.report.figures import scaling, units
-from harness.report.figures.scaling import Point
-from harness.report.rendering.charts import of_story
-from harness.report.stories import scale
+from harness.report.figures import numbers, units
+from harness.report.figures.numbers import Point
 from harness.spec import Spec
 from tests.made.predictions import foretold
 from tests.made.results import row
@@ -38,7 +37,7 @@ POINTS = [
 )
 def test_rows_of_one_recipe_belong_together_by_what_is_kept(regime, batches):
     """Of zero3 one row alone has 32 samples: with plain training of as many it is a line too."""
-    found = scaling.lines([p for p in POINTS if p != at("zero3", 4, 32, 2.0)] + POINTS[-1:], regime)
+    found = numbers.lines([p for p in POINTS if p != at("zero3", 4, 32, 2.0)] + POINTS[-1:], regime)
     of = {line.recipe: [p.batch for p in line.points] for line in found}
     assert list(of.values())[: len(batches)] == batches
     assert {line.base.recipe for line in found} == {"single"}
@@ -46,7 +45,7 @@ def test_rows_of_one_recipe_belong_together_by_what_is_kept(regime, batches):
 
 
 def test_a_recipe_without_another_number_of_processes_is_no_line():
-    assert scaling.lines([at("single", 1, 8), at("zero3", 2, 24)], "weak") == []
+    assert numbers.lines([at("single", 1, 8), at("zero3", 2, 24)], "weak") == []
 
 
 @pytest.mark.parametrize(
@@ -55,36 +54,36 @@ def test_a_recipe_without_another_number_of_processes_is_no_line():
      ("hsdp:replicate=4+bf16", "single+bf16"), ("single", "single")],
 )  # fmt: skip
 def test_plain_training_leaves_out_what_wants_several_ranks(recipe, wanted):
-    assert scaling.plain(recipe) == wanted
+    assert numbers.plain(recipe) == wanted
 
 
 def test_efficiency_is_of_a_process_and_on_shared_cores_of_all():
     """Weak: twice the samples in the same time is all of it; on shared cores it would be twice."""
     base, point = at("single", 1, 8), at("ddp", 2, 16)
-    assert scaling.efficiency(point, base) == (1.0, 1.0, 1.0)
-    assert scaling.efficiency(point, base, shared=True) == (2.0, 2.0, 2.0)
-    assert scaling.efficiency(at("ddp", 4, 8, 0.5), base)[1] == 0.5
-    assert scaling.efficiency(at("ddp", 4, 8, None), base) is None
+    assert numbers.efficiency(point, base) == (1.0, 1.0, 1.0)
+    assert numbers.efficiency(point, base, shared=True) == (2.0, 2.0, 2.0)
+    assert numbers.efficiency(at("ddp", 4, 8, 0.5), base)[1] == 0.5
+    assert numbers.efficiency(at("ddp", 4, 8, None), base) is None
 
 
 def test_an_efficiency_lies_between_equal_ends_of_both():
     """Slow links cost the row alone; a slow card costs both, and cancels."""
     base = at("single", 1, 8, 1.0, ends=(0.8, 1.3))
     point = at("ddp", 8, 64, 1.25, ends=(1.6, 1.3))
-    assert scaling.efficiency(point, base) == (0.5, 0.8, 1.0)
+    assert numbers.efficiency(point, base) == (0.5, 0.8, 1.0)
 
 
 def test_without_plain_training_that_has_a_time_the_fewest_that_have_one_are_the_base():
     points = [at("single", 1, 64, None), at("zero3", 2, 64, None), at("zero3", 4, 64)]
-    (line,) = scaling.lines([*points, at("zero3", 8, 64)], "strong")
+    (line,) = numbers.lines([*points, at("zero3", 8, 64)], "strong")
     assert line.base == points[2]
 
 
 def test_what_a_ring_sends_of_what_is_handed_over():
     sent = {"backward": {"allreduce float32": 400}, "forward": {"allgather_base bfloat16": 100}}
-    assert scaling.ring_bytes(sent, 4) == 2 * 400 * 3 // 4 + 3 * 100
-    assert scaling.ring_bytes({"forward": {"reduce_scatter_base float32": 400}}, 4) == 300
-    assert scaling.ring_bytes({"forward": {"broadcast float32": 4}}, 4) is None
+    assert numbers.ring_bytes(sent, 4) == 2 * 400 * 3 // 4 + 3 * 100
+    assert numbers.ring_bytes({"forward": {"reduce_scatter_base float32": 400}}, 4) == 300
+    assert numbers.ring_bytes({"forward": {"broadcast float32": 4}}, 4) is None
 
 
 # ---- measured ----
@@ -97,7 +96,7 @@ def measured(recipe: str, count: int, batch: int, beyond: float = 100.0, **facts
 
 
 def told(results, head=HEAD, predictions=None):
-    return {g.key: g for g in stories.tables(build(results, [], head, predictions or {}))}
+    return {g.key: g for g in registry.tables(build(results, [], head, predictions or {}))}
 
 
 SET = [("single", 1, 8), ("single", 1, 32), ("ddp", 2, 16), ("ddp", 2, 32), ("ddp", 16, 32)]
@@ -118,7 +117,7 @@ def test_the_story_has_a_table_a_regime_and_tells_no_speed_beyond_the_cores():
 
 
 def test_predicted_memory_and_bytes_stand_beside_the_measured_ones():
-    from harness.predict.speed.roofline import Work
+    from harness.planner.speed.roofline import Work
 
     facts = {"sent_bytes": {"backward": {"allreduce float32": 3 << 20}}}
     results = [measured(*SET[0]), measured(*SET[2], **facts)]
@@ -195,11 +194,11 @@ def test_fewer_gpus_that_do_not_hold_it_are_no_end():
 def test_predictions_beside_results_are_told_and_drawn():
     head = dataclasses.replace(HEAD, forecast=of(ALONE, *ENDS["no end seen"][0]))
     report = build([measured(*one) for one in SET], [], head)
-    grids = {g.key: g for g in stories.tables(report)}
+    grids = {g.key: g for g in registry.tables(report)}
     assert list(grids) == ["scale_weak", "scale_strong", "foretold_weak", "scale_ends"]
     weak = grids["foretold_weak"]
     assert [line[weak.heads.index("GPUs")] for line in weak.lines] == ["1", "8", "64"]
     assert "Nothing was run. Nodes of 8 H100-80GB" in weak.note
-    pictures, keys = of_story.pictures(report), of_story.keys(report)
+    pictures, keys = charts.pictures(report), charts.keys(report)
     assert [name for name, *_ in keys] == ["ddp"]
     assert len(pictures) == 6 and all("<svg" in picture for *_, picture in pictures)

@@ -8,12 +8,11 @@ import itertools
 import pytest
 from conftest import SUBJECT
 
-from harness.report import build, stories
+from harness.analyses import charts, registry, suites
+from harness.analyses.claim_rules import DEEP
+from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
-from harness.report.rendering.charts import of_story
-from harness.report.stories import vocabulary
-from harness.report.stories.claim_rules import DEEP
 from harness.result import Status
 from harness.suite import file as suite_file
 from harness.suite import matrix
@@ -31,7 +30,7 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
         row("single+bf16+lora", 130.0, parity="by design"),
     ]
     suite = SuiteHead(reference="single", story="ladder", order=order)
-    (grid,) = stories.tables(build(results, [], suite))
+    (grid,) = registry.tables(build(results, [], suite))
     assert [line[0] for line in grid.lines] == [
         "single", "+ bf16", "+ single+bf16+checkpoint", "+ lora",
     ]  # fmt: skip
@@ -46,7 +45,7 @@ def test_a_rung_says_what_it_came_in_place_of():
     order = ("single+bf16", "single+bf16_pure")
     results = [row(recipe, 380.0, parity="by design") for recipe in order]
     suite = SuiteHead(reference=order[0], story="ladder", order=order)
-    (grid,) = stories.tables(build(results, [], suite))
+    (grid,) = registry.tables(build(results, [], suite))
     assert grid.lines[1][0] == "+ bf16_pure (in place of bf16)"
 
 
@@ -84,7 +83,7 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
         gone("single+fp8", Status.UNSUPPORTED, "no such unit", None, processes=1),
     ]
     suite = SuiteHead(reference="single", story="each", order=order)
-    (grid,) = stories.tables(build(results, [], suite))
+    (grid,) = registry.tables(build(results, [], suite))
     assert [line[0] for line in grid.lines] == list(order)
     assert [line[4] for line in grid.lines] == [units.NONE, "-50.0 %", units.NONE, units.NONE]
     assert float(grid.lines[2][6]) > 0, "speed is known of a row that was not traced"
@@ -102,7 +101,7 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
     ],
 )
 def test_where_a_loss_saves_is_said_of_no_other_vocabulary(shares, told):
-    assert vocabulary.judged(shares) == told
+    assert suites.judged(shares) == told
 
 
 def test_a_loss_that_was_not_traced_stands_once_and_saves_nothing_known():
@@ -112,7 +111,7 @@ def test_a_loss_that_was_not_traced_stands_once_and_saves_nothing_known():
     results = [row("single", 40.0, model="DiT-S/2:tokens=1024"), untraced]
     order = ("single", "single+cross_entropy")
     suite = SuiteHead(reference="single", story="vocabulary", order=order)
-    (grid,) = stories.tables(build(results, [], suite))
+    (grid,) = registry.tables(build(results, [], suite))
     assert [line[1] for line in grid.lines] == [*order]
     assert "nothing to judge it by" in grid.note
 
@@ -124,7 +123,7 @@ def test_the_published_table_stands_beside_the_measured_one():
     extracted = zip(order[3:6], (50.0, 40.0, 30.0), strict=True)
     results += [row(r, size, data="synthetic") for r, size in extracted]
     told = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    grid, careful = stories.tables(build(results, [], told))
+    grid, careful = registry.tables(build(results, [], told))
     assert [line[3:5] for line in grid.lines] == [
         ["out of memory", "out of memory"], ["0.43", "44045"], ["0.56", "40461"], ["0.84", "27485"],
     ]  # fmt: skip
@@ -151,7 +150,7 @@ def test_the_table_of_fast_dit_tells_speeds_beyond_the_noise_alone(others, said)
              for i, seconds in enumerate(others, 1)]  # fmt: skip
     rows.append(at(row(order[1], 100.0, data="vae_small:256"), 1.0 / 1.5))
     suite = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    grid, _ = stories.tables(build(rows, [], suite))
+    grid, _ = registry.tables(build(rows, [], suite))
     place = grid.heads.index("Speed x")
     assert [line[place] for line in grid.lines[:2]] == [units.NONE, said]
 
@@ -163,16 +162,16 @@ def test_the_power_of_time_says_how_far_the_noise_lets_it_be_told(others, spread
     rows += [at(row("single", 10.0, model=DEEP.format(16), repeat=i), seconds)
              for i, seconds in enumerate((4.0, *others))]  # fmt: skip
     suite = SuiteHead(reference="single", story="depth", order=("single",))
-    (grid,) = stories.tables(build(rows, [], suite))
+    (grid,) = registry.tables(build(rows, [], suite))
     (cell,) = [line[grid.heads.index("Step time ~ L^")] for line in grid.lines]
-    once = stories.tables(build(rows[:2], [], suite))[0].lines[0][-1]
+    once = registry.tables(build(rows[:2], [], suite))[0].lines[0][-1]
     assert cell == f"1.00 +- {spread}" and once == "1.00"
 
 
 @pytest.mark.parametrize("name", sorted(suite_file.known_suites()))
 def test_a_suites_story_is_known(name):
     suite = suite_file.load_suite(name, "cpu")
-    assert suite.story in ("", *stories.STORIES)
+    assert suite.story in ("", *registry.STORIES)
     assert dataclasses.asdict(suite)["name"] == name
 
 
@@ -192,12 +191,12 @@ def test_depth_tells_memory_and_counted_work_of_each_regime():
         rows += [row("single", 10.0 * depth, **spec), row(nothing, 14.0, evidence=facts, **spec)]
     suite = SuiteHead(reference="single", story="depth", order=("single", nothing))
     report = build(rows, [], suite)
-    (grid,) = stories.tables(report)
+    (grid,) = registry.tables(report)
     plain, none = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
     assert plain["Added by a block MiB"] == "10.00" and plain["Memory ~ L^"] == "1.00"
     assert plain["Forwards a block"] == "1.00" and none["Forwards a block"] == "3.50 to 9.50"
     assert none["Memory ~ L^"] == "0.00" and none["Forward work ~ L^"] == "1.72"
-    pictures, keys = of_story.pictures(report), of_story.keys(report)
+    pictures, keys = charts.pictures(report), charts.keys(report)
     assert len(pictures) == 3 and [name for name, *_ in keys] == ["single", nothing]
     assert all(f">{depth}</text>" in picture for *_, picture in pictures for depth in (4, 16))
 
@@ -208,7 +207,7 @@ def test_long_tells_memory_and_time_against_tokens():
         spec = {"model": "DiT-T/2", "data": f"synthetic:{side}"}
         rows += [row("single", length, **spec), row("ddp+sp", length / 2, processes=2, **spec)]
     suite = SuiteHead(reference="single", story="long", order=("single", "ddp+sp"))
-    (grid,) = stories.tables(build(rows, [], suite))
+    (grid,) = registry.tables(build(rows, [], suite))
     plain, shared = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
     assert plain["Recipe"] == "single" and shared["Processes"] == "2"
     assert (plain["T=256 MiB"], shared["T=256 MiB"]) == ("256.0", "128.0")

@@ -10,7 +10,7 @@ import torch
 from conftest import DRAWN, TINY
 from safetensors.torch import load_file, save_file
 
-from harness.predict import pool
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.worker.training import Training
 from strategies.base import BadInput

@@ -22,17 +22,16 @@ from harness import ROOT
 from harness.memory.traced_step import trace_step
 from harness.worker.loop import optimizer_step
 from strategies import CATALOG, parse
+from strategies.activations.block_parts import block_runs, halves, prefixes, segments
 from strategies.activations.checkpoint import Checkpoint
-from strategies.activations.splits import block_runs, halves, prefixes, segments
-from strategies.base import Conflict, NotInForce, Parity, Slot
-from strategies.engines.zero.sizes import buffer_sizes
-from strategies.evidence.settings import SETTINGS as LABEL
-from strategies.evidence.settings import effects, settings
+from strategies.base import Conflict, NotInForce, Parity, Sizes, Slot
+from strategies.engines.zero.config import buffer_sizes
+from strategies.evidence.rules import SETTINGS as LABEL
+from strategies.evidence.rules import effects, settings
 from strategies.optimizers import bf16_adamw
 from strategies.optimizers.adamw import AdamW
 from strategies.recipe import RecipeError
 from strategies.sharding import Sharding, sharding_kinds
-from strategies.sizes import Sizes
 from strategies.step.ema import Ema
 from tests.made.publics import miniature
 from tests.made.recipes import OTHERS, SETTINGS, TRAINED_HERE
@@ -173,7 +172,7 @@ def test_two_parts_may_not_set_the_same_argument(monkeypatch):
 # -- imports ----------------------------------------------------------------------------------
 
 
-TORCHLESS = ("harness.launch.launch", "harness.report.anatomy.files", "harness.data.feed",
+TORCHLESS = ("harness.launch.launch", "harness.report.anatomy.page", "harness.data.feed",
              "harness.subjects.dit.presets", "harness.report", "strategies")  # fmt: skip
 
 

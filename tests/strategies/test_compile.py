@@ -12,10 +12,9 @@ from torch._dynamo.utils import cumulative_time_spent_ns
 
 from harness.report import build
 from harness.report.rendering.tables import group_grids
-from harness.subjects.dit.layers import attend
+from harness.subjects.dit.model import attend
 from harness.worker.loop import optimizer_step
-from strategies.activations.compile import Compile
-from strategies.activations.graphs import CountingBackend
+from strategies.activations.compile import Compile, CountingBackend
 from tests.made.results import done
 
 RECIPE = "single+compile:backend=aot_eager"

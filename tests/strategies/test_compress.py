@@ -14,15 +14,14 @@ from harness.memory.tracer import Tracer
 from harness.subjects.dit import model
 from strategies import CATALOG
 from strategies.base import NotInForce, Settings
-from strategies.communication import power_sgd
+from strategies.communication import compress
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
-from strategies.engine import Trained
-from strategies.evidence.observed import Observed
+from strategies.engine import TrainingRun
+from strategies.evidence.readings import Observed
 from strategies.optimizers.adamw import AdamW
-from strategies.optimizers.one_bit import FrozenVarianceAdam
+from strategies.optimizers.one_bit import FrozenVarianceAdam, pack, unpack
 from strategies.optimizers.onebit_adam import OneBitAdam
-from strategies.optimizers.signs import pack, unpack
 from tests.made.stubs.wire import LOST
 
 LAUNCH = CATALOG["ddp"].launch("cpu", 1, SUBJECT)
@@ -38,7 +37,7 @@ def group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def trained_with(strategy, steps: int = 4) -> Trained:
+def trained_with(strategy, steps: int = 4) -> TrainingRun:
     """A tiny DiT under DDP with ``strategy``'s hook, trained for some steps by plain SGD."""
     module = model.build(
         "DiT-T/8", input_size=32, channels=4, classes=10, seed=0, init="awake", class_dropout=0.0
@@ -47,7 +46,7 @@ def trained_with(strategy, steps: int = 4) -> Trained:
     make = getattr(strategy, "make_optimizer", lambda *_: None)
     weights = [p for p in module.parameters() if p.requires_grad]
     optimizer = make(weights, Settings(), LAUNCH) or torch.optim.SGD(weights, lr=0.1)
-    trained = Trained(
+    trained = TrainingRun(
         accelerator=SimpleNamespace(num_processes=1, scaler=None),
         model=ddp,
         module=module,
@@ -173,7 +172,7 @@ def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
         strategy.evidence(trained)
 
 
-def watched(trained: Trained, strategy) -> Trained:
+def watched(trained: TrainingRun, strategy) -> TrainingRun:
     """After one more step that the strategy watched."""
     with strategy.observe(trained) as note:
         trained.optimizer.zero_grad()
@@ -211,10 +210,10 @@ def test_the_type_on_the_wire_is_that_of_what_was_handed_over(kind, group):
 
 def test_low_rank_bytes_follow_from_rank_and_shapes():
     matrix, bias, kernel = torch.empty(384, 128), torch.empty(384), torch.empty(128, 4, 2, 2)
-    assert power_sgd.low_rank_bytes([matrix], 4) == 4 * 4 * (384 + 128)
-    assert power_sgd.low_rank_bytes([matrix.bfloat16()], 1) == 2 * (384 + 128)
-    assert power_sgd.low_rank_bytes([bias, matrix], 500) == bias.nbytes + matrix.nbytes
-    assert power_sgd.low_rank_bytes([kernel], 4) == 4 * 4 * (128 + 16)
+    assert compress.low_rank_bytes([matrix], 4) == 4 * 4 * (384 + 128)
+    assert compress.low_rank_bytes([matrix.bfloat16()], 1) == 2 * (384 + 128)
+    assert compress.low_rank_bytes([bias, matrix], 500) == bias.nbytes + matrix.nbytes
+    assert compress.low_rank_bytes([kernel], 4) == 4 * 4 * (128 + 16)
 
 
 def test_the_dense_steps_before_powersgd_prove_nothing(group):

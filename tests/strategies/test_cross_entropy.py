@@ -10,7 +10,7 @@ import torch
 from conftest import SUBJECT, TINY
 
 from harness.resolve import resolve
-from harness.subjects.masked import Masked
+from harness.subjects.objectives import Masked
 from harness.system import requirements
 from strategies import parse
 from strategies.base import BadInput

@@ -11,22 +11,22 @@ import torch
 from conftest import DRAWN, SUBJECT, TINY, observe_here, part_named
 from safetensors.torch import load_file, save_file
 
-from harness.predict import pool
-from harness.report.figures import drawn
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Drawn, Result, Status
-from harness.suite.identity import identity
+from harness.sampling import figures
+from harness.suite.rows import identity
 from harness.worker.training import Training
 from strategies import parse
 from strategies.base import BadInput, NotInForce
-from strategies.distillation import begun, files, matching, shown
+from strategies.distillation import distilled as matching
+from strategies.distillation import evidence, files
+from strategies.distillation import teacher as begun
 from strategies.distillation.distill import Distill
-from strategies.distillation.hidden import NAME
-from strategies.distillation.lesson import Moment
-from strategies.evidence.settings import settings
+from strategies.distillation.teacher import NAME, Moment
+from strategies.evidence.rules import settings
 from strategies.recipe import RecipeError
-from strategies.step.backward import Backward
-from strategies.step.caller import Caller
+from strategies.step.backward import Backward, Caller
 from tests.made.machines import machine
 
 FLOW = dataclasses.replace(TINY, objective="flow", model="DiT-T/8:depth=2")
@@ -199,9 +199,9 @@ def test_the_weights_that_are_told_are_those_that_came_to_the_terms():
     moment = Moment(*[torch.zeros(())] * 2, {}, torch.zeros(()), lambda predict: torch.zeros(()))
     moment.arrived = {"output": 0.10001, "true": 0.09999}
     asked = {"true": 0.5, "output": 0.5, "feature": 0.0}
-    assert shown._weighed(moment, asked) == {"true": 0.49995, "output": 0.50005}
+    assert evidence._weighed(moment, asked) == {"true": 0.49995, "output": 0.50005}
     with pytest.raises(NotInForce, match="terms were weighed as"):
-        shown._weighed(moment, {"true": 0.4, "output": 0.6})
+        evidence._weighed(moment, {"true": 0.4, "output": 0.6})
 
 
 def test_what_one_term_weighs_is_a_setting(train_here):
@@ -338,5 +338,5 @@ def test_a_student_is_compared_with_its_teacher():
         return Result(status=Status.OK, spec=spec, drawn=told, configs=configs, parity="by design")
 
     reference = row("single", "teacher")
-    assert drawn.not_comparable(row("single+distilled:depth=2", "student"), reference) == ""
-    assert "other weights" in drawn.not_comparable(row("single+int8", "student"), reference)
+    assert figures.not_comparable(row("single+distilled:depth=2", "student"), reference) == ""
+    assert "other weights" in figures.not_comparable(row("single+int8", "student"), reference)

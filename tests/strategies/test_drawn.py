@@ -13,17 +13,15 @@ from rich.console import Console
 
 from harness.commands import listing
 from harness.commands.doctor import why_not
-from harness.predict.worker import predict
+from harness.planner.worker import predict
 from harness.resolve import resolve
 from harness.system.requirements import obstacle
 from strategies import CATALOG, parse
-from strategies.absent import ABSENT
 from strategies.base import Conflict, NotInForce
-from strategies.evidence.settings import effects
-from strategies.recipe import Recipe, RecipeError
-from strategies.sampling import layers
-from strategies.sampling.kmeans import palettes
-from strategies.sampling.palettes import indices_of, pack, unpack
+from strategies.evidence.rules import effects
+from strategies.recipe import ABSENT, Recipe, RecipeError
+from strategies.sampling import eight_bits
+from strategies.sampling.palettes import indices_of, pack, palettes, unpack
 from strategies.sharding import sharding_kinds
 from strategies.workloads import SAMPLE, TRAIN
 from tests.made.machines import machine
@@ -122,7 +120,7 @@ def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
     facts = part_facts(drawn, text.partition(":")[0])
     assert least <= facts["bits_per_weight"] <= most
     plain = resolve(DRAWN).subject.make()
-    wanted = [plain.get_submodule(n) for n in layers.linears(plain, drawn.resolved.subject)]
+    wanted = [plain.get_submodule(n) for n in eight_bits.linears(plain, drawn.resolved.subject)]
     assert facts["elements"] == sum(layer.weight.numel() for layer in wanted)
     assert facts["layers"] == len(wanted) == 5 * len(plain.blocks), "modulations too"
 

@@ -23,8 +23,7 @@ from strategies.engine import Engine
 from strategies.engines import ENGINES
 from strategies.engines.pipeline.engine import Pipeline, in_file
 from strategies.engines.replicas import Divided, divide
-from strategies.launch_file import FOLDER
-from strategies.layout import Layout
+from strategies.launch_file import FOLDER, Layout
 from strategies.sharding import sharding_kinds
 
 BROKEN = {

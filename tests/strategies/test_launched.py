@@ -13,7 +13,7 @@ import torch
 from conftest import HALF, STRIP, TINY, Case, launched_together
 from safetensors.torch import load_file
 
-from harness.predict import pool
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec

@@ -10,7 +10,7 @@ import torch
 from conftest import TINY, part_named
 from torch.utils import checkpoint, cpp_extension
 
-from strategies.engines.zero.ops import plain_file_access
+from strategies.engines.zero.inputs import plain_file_access
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_products_are_kept_by_a_torch_that_does_not_show_them(train_here, monkey
 
 def test_the_only_gpu_of_a_process_can_be_limited_though_it_has_no_number(monkeypatch):
     """accelerate's device of a process that trains alone is "cuda"; torch wants its index."""
-    from harness.worker.measuring.memory_limit import hold
+    from harness.worker.memory_limit import hold
 
     taken = {}
 

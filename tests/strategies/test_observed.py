@@ -13,10 +13,10 @@ from conftest import TINY, observe_here, part_named
 from harness.worker import measure
 from strategies import parse
 from strategies.base import NotInForce
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.engines.zero import effects as zero_effects
-from strategies.evidence.observed import Observed, Ran, Sent
-from strategies.evidence.settings import SETTINGS, effects, label, settings, worded
+from strategies.evidence.readings import Observed, Ran, Sent
+from strategies.evidence.rules import SETTINGS, effects, label, settings, worded
 
 MUON = "single+muon+accumulate"
 
@@ -140,7 +140,7 @@ def of_zero(
     sent: str = "float32",
     asked: str = "",
     early: bool = False,
-) -> Trained:
+) -> TrainingRun:
     """What the evidence of ZeRO reads, of a model of 100 elements under a bucket of ten."""
     module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(10)) for _ in range(10)])
     settings = {"communication_data_type": asked} if asked else {}

@@ -15,14 +15,13 @@ from conftest import part_named
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.activations.host import Host, Offloaded
+from strategies.activations.offload_activations import Host, Offloaded
+from strategies.async_host_copy import MOST, Leaving
 from strategies.base import Settings
 from strategies.engine import Engine
 from strategies.evidence import states
-from strategies.leaving import MOST, Leaving
-from strategies.optimizers.quantised import torchao_adam
-from strategies.step.ema import PIECE
-from strategies.step.staging import Staging
+from strategies.optimizers.low_bit import torchao_adam
+from strategies.step.ema import PIECE, Staging
 from tests.made.offloaded import gradient_of, squares
 
 # -- optimizers that compile their step ------------------------------------------------------------

@@ -14,14 +14,14 @@ from conftest import SUBJECT, TINY, showing
 
 from harness.memory.traced_step import trace_step
 from harness.resolve import resolve
-from harness.worker import checkpoint, setup
+from harness.worker import setup, training
 from harness.worker.audit import audit, collect_evidence
 from harness.worker.loop import optimizer_step
 from harness.worker.training import Training
 from strategies import parse
-from strategies.adapters import files as adapter_files
+from strategies.adapters import lora as adapter_files
 from strategies.base import Parity, Slot
-from strategies.evidence.stored import bytes_of
+from strategies.evidence.readings import bytes_of
 
 AOT = "compile:backend=aot_eager"
 HERE = [
@@ -354,10 +354,10 @@ RESUMED = [
 def test_a_training_goes_on_as_if_never_interrupted(text, train_here, tmp_path):
     spec = dataclasses.replace(TINY, recipe=text, learning_rate=1e-3)
     run, log = train_here(spec, 2)
-    folder = checkpoint.save(run.trained, tmp_path, {})
+    folder = training.save(run.trained, tmp_path, {})
     optimizer_step(run, 2, log)
     again, later = train_here(spec, 0)
-    checkpoint.restore(again.trained, folder, {})
+    training.restore(again.trained, folder, {})
     optimizer_step(again, 2, later)
     assert later.all_losses(again) == pytest.approx(log.all_losses(run)[2:], rel=1e-6)
     for mine, wanted in zip(

@@ -14,16 +14,16 @@ import torch
 from conftest import SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
-from harness.predict import pool
+from harness.planner import pool
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
+from harness.worker.sabotage import HYBRID, SHARDED
 from harness.worker.sabotage_ranks import RANKS
-from harness.worker.sabotage_shards import HYBRID, SHARDED
 from strategies import parse
 from strategies.evidence import reference_check
-from strategies.evidence.updates import relative_error
-from strategies.layout import Layout
+from strategies.evidence.rules import relative_error
+from strategies.launch_file import Layout
 from strategies.parallel.sequence import attention
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature

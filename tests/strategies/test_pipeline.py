@@ -18,9 +18,9 @@ import torch
 from conftest import STRIP, SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
-from harness.predict import pool
-from harness.predict.prediction import Prediction
-from harness.predict.speed import cards, roofline
+from harness.planner import pool
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards, roofline
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status

@@ -10,14 +10,14 @@ import pytest
 from conftest import SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
-from harness.predict import pool
-from harness.predict.prediction import Prediction
-from harness.predict.speed import cards, roofline
+from harness.planner import pool
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards, roofline
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
-from harness.worker.sabotage_stages import STANDING
+from harness.worker.sabotage_ranks import STANDING
 from strategies import parse
 from strategies.engines.pipeline.state import INDEX
 from strategies.recipe import RecipeError

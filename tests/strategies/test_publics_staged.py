@@ -12,12 +12,12 @@ import pytest
 from conftest import Case, launched_together
 from safetensors.torch import load_file
 
-from harness.predict import pool
+from harness.planner import pool
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
-from harness.worker.sabotage_stages import STANDING
+from harness.worker.sabotage_ranks import STANDING
 from strategies import parse
 from strategies.engines.pipeline.state import INDEX
 from tests.made.publics import miniature

@@ -16,10 +16,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
-from strategies.engine import Engine, Trained
+from strategies.engine import Engine, TrainingRun
 from strategies.engines.fsdp import effects, shard
 from strategies.engines.fsdp.engine import Fsdp
-from strategies.evidence.settings import settings
+from strategies.evidence.rules import settings
 from strategies.launch_file import LaunchFileError, read
 from strategies.recipe import RecipeError
 
@@ -32,7 +32,7 @@ AHEAD = "fsdp2:prefetch=2"
 def rank_0(train_here, monkeypatch):
     """``rank_0(recipe, ranks)``: what is trained, two steps and a watched one later."""
 
-    def go(recipe: str, ranks: int = 2) -> Trained:
+    def go(recipe: str, ranks: int = 2) -> TrainingRun:
         file = parse(recipe).sharding.engine("cpu").file
         launched = {key.upper(): str(value) for key, value in file.content["fsdp_config"].items()}
         launched |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
@@ -282,12 +282,12 @@ def test_what_a_step_and_the_objects_show_is_compared(spoil, words, rank_0):
         trained.engine.evidence(trained)
 
 
-def whole_state(trained: Trained) -> None:
+def whole_state(trained: TrainingRun) -> None:
     p = next(p for p in trained.module.parameters() if p.requires_grad)
     trained.inner_optimizer.state[p]["exp_avg"] = torch.zeros(p.shape)
 
 
-def whole_storage(trained: Trained) -> None:
+def whole_storage(trained: TrainingRun) -> None:
     """A share that is a view of the whole parameter: nothing is saved, and nothing says so."""
     p = max(trained.module.parameters(), key=lambda p: p.numel())
     mine = p._local_tensor

@@ -16,7 +16,7 @@ from conftest import SUBJECT, TINY, observe_here, part_named, showing
 
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.optimizers import bf16_adamw
 from strategies.precision.bfloat import Bf16Master
 from strategies.precision.mixed import Fp32
@@ -87,7 +87,7 @@ def test_every_strategy_without_a_launch_file_is_stubbed():
 # -- a master beside bfloat16 weights ---------------------------------------------------------
 
 
-def with_master(train_here) -> Trained:
+def with_master(train_here) -> TrainingRun:
     """A run as DeepSpeed leaves one: bfloat16 weights, and an optimizer of float32 copies."""
     run, _ = train_here(TINY, 1)
     trained = run.trained
@@ -99,16 +99,16 @@ def with_master(train_here) -> Trained:
     return trained
 
 
-def weights_instead(trained: Trained) -> None:
+def weights_instead(trained: TrainingRun) -> None:
     weights = [p for p in trained.module.parameters() if p.requires_grad]
     trained.inner_optimizer.param_groups[0]["params"] = weights
 
 
-def float_weights(trained: Trained) -> None:
+def float_weights(trained: TrainingRun) -> None:
     trained.module.float()
 
 
-def no_such_engine(trained: Trained) -> None:
+def no_such_engine(trained: TrainingRun) -> None:
     trained.launch = CATALOG["single"].launch("cpu", 1, SUBJECT)
 
 

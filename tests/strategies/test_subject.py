@@ -11,11 +11,11 @@ from conftest import STRIP, SUBJECT, TINY, observe_here
 from harness import ROOT
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.subjects import from_file
+from harness.subjects import own_module
 from harness.subjects.dit import presets
 from strategies import parse
 from strategies.activations import checkpoint, runners
-from strategies.activations.parts import Recompute
+from strategies.activations.block_parts import Recompute
 from strategies.base import BadInput, NotInForce, Slot
 from strategies.subject import PARTS, Subject
 from tests.made.recipes import OTHERS, TRAINED_HERE
@@ -154,6 +154,6 @@ def test_a_file_that_names_no_subject_is_bad_input(model, change, words, tmp_pat
 def test_a_file_s_content_is_part_of_its_identity(tmp_path):
     file = tmp_path / "own.py"
     file.write_text((ROOT / "tests/made/strip.py").read_text())
-    before = from_file.identity(f"{file}:Strip")
+    before = own_module.identity(f"{file}:Strip")
     file.write_text(file.read_text() + "\n# another\n")
-    assert before != from_file.identity(f"{file}:Strip") and from_file.identity("DiT-S/4") == ""
+    assert before != own_module.identity(f"{file}:Strip") and own_module.identity("DiT-S/4") == ""

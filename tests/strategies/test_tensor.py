@@ -16,14 +16,14 @@ from conftest import TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from harness.predict import pool
+from harness.planner import pool
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.worker.sabotage_ranks import BETWEEN, CUT
 from strategies import CATALOG, parse
 from strategies.base import BadInput
-from strategies.layout import Layout
+from strategies.launch_file import Layout
 from strategies.parallel.tensor.layers import Share
 from strategies.recipe import RecipeError
 from tests.made.recipes import SETTINGS

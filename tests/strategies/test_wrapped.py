@@ -15,8 +15,8 @@ from torch.nn.parameter import Buffer
 from harness.memory.traced_step import trace_step
 from harness.worker.loop import optimizer_step
 from strategies.base import NotInForce
-from strategies.evidence import forward
-from strategies.evidence.stored import bytes_of, tensors, wrapped
+from strategies.evidence import states
+from strategies.evidence.readings import bytes_of, tensors, wrapped
 from tests.made import stand_ins
 
 # A CPU takes 0.1 s for a float8 product of a larger batch.
@@ -52,7 +52,7 @@ def test_only_tensors_that_wrap_others_are_unwrapped():
 )
 def test_the_products_inside_float8_tensors_are_seen(recipe, product, other, train_here):
     run, _ = train_here(dataclasses.replace(ONE, recipe=recipe), 1)
-    ran = [operation.name for operation in forward.operations(run.trained)]
+    ran = [operation.name for operation in states.operations(run.trained)]
     wanted = 4 * len(run.trained.module.blocks)
     assert (ran.count(product), ran.count(other)) == (wanted, 0)
     facts = part_named(recipe, "fp8").evidence(run.trained)

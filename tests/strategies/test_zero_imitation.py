@@ -9,7 +9,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils.z3_leaf_module import set_z3_leaf_modules, z3_leaf_module
 from torch import nn
 
-from strategies.engines.zero.imitation import _parameters, _whole
+from strategies.engines.zero.trace import _parameters, _whole
 
 
 @pytest.fixture

@@ -13,21 +13,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.predict import pool
-from harness.predict.speed.roofline import COLLECTIVES, sent
+from harness.planner import pool
+from harness.planner.speed.roofline import COLLECTIVES, sent
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.system import requirements
 from strategies import CATALOG, engines, parse
-from strategies.absent import ABSENT, ALIASES, absent
-from strategies.base import NotInForce, Parity, Settings
-from strategies.engines.broken import Broken
-from strategies.engines.zero import quantised
-from strategies.engines.zero.ops import tell_local_ranks
-from strategies.engines.zero.sizes import piece_size
-from strategies.evidence.observed import Observed, Ran, Sent
+from strategies.base import NotInForce, Parity, Settings, Sizes
+from strategies.engines.alone import Broken
+from strategies.engines.zero import variants
+from strategies.engines.zero.config import piece_size
+from strategies.engines.zero.inputs import tell_local_ranks
+from strategies.evidence.readings import Observed, Ran, Sent
 from strategies.launch_file import FOLDER
-from strategies.sizes import Sizes
+from strategies.recipe import ABSENT, ALIASES, absent
 from tests.made.machines import machine
 
 JSONS = sorted(FOLDER.glob("*.json"))
@@ -202,7 +201,7 @@ def test_who_asks_again_for_the_processor_starts_no_process(monkeypatch):
     import cpuinfo
     from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
 
-    from strategies.engines.zero import processor  # noqa: F401 (asks)
+    from strategies.engines.zero import engine as processor  # noqa: F401 (asks)
 
     monkeypatch.setattr(subprocess, "Popen", None)
     assert CPUAdamBuilder().simd_width().startswith("-D__")
@@ -282,11 +281,11 @@ def test_the_type_in_which_weights_were_gathered_is_read_off_a_step(case):
     trained = SimpleNamespace(engine=launch("zero3_qwz", 2).engine, launch=launch("zero3_qwz", 2),
                               observed=Observed(sent=sent, ran=ran))  # fmt: skip
     if words is None:
-        assert quantised.evidence(trained)["gathered_bytes"] == 900
+        assert variants.quantised_evidence(trained)["gathered_bytes"] == 900
         trained.engine = launch("zero3", 2).engine
         words = "900 bytes of weights were gathered in 8 bits, unasked for"
     with pytest.raises(NotInForce, match=re.escape(words)):
-        quantised.evidence(trained)
+        variants.quantised_evidence(trained)
 
 
 def test_deepspeed_asks_no_program_how_many_ranks_a_cpu_s_machine_has(monkeypatch):

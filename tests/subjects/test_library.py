@@ -12,11 +12,10 @@ import torch
 from harness import ROOT
 from harness.resolve import resolve
 from harness.subjects import densities, kind_of, subject_of
-from harness.subjects.library import presets
+from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, REFUSED
 from harness.subjects.library.subject import Library
-from harness.subjects.named_objectives import Velocity, objective_of
-from harness.subjects.objectives import Flow
+from harness.subjects.objectives import Flow, Velocity, objective_of
 from strategies import parse
 from strategies.base import BadInput, Slot
 from strategies.subject import DataFacts, Shaping
@@ -53,7 +52,7 @@ ANY = DataFacts(256, 4, 32, 1000)
 
 
 def public(model: str, **shaping) -> Library:
-    family = presets.find(model, shaping.get("config", ""), shaping.get("set", "")).family
+    family = families.find(model, shaping.get("config", ""), shaping.get("set", "")).family
     return subject_of(model, ANY, objective=family.objectives[0], shaping=Shaping(**shaping))
 
 
@@ -66,16 +65,16 @@ def elements(subject: Library) -> int:
 
 
 def test_the_presets_are_those_that_people_ask_for():
-    assert set(ASKED) <= set(presets.table())
+    assert set(ASKED) <= set(families.table())
     assert {FAMILIES[name].name for name in FAMILIES} == {
-        presets.table()[name].family.name for name in MINIATURES
+        families.table()[name].family.name for name in MINIATURES
     }, "each family has a miniature"
 
 
-@pytest.mark.parametrize("name", presets.table())
+@pytest.mark.parametrize("name", families.table())
 def test_a_preset_has_as_many_parameters_as_was_published(name):
     """To the last element where somebody counted, else to the digits that were written."""
-    told = presets.table()[name].parameters
+    told = families.table()[name].parameters
     with torch.device("meta"):
         module = public(name).make()
     found = sum(p.numel() for p in module.parameters())
@@ -100,7 +99,7 @@ def held(module: torch.nn.Module, at: str) -> int:
 
 
 def test_presets_are_held_to_counts_where_there_are_some():
-    exact = [n for n, k in presets.table().items() if isinstance(k.parameters["published"], int)]
+    exact = [n for n, k in families.table().items() if isinstance(k.parameters["published"], int)]
     assert len(exact) >= 14
 
 
@@ -201,7 +200,7 @@ def test_what_decides_a_model_is_its_identity(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", presets.table())
+@pytest.mark.parametrize("name", families.table())
 def test_a_sample_is_as_large_as_its_size_says(name):
     subject = public(name)
     space, facts = subject.space, subject.data

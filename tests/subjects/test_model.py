@@ -12,9 +12,7 @@ from torch import nn
 
 from harness.data.feed import check_data
 from harness.subjects import subject_of
-from harness.subjects.dit.layers import attend
-from harness.subjects.dit.model import DiT, build, guide, run_blocks
-from harness.subjects.dit.start import AWAKE_STD
+from harness.subjects.dit.model import AWAKE_STD, DiT, attend, build, guide, run_blocks
 
 HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())

@@ -14,12 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from harness.data.feed import check_data
 from harness.subjects import subject_of
 from harness.subjects.dit.model import DiT
-from harness.subjects.guidance import guide, guided
 from harness.subjects.objectives import (
     OBJECTIVES,
     Epsilon,
     Flow,
     ancestral_step,
+    guide,
+    guided,
     linear_betas,
     spaced_steps,
     spaced_tables,

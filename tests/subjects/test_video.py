@@ -12,7 +12,7 @@ from torch import nn
 from harness.data.feed import check_data
 from harness.resolve import resolve
 from harness.subjects import subject_of
-from harness.subjects.dit.start import sincos_table
+from harness.subjects.dit.model import sincos_table
 from harness.subjects.objectives import OBJECTIVES
 from harness.worker.training import Training
 from strategies.base import BadInput

@@ -10,14 +10,14 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from harness.commands.progress import Progress
+from harness.commands.console import Progress
 from harness.resolve import resolve, run_name
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.suite import run as suite_run
-from harness.suite.again import with_reference_again
 from harness.suite.file import SuiteError, load_suite
 from harness.suite.matrix import ad_hoc, specs
+from harness.suite.rows import with_reference_again
 from tests.made.machines import SUITE, machine
 
 

@@ -15,7 +15,7 @@ from harness.resolve import resolve
 from harness.result import LaunchRecord, Status, load
 from harness.spec import Spec
 from harness.suite import matrix
-from harness.suite.beside import BesideError, able, places, without_times
+from harness.suite.rows import BesideError, able, places, without_times
 from harness.suite.run import plan, run_suite
 from harness.system.gpus import Gpu
 from tests.made.machines import machine

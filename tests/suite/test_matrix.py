@@ -12,16 +12,16 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from harness.commands.progress import Progress
-from harness.predict import pool
+from harness.commands.console import Progress
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec, located
 from harness.suite import matrix
 from harness.suite import run as suite_run
 from harness.suite.file import SuiteError, known_suites, load_suite
-from harness.suite.identity import identity
 from harness.suite.matrix import ad_hoc, on_processes, specs
+from harness.suite.rows import identity
 from harness.system.gpus import Gpu
 from tests.made.machines import SUITE, machine
 
@@ -165,7 +165,7 @@ def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeyp
     again = FakeLaunch()
     go(tmp_path, FakeLaunch(), ["ddp"])
     go(tmp_path, again, ["ddp"], machine=machine(tmp_path, cores=64))
-    monkeypatch.setattr("harness.suite.identity.digest", lambda rooms: "changed")
+    monkeypatch.setattr("harness.suite.rows.digest", lambda rooms: "changed")
     go(tmp_path, again, ["ddp"])
     assert again.started == ["ddp", "ddp"]
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from harness.report.figures.gpu_state import hindered
+from harness.report.figures.derive import hindered
 from harness.result import GpuSample
 from harness.system import gpu_state, gpus
-from harness.worker.measuring.gpu_watch import GpuWatch
+from harness.worker.samples import GpuWatch
 
 LINES = """0, GPU-aa, 1980, 1980, 61, 0x0000000000000000
 1, GPU-bb, 1410, 1980, 84, 0x0000000000000065

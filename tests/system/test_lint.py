@@ -17,7 +17,7 @@ from harness.subjects.dit.presets import PRESETS
 from harness.system.machine import recall
 from harness.system.requirements import notes
 from strategies.engines.zero import waste as lint
-from strategies.engines.zero.sizes import buffer_sizes, overlaps, reduce_buckets
+from strategies.engines.zero.config import buffer_sizes, overlaps, reduce_buckets
 from strategies.launch_file import FOLDER
 
 SPEC = Spec(

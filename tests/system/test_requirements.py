@@ -17,7 +17,8 @@ from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.suite.file import load_suite
-from harness.system import gpu_state, gpus, kernel, probe
+from harness.system import gpu_state, gpus, probe
+from harness.system import machine as kernel
 from harness.system import machine as machines
 from harness.system.requirements import lacks, needed_ops, notes, obstacle
 from strategies import CATALOG
@@ -30,7 +31,7 @@ NVME = resolve(Spec(recipe="zero3_nvme", data="synthetic"))
 
 LIMITED = """
 import resource
-from harness.system import kernel
+from harness.system import machine as kernel
 print(kernel.shell_limit())
 resource.setrlimit(resource.RLIMIT_AS, (600 << 20, resource.RLIM_INFINITY))
 print(kernel.shell_limit())

@@ -18,9 +18,9 @@ from harness.memory.tracer import Tracer
 from harness.resolve import resolve
 from harness.subjects.dit.subject import Dit
 from harness.worker import setup
-from harness.worker.building import Building
+from harness.worker.setup import Building
 from strategies import initial
-from strategies.evidence.frozen import checksum
+from strategies.evidence.states import checksum
 from strategies.sparsity.prune import Prune
 from strategies.strategy import Strategy
 from tests.made.weights import weights_digest

@@ -13,8 +13,8 @@ import pytest
 
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
-from harness.system import cores
-from harness.worker.measuring import heap, usage
+from harness.system import machine
+from harness.worker import samples
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_peaks_still_follow_the_tensors(runs):
 
 def test_a_process_with_a_heap_of_its_own_keeps_it(monkeypatch):
     asked = []
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: type("Libc", (), {"mallopt": mallopt}))
+    monkeypatch.setattr(samples.ctypes, "CDLL", lambda _: type("Libc", (), {"mallopt": mallopt}))
 
     def mallopt(name, value):
         asked.append((name, value))
@@ -59,13 +59,13 @@ def test_a_process_with_a_heap_of_its_own_keeps_it(monkeypatch):
 
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
-    assert heap.keep_freed() is False and asked == []
+    assert samples.keep_freed() is False and asked == []
     for name, value in ALLOCATOR.items():
         monkeypatch.setenv(name, value)
-    assert heap.keep_freed() is True
+    assert samples.keep_freed() is True
     assert asked == [(-3, 32 * 2**20), (-1, 64 * 2**20)]
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: object())  # another C library
-    assert heap.keep_freed() is False
+    monkeypatch.setattr(samples.ctypes, "CDLL", lambda _: object())  # another C library
+    assert samples.keep_freed() is False
 
 
 STAT = """cpu  100 0 50 900 30 0 0 0 0 0
@@ -76,18 +76,20 @@ intr 12345
 
 
 def test_busy_seconds_are_of_the_cores_that_the_process_may_use(monkeypatch):
-    monkeypatch.setattr(cores.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    assert cores.busy_seconds(STAT, {0}) == pytest.approx(0.90)  # steal is others' work, guest ours
-    assert cores.busy_seconds(STAT, {0, 1}) == pytest.approx(1.60)
-    assert cores.busy_seconds(STAT, {7}) == 0 and cores.busy_seconds("", {0}) == 0
+    monkeypatch.setattr(machine.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    assert machine.busy_seconds(STAT, {0}) == pytest.approx(
+        0.90
+    )  # steal is others' work, guest ours
+    assert machine.busy_seconds(STAT, {0, 1}) == pytest.approx(1.60)
+    assert machine.busy_seconds(STAT, {7}) == 0 and machine.busy_seconds("", {0}) == 0
 
 
 def test_a_process_is_charged_for_its_own_work():
-    before = usage.now()
+    before = samples.now()
     fresh = mmap.mmap(-1, 2**24)  # from the kernel, not from what the heap kept
     fresh.write(b"1" * 2**24)
-    while (used := usage.now() - before).cpu_seconds < 0.05:
+    while (used := samples.now() - before).cpu_seconds < 0.05:
         sum(range(10_000))
     assert used.minor_faults > 0
-    assert usage.as_usage([used]).cpu_seconds == [used.cpu_seconds]
-    assert usage.as_usage([]).cpu_seconds == []
+    assert samples.as_usage([used]).cpu_seconds == [used.cpu_seconds]
+    assert samples.as_usage([]).cpu_seconds == []

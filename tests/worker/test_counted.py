@@ -12,7 +12,7 @@ import pytest
 from conftest import launched
 
 from harness.memory.record import as_measured
-from harness.predict import pool
+from harness.planner import pool
 from harness.resolve import resolve
 from harness.spec import Spec
 from tests.children.counted import Blocks

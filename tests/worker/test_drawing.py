@@ -18,16 +18,15 @@ from conftest import DRAWN, Case, launched_together
 from safetensors.torch import save_file
 
 from harness import train
-from harness.predict import pool
+from harness.planner import pool
 from harness.report.data.grouping import build
 from harness.report.data.rows import SuiteHead
-from harness.report.figures import drawn
 from harness.report.rendering import markdown
-from harness.report.stories import sampled
 from harness.resolve import resolve
 from harness.result import Result, Status, load
+from harness.sampling import analyses, figures
 from harness.spec import Spec, SpecError
-from harness.worker import weights
+from harness.worker import setup
 from harness.worker.sabotage_ranks import DRAWN as DRAWN_APART
 from strategies.base import Conflict
 
@@ -83,7 +82,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert rank.categories.total > rank.categories.parameters > 0
     assert (host > 0) == ("block_swap" in recipe)
     assert rank.categories.gradients == rank.categories.optimizer_state == 0
-    assert drawn.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
+    assert figures.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
     assert told.evaluations == 4 and told.echo > 0
     assert len(told.taken_for) == 2 and set(told.taken_for) <= set(range(10))
     assert ("samples of all ranks alike" in names) == bool(others)
@@ -103,7 +102,7 @@ def test_the_report_compares_what_was_drawn(rows):
     assert away["single"] is None and "single" in {r.label for r in group.rows}
     assert 0 < away["single+int8"].relative < away["single+palette:bits=3"].relative
     assert away["single+int8"].psnr_db > away["single+palette:bits=3"].psnr_db
-    (grid,) = sampled.tables(report)
+    (grid,) = analyses.sampled_tables(report)
     front = {line[0] for line in grid.lines if line[-1] == "front"}
     assert "single+palette:bits=3" in front
     text = markdown.render(report)
@@ -113,15 +112,15 @@ def test_the_report_compares_what_was_drawn(rows):
 def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
     """The control: int8's samples, by a row that promised what is exact."""
     liar = dataclasses.replace(row(rows, "single+int8"), parity="exact")
-    verdict = drawn.against(liar, row(rows, "single"))
+    verdict = figures.against(liar, row(rows, "single"))
     assert verdict.word == "DIFFERS" and "rounding explains" in verdict.what
     nothing = dataclasses.replace(
         liar, drawn=moved(row(rows, "single"), lambda x: np.full_like(x, np.nan))
     )
-    assert drawn.against(nothing, row(rows, "single")).word == "DIFFERS"
+    assert figures.against(nothing, row(rows, "single")).word == "DIFFERS"
     same = dataclasses.replace(liar, drawn=row(rows, "single").drawn)
-    assert drawn.against(same, row(rows, "single")).word == "equal"
-    assert drawn.distance(same, row(rows, "single")).psnr_db == float("inf")
+    assert figures.against(same, row(rows, "single")).word == "equal"
+    assert figures.distance(same, row(rows, "single")).psnr_db == float("inf")
 
 
 @pytest.mark.parametrize("recipe", TOGETHER)
@@ -143,11 +142,11 @@ def test_ranks_that_do_not_draw_together_are_noticed(name, rows):
     assert found.status is Status.VOID, found.log_tail
     failed = {check.name for check in found.audit if not check.ok}
     assert failed - {"untouched"} == NOTICED[name]
-    assert drawn.against(found, row(rows, "single")).word == "DIFFERS", "the samples tell too"
+    assert figures.against(found, row(rows, "single")).word == "DIFFERS", "the samples tell too"
 
 
 def moved(result: Result, change):
-    values = change(drawn.latents(result)).astype("<f4")
+    values = change(figures.latents(result)).astype("<f4")
     text = base64.b64encode(values.tobytes()).decode()
     return dataclasses.replace(result.drawn, latents=text)
 
@@ -155,21 +154,21 @@ def moved(result: Result, change):
 def test_a_distance_is_by_its_definition(rows):
     reference = row(rows, "single")
     shifted = dataclasses.replace(reference, drawn=moved(reference, lambda x: 1.01 * x))
-    far = drawn.distance(shifted, reference)
+    far = figures.distance(shifted, reference)
     assert far.relative == pytest.approx(0.01, rel=1e-4) == far.worst
-    values = drawn.latents(reference)
+    values = figures.latents(reference)
     mean_square, span = ((0.01 * values) ** 2).mean(), values.max() - values.min()
     assert far.psnr_db == pytest.approx(10 * np.log10(span**2 / mean_square), rel=1e-4)
 
 
 def test_the_limit_follows_from_the_reference_s_own_echo(rows):
     reference = row(rows, "single")
-    allowed = drawn.limit(reference)
+    allowed = figures.limit(reference)
     assert 1e-6 < allowed < 1e-4, "rounding, and next to it int8"
     twice = dataclasses.replace(reference.drawn, echo=2 * reference.drawn.echo)
-    assert drawn.limit(dataclasses.replace(reference, drawn=twice)) == 2 * allowed
+    assert figures.limit(dataclasses.replace(reference, drawn=twice)) == 2 * allowed
     wild = dataclasses.replace(reference.drawn, echo=1.0)
-    assert drawn.limit(dataclasses.replace(reference, drawn=wild)) == drawn.LOOSEST
+    assert figures.limit(dataclasses.replace(reference, drawn=wild)) == figures.LOOSEST
 
 
 @pytest.mark.parametrize(("word", "value"), [("seed", 1), ("sampler_steps", 3), ("cfg_scale", 4.0)])
@@ -177,12 +176,12 @@ def test_rows_of_other_samples_are_refused_a_comparison_by_name(word, value, row
     reference = row(rows, "single")
     spec = dataclasses.replace(reference.spec, **{word: value})
     found = dataclasses.replace(reference, spec=spec)
-    assert drawn.not_comparable(found, reference).startswith(f"other {word}: ")
-    assert drawn.against(found, reference).word == "not comparable"
+    assert figures.not_comparable(found, reference).startswith(f"other {word}: ")
+    assert figures.against(found, reference).word == "not comparable"
     groups = build([reference, found], [], SuiteHead(reference="single")).groups
     assert len(groups) == 2 and word in groups[1].unlike
     weights_of = dataclasses.replace(reference, configs={"initial_weights": "another"})
-    assert "other weights" in drawn.not_comparable(weights_of, reference)
+    assert "other weights" in figures.not_comparable(weights_of, reference)
 
 
 def test_words_of_a_training_are_refused(tmp_path):
@@ -225,7 +224,7 @@ def test_weights_of_a_file_are_taken_and_others_refused(tmp_path: Path, draw_her
         draw_here(dataclasses.replace(spec, weights=str(file)))
     file.write_text("nothing")
     with pytest.raises(SpecError, match="train it anew"):
-        weights.read(dataclasses.replace(spec, weights=str(file)), subject)
+        setup.read(dataclasses.replace(spec, weights=str(file)), subject)
 
 
 def test_an_older_result_has_nothing_drawn(tmp_path):

@@ -9,18 +9,18 @@ import pytest
 import torch
 from conftest import launched
 
-from harness.predict.attention import ORDERS, choose, preferred
-from harness.report.figures import drawn
+from harness.planner.overhead import ORDERS, choose, preferred
 from harness.resolve import resolve
 from harness.result import Status
+from harness.sampling import figures
 from harness.spec import Spec
 from harness.system.machine import examine
 from harness.system.requirements import obstacle
 from harness.worker.environment import attention
-from harness.worker.measuring.meter import CudaMeter
+from harness.worker.meter import CudaMeter
 from strategies import parse
-from strategies.activations.host import Host
-from strategies.sizes import pinned_block
+from strategies.activations.offload_activations import Host
+from strategies.base import pinned_block
 from tests.made.offloaded import gradient_of, squares
 
 pytestmark = [
@@ -88,7 +88,7 @@ def test_a_captured_model_draws_the_same_samples(here, tmp_path):
         rows[recipe] = launched(spec, tmp_path / str(len(rows)))
         assert rows[recipe].status is Status.OK, rows[recipe].log_tail
     plain, captured = rows.values()
-    assert drawn.distance(captured, plain).relative < 1e-3
+    assert figures.distance(captured, plain).relative < 1e-3
     facts = captured.evidence["cuda_graphs"]
     assert facts["graphs"] == 2 and facts["replays"] > 10 * facts["graphs"]
 
@@ -107,9 +107,9 @@ def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
 def test_the_history_of_a_rank_names_python_s_lines(tmp_path):
     import pickle
 
-    from harness.worker import record
+    from harness.worker import loop
 
-    with record.allocator_history(tmp_path, 0):
+    with loop.allocator_history(tmp_path, 0):
         kept = torch.ones(2**20, device="cuda")
     found = pickle.loads((tmp_path / "snapshot.rank0.pickle").read_bytes())
     frames = [f for trace in found["device_traces"][0] for f in trace.get("frames", ())]
@@ -118,7 +118,7 @@ def test_the_history_of_a_rank_names_python_s_lines(tmp_path):
 
 
 def test_an_average_in_host_memory_is_staged_through_pinned_buffers(tmp_path):
-    from strategies.step.staging import Staging
+    from strategies.step.ema import Staging
 
     source = torch.arange(2.0**20, device="cuda")
     staging = Staging(source.device, source.dtype, 2**16)
@@ -127,7 +127,7 @@ def test_an_average_in_host_memory_is_staged_through_pinned_buffers(tmp_path):
 
 
 def test_pinned_blocks_are_what_predictions_take_them_for():
-    from harness.worker.measuring.meter import pinned_bytes
+    from harness.worker.meter import pinned_bytes
 
     before = pinned_bytes()
     kept = torch.empty(9 * 2**20, dtype=torch.uint8, pin_memory=True)
@@ -135,7 +135,7 @@ def test_pinned_blocks_are_what_predictions_take_them_for():
 
 
 def test_a_saved_tensor_of_the_host_stays_there(tmp_path):
-    from strategies.activations.host import Host
+    from strategies.activations.offload_activations import Host
 
     def run(blocks, x, c):
         return x * c  # c lies in host memory, a number that CUDA takes as an argument

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.worker.grid import FRAME, GAP, write_grid
+from harness.worker.audit import FRAME, GAP, write_grid
 
 
 def picture(path: Path) -> np.ndarray:

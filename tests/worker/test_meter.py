@@ -19,19 +19,18 @@ from harness import ROOT
 from harness.launch.command import ALLOCATOR
 from harness.memory.traced_step import trace_step
 from harness.phases import PEAK_PHASES
-from harness.predict.tracing import trace
+from harness.planner.tracing import trace
 from harness.result import Peak
 from harness.spec import Spec
 from harness.system import gpus
 from harness.system.gpus import Gpu
-from harness.worker import environment, measure, projections
+from harness.worker import environment, measure, meter, projections, samples
 from harness.worker.loop import Log, optimizer_step
-from harness.worker.measuring import meter, sampling
 
 MIB = 2**20
 CHILD = """
 import json, torch
-from harness.worker.measuring.meter import ResidentMeter
+from harness.worker.meter import ResidentMeter
 torch.ones(2**20).add_(1)
 meter = ResidentMeter()
 meter.enter("big")
@@ -104,7 +103,7 @@ def test_no_phase_counts_the_table_of_the_watch(train_here, monkeypatch):
 def test_what_is_taken_and_given_back_within_a_phase_is_seen():
     """NCCL's buffers and libraries' workspaces are gone when the phase ends."""
     facts = iter([100, 140, 380, 120])
-    highest = sampling.Highest(lambda: next(facts))
+    highest = samples.Highest(lambda: next(facts))
     highest.reset()
     assert [highest.look() for _ in range(3)] == [140, 380, 380]
 
@@ -113,7 +112,7 @@ def test_a_device_that_does_not_answer_lowers_nothing():
     def failing() -> int:
         raise RuntimeError("busy")
 
-    highest = sampling.Highest(failing)
+    highest = samples.Highest(failing)
     highest.value = 80
     assert highest.look() == 80 and highest.failed == 1
 
@@ -126,7 +125,7 @@ def test_the_sampler_looks_until_it_is_stopped():
         looked.set()
         return 5
 
-    sampler = sampling.Sampler(sampling.Highest(read), interval=0.001)
+    sampler = samples.Sampler(samples.Highest(read), interval=0.001)
     sampler.start()
     sampler.start()  # a second thread would go on for ever
     assert looked.wait(30) and sampler.running
@@ -138,8 +137,8 @@ def test_the_sampler_looks_until_it_is_stopped():
 
 
 def test_nothing_looks_while_steps_are_timed():
-    assert [p for p in PEAK_PHASES if not sampling.is_sampled(p)] == ["steady"]
-    assert not sampling.is_sampled("between phases")
+    assert [p for p in PEAK_PHASES if not samples.is_sampled(p)] == ["steady"]
+    assert not samples.is_sampled("between phases")
 
 
 class Device:

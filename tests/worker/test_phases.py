@@ -14,7 +14,7 @@ from harness import ROOT
 from harness.launch import outcome
 from harness.phases import PEAK_PHASES, RUN_PHASES
 from harness.report.figures import derive
-from harness.worker.measuring import passes
+from harness.worker import passes
 from strategies.engine import STEP_PHASES
 
 

@@ -21,7 +21,7 @@ from harness.spec import Spec
 from harness.suite import matrix
 from harness.suite.run import plan
 from harness.system.machine import recall
-from harness.worker import record
+from harness.worker import loop
 from tests.made.results import cpu_set
 
 
@@ -41,7 +41,7 @@ def test_a_trace_of_three_steps_is_left_for_other_tools(recorded):
     with gzip.open(folder / name, "rt") as stream:
         events = json.load(stream)["traceEvents"]
     steps = [e for e in events if str(e.get("name", "")).startswith("ProfilerStep#")]
-    assert len({e["name"] for e in steps}) == record.ACTIVE
+    assert len({e["name"] for e in steps}) == loop.ACTIVE
     assert any(e.get("name") == "aten::addmm" for e in events)
     assert any(e.get("name") == "[memory]" for e in events)
 
@@ -56,7 +56,7 @@ def test_the_timed_steps_are_not_those_that_were_recorded(recorded):
 def test_key_averages_name_the_products(recorded):
     row, _ = recorded
     names = {entry["name"]: entry for entry in row.key_averages}
-    assert names["aten::addmm"]["calls"] % record.ACTIVE == 0
+    assert names["aten::addmm"]["calls"] % loop.ACTIVE == 0
     assert names["aten::mm"]["self_cpu_seconds"] > 0
     seconds = [entry["self_cpu_seconds"] for entry in row.key_averages]
     assert seconds == sorted(seconds, reverse=True)
@@ -110,9 +110,9 @@ def test_a_history_that_cannot_be_written_hides_no_error_and_is_one(tmp_path, mo
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *given, **more: None)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
-    with pytest.raises(MemoryError), record.allocator_history(tmp_path, 0):
+    with pytest.raises(MemoryError), loop.allocator_history(tmp_path, 0):
         raise MemoryError
-    with pytest.raises(OSError, match="No space left"), record.allocator_history(tmp_path, 0):
+    with pytest.raises(OSError, match="No space left"), loop.allocator_history(tmp_path, 0):
         pass
 
 
@@ -123,15 +123,15 @@ def test_a_history_is_of_the_rank_s_own_gpu_and_of_python_s_stacks(tmp_path, mon
     recording = torch.cuda.memory
     monkeypatch.setattr(recording, "_record_memory_history", lambda **how: done.append(how))
     monkeypatch.setattr(recording, "_dump_snapshot", lambda path: done.append(path))
-    with record.allocator_history(tmp_path, 3):
+    with loop.allocator_history(tmp_path, 3):
         pass
     assert done[0] == ("device", 3), "before the history, which makes a context where it is"
-    assert done[1]["stacks"] == "python" and done[1]["max_entries"] == record.ENTRIES
+    assert done[1]["stacks"] == "python" and done[1]["max_entries"] == loop.ENTRIES
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_history_is_written_also_when_memory_runs_out(tmp_path):
-    with pytest.raises(torch.OutOfMemoryError), record.allocator_history(tmp_path, 0):
+    with pytest.raises(torch.OutOfMemoryError), loop.allocator_history(tmp_path, 0):
         torch.empty(2**50, device="cuda", dtype=torch.uint8)
     assert (tmp_path / "snapshot.rank0.pickle").stat().st_size > 0

@@ -16,10 +16,10 @@ from conftest import DRAWN, Case, launched_together
 from harness.launch import checkpoints
 from harness.result import Result, Status
 from harness.spec import Spec
-from harness.worker import checkpoint
+from harness.worker import training
 from strategies.base import BadInput
-from strategies.evidence.frozen import checksum
-from strategies.layout import Layout
+from strategies.evidence.states import checksum
+from strategies.launch_file import Layout
 from tests.made.weights import weights_digest
 
 SPEC = Spec(
@@ -245,7 +245,7 @@ def whole_average(folder: Path, ranks: int) -> dict[str, torch.Tensor]:
     pieces: dict[str, list[tuple[int, torch.Tensor]]] = {}
     for rank in range(ranks):
         state = torch.load(folder / f"attached-{rank}.pt", weights_only=True)
-        for name, shard, start, numel, offset in state[checkpoint.PIECES]:
+        for name, shard, start, numel, offset in state[training.PIECES]:
             flat = state["ema"]["shards"][shard].flatten()[start : start + numel]
             pieces.setdefault(name, []).append((offset, flat))
     ordered = {name: sorted(some, key=lambda piece: piece[0]) for name, some in pieces.items()}
@@ -256,25 +256,25 @@ def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path)
     spec = dataclasses.replace(SPEC, recipe="single", processes=1)
     run, _ = train_here(spec, 1)
     facts = {"recipe": "single", "model": "DiT-T/8"}
-    path = checkpoint.save(run.trained, tmp_path, facts)
+    path = training.save(run.trained, tmp_path, facts)
     before = weights_digest(run.trained.module)
     with pytest.raises(ValueError, match="saved with model DiT-T/8, not DiT-S/8; resume with"):
-        checkpoint.restore(run.trained, path, {**facts, "model": "DiT-S/8"})
+        training.restore(run.trained, path, {**facts, "model": "DiT-S/8"})
     again, _ = train_here(spec, 0)
     assert weights_digest(again.trained.module) != before
-    assert checkpoint.restore(again.trained, path, facts)["step"] == 1
+    assert training.restore(again.trained, path, facts)["step"] == 1
     assert weights_digest(again.trained.module) == before
     assert again.trained.attached["ema"].updates == again.trained.optimizer_steps == 1
-    assert checkpoint.latest(tmp_path) == path
+    assert training.latest(tmp_path) == path
     largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-9])
-    assert checkpoint.latest(tmp_path) is None, "cut, as by a disk that filled up"
+    assert training.latest(tmp_path) is None, "cut, as by a disk that filled up"
 
 
 def test_only_whole_checkpoints_count(tmp_path):
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert training.latest(tmp_path / "nowhere") is None
     for step in (9, 10, 11):
         (tmp_path / f"step-{step:08d}").mkdir()
         if step != 11:
-            (tmp_path / f"step-{step:08d}" / checkpoint.DONE).write_text("{}")
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000010"
+            (tmp_path / f"step-{step:08d}" / training.DONE).write_text("{}")
+    assert training.latest(tmp_path) == tmp_path / "step-00000010"

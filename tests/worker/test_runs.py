@@ -20,10 +20,10 @@ from conftest import Case, OnDemand, launchable, launched_together, predictions
 
 from harness import ROOT
 from harness.data.feed import Feed, check_data, open_data
-from harness.memory.places import BY_ENGINE
 from harness.memory.record import as_measured
-from harness.predict.prediction import Prediction
-from harness.predict.prediction import load as load_prediction
+from harness.memory.tracer import BY_ENGINE
+from harness.planner.prediction import Prediction
+from harness.planner.prediction import load as load_prediction
 from harness.report.figures import parity
 from harness.report.figures.predicted import predicted_categories
 from harness.result import Result, Status
@@ -31,10 +31,10 @@ from harness.spec import Spec
 from harness.subjects import objectives as diffusion
 from harness.subjects.dit import model, presets
 from strategies import CATALOG, parse
-from strategies.engines.zero.sizes import buffer_sizes, piece_size
-from strategies.evidence.settings import settings
+from strategies.base import Sizes
+from strategies.engines.zero.config import buffer_sizes, piece_size
+from strategies.evidence.rules import settings
 from strategies.sharding import sharding_kinds
-from strategies.sizes import Sizes
 
 # A learning rate at which losses fall, and a clipping that bites: what is equal then is equal
 # because every engine clips, decays and steps alike, not because nothing happens.

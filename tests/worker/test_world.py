@@ -9,9 +9,9 @@ import pytest
 from conftest import TINY, Case, launched_together
 
 from harness import cli
-from harness.memory.places import BY_ENGINE
 from harness.memory.record import as_measured
-from harness.predict import pool
+from harness.memory.tracer import BY_ENGINE
+from harness.planner import pool
 from harness.report import write_report
 from harness.report.data import grouping
 from harness.report.data.answers import answers, fastest_that_fits

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.data.caches.sample import Part, Sample
+from harness.data.caches.entries import Part, Sample
 from strategies.base import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["find", "tensor", "way_out"]
 
 FOLDER = "finetrainers-precomputed-data"
 way_out = f"it should hold latent-0.pt and condition-0.pt, or {FOLDER}/"

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.data.caches.sample import Part, Sample
-from harness.data.caches.tensors import Contents, contents, tensor
+from harness.data.caches.entries import Contents, Part, Sample, contents
+from harness.data.caches.entries import tensor as tensor
 from strategies.base import BadInput
-
-__all__ = ["find", "tensor", "way_out"]
 
 way_out = "it should hold NAME_0832x0480_wan.safetensors and NAME_wan_te.safetensors, say"
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.data.caches import finetrainers, musubi
-from harness.data.caches.sample import Part, Sample
+from harness.data.caches.entries import Part, Sample
 from strategies.base import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KINDS", "Cache", "is_cache", "open_cache"]
 
 KINDS = {"musubi": musubi, "finetrainers": finetrainers}
 

@@ -2,7 +2,7 @@
 
 ``timeline`` follows every storage through one step, ``modules`` says which module made it and
 which saved it for backward, ``costs`` counts and times each operation, ``sweep`` measures small
-models for the laws. ``take`` puts them together as a ``harness.memory.portrait.Portrait``.
+models for the laws. ``take`` puts them together as a ``harness.memory.memory_breakdown.Portrait``.
 """
 
 from harness.memory.dissect.taking import Look, take

@@ -2,24 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from harness.memory.dissect.costs import Costs, bandwidth, peak_flops
-from harness.memory.dissect.modules import Stack, saving
-from harness.memory.dissect.sweep import points
-from harness.memory.dissect.timeline import TimelineTracer
-from harness.memory.portrait import Kept, OpCost, Portrait, Timeline
+from harness.memory.dissect.timeline import Stack, TimelineTracer, saving
+from harness.memory.memory_breakdown import Kept, OpCost, Point, Portrait, Timeline
+from harness.memory.op_facts import is_free
 from harness.memory.traced_step import following, register_living, trace_step
 from harness.resolve import Resolved
 from harness.result import reported_name
-from strategies.engine import Trained
-from strategies.evidence import forward
-from strategies.evidence.stored import stored
+from strategies.engine import TrainingRun
+from strategies.evidence import flops, states
+from strategies.evidence.flops import formulas
+from strategies.evidence.readings import stored
+from strategies.subject import Subject
 
-__all__ = ["Look", "take"]
+# ---- costs ----
+# What each operation of a step costs: FLOPs, bytes and seconds; and the device's own ceilings.
+
+
+SIZE = {"cpu": 1024, "cuda": 8192}
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
+TRIES = 5
+
+
+class Costs(TorchDispatchMode):
+    """Counts and times every operation that moves data while active.
+
+    FLOPs of products follow ``strategies.evidence.flops``; other operations count one an
+    element of their largest operand or result (a list of tensors is one). Bytes are those of
+    operands and results, each once: what must cross the memory bus if nothing stays in cache. On
+    a GPU each operation is waited for, so that seconds are its own (and the sum is longer than
+    the step).
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        super().__init__()
+        self.phase, self.synchronize = "forward", synchronize
+        self.costs: dict[tuple[str, str], OpCost] = {}
+        self.formulas = formulas()
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        self.phase = phase
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.synchronize()
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        self.synchronize()
+        seconds = time.perf_counter() - start
+        if func.namespace == "aten" and not is_free(func):
+            name = func._schema.name.partition("::")[2]
+            self._book(name, func, args, kwargs, out, seconds)
+        return out
+
+    def _book(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
+        key = (name, self.phase)
+        cost = self.costs.setdefault(
+            key, OpCost(op=name, phase=self.phase, calls=0, flops=0, bytes=0, seconds=0.0)
+        )
+        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        formula = self.formulas.get(func._overloadpacket)
+        cost.calls += 1
+        cost.seconds += seconds
+        cost.bytes += sum(t.numel() * t.element_size() for t in (*operands, *results))
+        if formula is not None:
+            cost.flops += formula(*args, **kwargs, out_val=out)
+        else:
+            cost.flops += max(map(_elements, (*args, *kwargs.values(), out)), default=0)
+
+    def table(self) -> list[OpCost]:
+        """The costs, the longest first."""
+        return sorted(self.costs.values(), key=lambda cost: -cost.seconds)
+
+
+def _elements(value: Any) -> int:
+    return sum(t.numel() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype, synchronize: Callable[[], None]) -> float:
+    """FLOP/s of the best of a few large matrix products: what this device reaches, not its label.
+
+    The side is 1024 on a CPU and 8192 on a GPU, where smaller products leave it idle.
+    """
+    side = SIZE.get(device.type, 1024)
+    a = torch.ones(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / _best(lambda: a @ a, synchronize)
+
+
+def bandwidth(device: torch.device, synchronize: Callable[[], None]) -> float:
+    """Bytes a second of the best of a few large copies, reads and writes both counted."""
+    size = COPY_BYTES.get(device.type, 2**27)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _best(lambda: target.copy_(source), synchronize)
+
+
+def _best(work: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+    seconds = []
+    for _ in range(TRIES):
+        synchronize()
+        start = time.perf_counter()
+        work()
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+# ---- sweep ----
+# Small models that differ in one size, for the laws of activation memory and FLOPs.
+
+
+def points(subject: Subject, device: torch.device, dtype: torch.dtype) -> Iterator[Point]:
+    """Each relative of ``subject``: the bytes that autograd saves for backward, and the FLOPs of a
+    training step.
+
+    The models are plain: no sharding, no recomputation. ``dtype`` below float32 is autocast's.
+    """
+    for varies, small, batch in subject.relatives():
+        module = small.make().to(device)
+        size = small.dimensions
+        yield Point(
+            varies=varies,
+            batch=batch,
+            tokens=size.tokens,
+            hidden=size.width,
+            depth=size.depth,
+            heads=size.heads,
+            parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
+            activation_bytes=_saved_bytes(small, module, batch, dtype),
+            flops=_flops(small, batch),
+        )
+
+
+def _saved_bytes(subject: Subject, module: Any, batch: int, dtype: torch.dtype) -> int:
+    device = next(module.parameters()).device
+    known = {p.untyped_storage()._cdata for p in module.parameters()}
+    low = dtype is not torch.float32
+    with saving(Stack(module), known) as saved, torch.autocast(device.type, dtype, enabled=low):
+        subject.predict(module, *_samples(subject, batch, device)).float().square().mean()
+    return sum(size for _, size in saved.values())
+
+
+def _flops(subject: Subject, batch: int) -> int:
+    """Counted on storage-less tensors, which take attention as the products that it is."""
+    with torch.device("meta"):
+        module = subject.make()
+        with flops.counting() as counter:
+            out = subject.predict(module, *_samples(subject, batch, "meta"))
+            out.square().mean().backward()
+    return counter.get_total_flops()
+
+
+def _samples(subject: Subject, batch: int, device: torch.device | str) -> tuple[Any, Any, Any]:
+    """The subject's example, ``batch`` times over."""
+    x, t_B, conditions = subject.example(device)
+    many = {name: torch.cat([value] * batch) for name, value in conditions.items()}
+    return torch.cat([x] * batch), torch.cat([t_B] * batch), many
+
 
 OPS = 40
 
@@ -35,7 +183,7 @@ class Look(NamedTuple):
     left_out: tuple[Any, ...]
 
 
-def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
+def take(resolved: Resolved, trained: TrainingRun, look: Look) -> Portrait:
     """The portrait of this rank, from its next steps; every rank takes part, and each gets its own.
 
     The peak of the step is traced twice, with and without the module hooks and saved-tensors
@@ -45,7 +193,7 @@ def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
     plain = trace_step(trained, device.type, look.step, look.left_out)
     tracer, kept, saved = _traced(trained, look)
     inference = _inference(trained, look)
-    dtype = getattr(torch, forward.compute_dtype(trained))
+    dtype = getattr(torch, states.compute_dtype(trained))
     size = resolved.subject.dimensions
     elsewhere = sum(row.made for row in kept if not row.module)
     return Portrait(
@@ -78,7 +226,7 @@ def take(resolved: Resolved, trained: Trained, look: Look) -> Portrait:
     )
 
 
-def _traced(trained: Trained, look: Look) -> tuple[TimelineTracer, list[Kept], int]:
+def _traced(trained: TrainingRun, look: Look) -> tuple[TimelineTracer, list[Kept], int]:
     """One step with every storage followed and every saved tensor counted."""
     stack = Stack(trained.module)
     tracer = _begun(trained, stack, look)
@@ -93,14 +241,14 @@ def _traced(trained: Trained, look: Look) -> tuple[TimelineTracer, list[Kept], i
     return tracer, tracer.kept(first), sum(size for _, size in first.values())
 
 
-def _begun(trained: Trained, stack: Stack, look: Look) -> TimelineTracer:
+def _begun(trained: TrainingRun, stack: Stack, look: Look) -> TimelineTracer:
     tracer = TimelineTracer(trained, trained.accelerator.device.type, stack)
     tracer.leave_out(look.left_out)
     register_living(tracer, trained)
     return tracer
 
 
-def _inference(trained: Trained, look: Look) -> Timeline:
+def _inference(trained: TrainingRun, look: Look) -> Timeline:
     """A forward pass of one micro batch without gradients, as a sampler runs it."""
     stack = Stack(trained.module)
     trained.model.eval()
@@ -113,7 +261,7 @@ def _inference(trained: Trained, look: Look) -> Timeline:
     return tracer.timeline()
 
 
-def _costs(trained: Trained, look: Look) -> list[OpCost]:
+def _costs(trained: TrainingRun, look: Look) -> list[OpCost]:
     costs = Costs(look.synchronize)
     with trained.engine.marks(trained, costs.enter), costs:
         look.step()

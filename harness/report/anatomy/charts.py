@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from harness.memory.portrait import OpCost, Point, Portrait, Timeline
-from harness.report.anatomy import laws
+import numpy as np
+
+from harness.memory.memory_breakdown import OpCost, Point, Portrait, Timeline
 from harness.report.figures import units
-from harness.report.figures.categories import CATEGORIES, title
-from harness.report.rendering.charts.of_group import COLOUR_OF
-from harness.report.rendering.charts.svg import (
+from harness.report.figures.units import CATEGORIES, title
+from harness.report.rendering.charts import COLOUR_OF
+from harness.report.rendering.svg import (
     COLOURS,
     WIDTH,
     Scale,
@@ -22,21 +24,83 @@ from harness.report.rendering.charts.svg import (
     polyline,
     text,
 )
+from harness.subjects.dit.presets import PRESETS, train_flops, trainable_count
 from strategies.engine import STEP_PHASES
 
-__all__ = [
-    "SHOWN_OPS",
-    "SWEEPS",
-    "bars",
-    "family_keys",
-    "keys",
-    "phase_keys",
-    "preset_chart",
-    "roofline",
-    "short_op",
-    "sweep",
-    "timeline",
-]
+# ---- laws ----
+# How a DiT's activation memory and FLOPs grow with its size, fitted to measured points.
+
+
+@dataclass(frozen=True)
+class Law:
+    """Activation bytes = B (block T D L + ends T D + sample D L), for batch B, tokens T, hidden
+    units D and blocks L.
+
+    ``block``: bytes a token, hidden unit and block; ``ends``: bytes a token and hidden unit
+    outside the blocks; ``sample``: bytes a sample, hidden unit and block (the modulation).
+    ``worst`` is the largest relative error over the points it was fitted to.
+    """
+
+    block: float
+    ends: float
+    sample: float
+    worst: float = 0.0
+
+    def __call__(self, batch: int, tokens: int, hidden: int, depth: int) -> float:
+        """Bytes of a step's activations."""
+        unit_bytes = self.block * tokens * depth + self.ends * tokens + self.sample * depth
+        return batch * hidden * unit_bytes
+
+
+def fit(points: Sequence[Point]) -> Law:
+    """Least squares of relative errors, so that small models count as much as large ones.
+
+    Raises:
+        ValueError: fewer than four points, or points that do not tell the terms apart.
+    """
+    rows = np.array([_terms(p) for p in points], dtype=float)
+    sizes = np.array([p.activation_bytes for p in points], dtype=float)
+    if len(points) < 4 or np.linalg.matrix_rank(rows / sizes[:, None]) < 3:
+        raise ValueError(f"{len(points)} points do not tell the law's three terms apart")
+    factors, *_ = np.linalg.lstsq(rows / sizes[:, None], np.ones(len(points)), rcond=None)
+    errors = np.abs(rows @ factors / sizes - 1)
+    return Law(*(float(factor) for factor in factors), worst=float(errors.max()))
+
+
+def _terms(p: Point) -> tuple[int, int, int]:
+    width = p.batch * p.hidden
+    return width * p.tokens * p.depth, width * p.tokens, width * p.depth
+
+
+def six_nd_error(parameters: int, tokens: int, flops: float) -> float:
+    """How far 6 N D is from the counted FLOPs of a training step, relative: + is too many.
+
+    N trainable parameters, D tokens of the whole batch (Kaplan et al. 2020, arXiv:2001.08361). A
+    DiT's adaLN weights, a third of a block, run once a sample and not once a token; attention's
+    products of activations, which 6 N D leaves out, win some of it back at many tokens.
+    """
+    return 6 * parameters * tokens / flops - 1
+
+
+def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
+    """(preset, tokens, error of 6 N D) of every preset, from the closed form of its FLOPs."""
+    errors = []
+    for name, shape in PRESETS.items():
+        tokens, flops = shape.tokens(input_size), train_flops(shape, input_size)
+        error = six_nd_error(trainable_count(shape, input_size), tokens, flops)
+        errors.append((name, tokens, error))
+    return errors
+
+
+def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
+    """FLOP/s under the roofline (Williams et al. 2009): what memory feeds, up to the peak."""
+    return min(peak_flops, flops_a_byte * bandwidth)
+
+
+def intensity(cost: OpCost) -> float:
+    """FLOPs a byte moved."""
+    return cost.flops / cost.bytes if cost.bytes else 0.0
+
 
 WIDE = 1200.0
 """Of a chart that takes the whole page."""
@@ -149,7 +213,7 @@ def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
     return [*parts, text(x(before) + 6, top + 21, f"{before:.1f}", class_="value")]
 
 
-def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
+def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
     """Activation bytes against one size: measured points, and the law's line."""
     mine = [p for p in points if p.varies == varies]
     field, name = SWEEPS[varies]
@@ -173,7 +237,7 @@ def sweep(points: Sequence[Point], varies: str, law: laws.Law) -> str:
 
 def preset_chart() -> str:
     """How far 6 N D is off for each preset, by its number of tokens."""
-    errors = laws.preset_errors()
+    errors = preset_errors()
     values = [100 * error for _, _, error in errors]
     x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
     y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
@@ -218,13 +282,13 @@ def family_keys() -> list[tuple[str, str]]:
 
 
 def _families() -> list[str]:
-    return list(dict.fromkeys(name.partition("/")[0] for name, _, _ in laws.preset_errors()))
+    return list(dict.fromkeys(name.partition("/")[0] for name, _, _ in preset_errors()))
 
 
 def roofline(portrait: Portrait) -> str:
     """Each operation's arithmetic intensity and its FLOP/s, under this device's own ceilings."""
     costs = [c for c in portrait.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
-    places = [(laws.intensity(c), c.flops / c.seconds) for c in costs]
+    places = [(intensity(c), c.flops / c.seconds) for c in costs]
     if not costs:
         return ""
     ridge = portrait.peak_flops / portrait.bandwidth
@@ -235,7 +299,7 @@ def roofline(portrait: Portrait) -> str:
     y = Scale(floor, 10 ** math.ceil(math.log10(portrait.peak_flops)), 330.0, 26.0, log=True)
     parts = axes(x, y, "arithmetic intensity: FLOPs a byte moved", "FLOP/s", y.end)
     start = max(low, floor / portrait.bandwidth)
-    corner = [(start, laws.attainable(start, portrait.peak_flops, portrait.bandwidth))]
+    corner = [(start, attainable(start, portrait.peak_flops, portrait.bandwidth))]
     corner += [(ridge, portrait.peak_flops), (high, portrait.peak_flops)]
     path = polyline([(x(a), y(b)) for a, b in corner])
     parts.append(element("path", d=path, class_="roof"))

@@ -14,19 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.report.data.lookup import differ
 from harness.report.data.rows import Group, Row
-from harness.report.data.speed import differ
 from harness.report.figures import derive, units
-
-__all__ = [
-    "MANY",
-    "Answer",
-    "FastestThatFits",
-    "answers",
-    "fastest_that_fits",
-    "in_detail",
-    "in_full",
-]
 
 GPU_LIMITS_GIB = (8, 12, 16, 24, 40, 48, 80, 96, 141)
 """Sizes that GPUs come in."""

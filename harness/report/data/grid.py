@@ -8,8 +8,6 @@ from typing import Any
 
 from harness.report.figures import units
 
-__all__ = ["Column", "Grid", "tabulate", "text_grid"]
-
 
 @dataclass(frozen=True)
 class Column:

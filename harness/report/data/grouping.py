@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.calibration.record import Calibration
-from harness.predict.prediction import Prediction
-from harness.report.data.calibrated import calibrated_row
-from harness.report.data.ranking import lent_floor, own_floor, ranked
+import numpy as np
+
+from harness.planner.calibration.record import Calibration
+from harness.planner.prediction import Prediction
+from harness.report.data.lookup import differ, margin_fraction
 from harness.report.data.rows import (
+    FREE,
     Group,
     Report,
     Row,
@@ -27,23 +29,157 @@ from harness.report.data.rows import (
     label,
     same_work,
 )
-from harness.report.data.siblings import beside, siblings_of
-from harness.report.data.speed import differ, margin_fraction
-from harness.report.data.stand_in import same_recipe, with_asked
-from harness.report.figures import derive, drawn, parity
-from harness.report.figures.floor import Floor
+from harness.report.figures import derive, parity
+from harness.report.figures.floor import Floor, Runs, borrowed, floor_of, margin_shares
 from harness.report.figures.numbers import numbers
-from harness.report.figures.predicted import predicted_and_measured
-from harness.report.figures.predicted_fit import (
+from harness.report.figures.predicted import (
     OUT_OF_MEMORY,
     Machines,
+    calibrated_row,
     machine_facts,
+    predicted_and_measured,
     predicted_fit,
 )
 from harness.result import Result, Status
+from harness.sampling import figures
 from harness.spec import Spec
 
-__all__ = ["build"]
+# ---- ranking ----
+# What the noise leaves of a ranking: the floor that a group of rows has, and the ranks in it.
+
+
+def own_floor(rows: list[Row], reference: Row) -> Floor | None:
+    """What rows that do the same work tell of their noise; None where none of them ran twice, or
+    in a simulated world, whose times are not compared."""
+    return None if reference.spec.world else floor_of(_runs(rows), reference.label)
+
+
+def lent_floor(group: Group, others: list[Group]) -> Floor | None:
+    """The group's own noise floor, else that of the first group on the same device, else None."""
+    if group.floor or group.world:
+        return group.floor
+    able = (g for g in others if g.floor and (g.device, g.meter) == (group.device, group.meter))
+    lender = next(able, None)
+    if lender is None:
+        return None
+    spec = lender.reference.spec
+    source = f"{spec.model} at batch {spec.global_batch}"
+    return borrowed(lender.floor, source, _runs(group.rows), group.reference.label)
+
+
+def _runs(rows: list[Row]) -> dict[str, Runs]:
+    return {row.label: row.runs for row in rows}
+
+
+def _alike(rows: list[Row]) -> list[int]:
+    """For each row, the number of rows before it that the noise does not tell from it."""
+    floor = rows[0].floor if rows else None
+    if floor is None:
+        return [0] * len(rows)
+    logs = np.log([row.numbers.step_seconds_median for row in rows])
+    shares = np.array([margin_shares(floor, row.runs) for row in rows])
+    margins = ((shares[:i] + shares[i]).max(1, initial=0.0) ** 0.5 for i in range(len(rows)))
+    return [int(np.sum(abs(logs[:i] - logs[i]) <= m)) for i, m in enumerate(margins)]
+
+
+def ranked(rows: list[Row]) -> list[Row]:
+    """Each row behind all that are faster beyond the noise; as listed where none is known."""
+    ranks = [1 + index - alike for index, alike in enumerate(_alike(rows))]
+    return [
+        dataclasses.replace(row, versus=dataclasses.replace(row.versus, rank=rank))
+        for row, rank in zip(rows, ranks, strict=True)
+    ]
+
+
+# ---- siblings ----
+# Which rows alter the computation alike, and how each stands to the plainest of them.
+
+
+def siblings_of(rows: list[Row]) -> dict[int, Row]:
+    """id of a row that alters the computation by design -> the plainest other row that alters the
+    same: one of its own computation where there is one."""
+    alike: dict[str, list[Row]] = {}
+    for row in rows:
+        if parity.design(row.first) and not row.spec.sampling:
+            alike.setdefault(parity.design(row.first), []).append(row)
+    return {id(row): other for same in alike.values() for row, other in _plainest(same)}
+
+
+def _plainest(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
+    """Each row and the row with the fewest parts of those of its computation, or of any; the row
+    that is the plainest of all itself has none."""
+    first: dict[str, Row] = {}
+    ordered = sorted(rows, key=lambda row: (row.spec.recipe.count("+"), row.spec.recipe))
+    for row in ordered:
+        first.setdefault(parity.computation(row.first), row)
+    for row in rows:
+        own = first[parity.computation(row.first)]
+        other = own if own is not row else ordered[0]
+        if other is not row:
+            yield row, other
+
+
+def beside(versus: Versus, row: Row, sibling: Row | None) -> Versus:
+    """How a row stands to its sibling; it DIFFERS where it is further from that than explained."""
+    if sibling is None:
+        return versus
+    far = parity.distances(row.first, sibling.first)
+    fault = "" if versus.wrong else parity.against_sibling(row.first, sibling.first)
+    kind = parity.computation(sibling.first)
+    other = kind if kind != parity.computation(row.first) else ""
+    versus = dataclasses.replace(
+        versus,
+        sibling=sibling.label + (f" ({other})" if other else ""),
+        sibling_loss_distance=far.get("loss"),
+        sibling_norm_distance=far.get("norm"),
+    )
+    if not fault:
+        return versus
+    return dataclasses.replace(versus, parity="DIFFERS", differs_in=f"{sibling.label}: {fault}")
+
+
+# ---- stand in ----
+# Whether a group's reference stands in for another row: the one that was asked for did not run to
+# its end, or is not there. Nothing may be compared with a stand-in unsaid.
+
+
+def same_recipe(one: str, other: str) -> bool:
+    """Whether two recipes have the same parts, in whatever order."""
+    return sorted(one.split("+")) == sorted(other.split("+"))
+
+
+def with_asked(
+    groups: Sequence[Group], wanted: str, unfinished: Sequence[Unfinished]
+) -> list[Group]:
+    """``groups``, those with a stand-in saying for whom. A group of other work than the one that
+    has the ``wanted`` row has a reference of its own, and asked for no other, unless the wanted row
+    was tried on its work too."""
+    there = [row.spec.recipe for group in groups for row in group.rows]
+    measured = any(same_recipe(recipe, wanted) for recipe in there)
+    tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
+    return [_with_asked(group, wanted, tried, measured) for group in groups]
+
+
+def _with_asked(group: Group, wanted: str, tried: Sequence[Unfinished], measured: bool) -> Group:
+    if not wanted or same_recipe(group.reference.spec.recipe, wanted):
+        return group
+    here = [u for u in tried if _work(u.result.spec) == _work(group.reference.spec)]
+    if measured and not here:
+        return group
+    ended = next((u.status.value for u in here or tried), "")
+    reference = dataclasses.replace(
+        group.reference, notes=(*group.reference.notes, f"in place of {wanted}")
+    )
+    rows = [reference if row is group.reference else row for row in group.rows]
+    stands = {"rows": rows, "reference": reference}
+    return dataclasses.replace(group, **stands, asked=wanted, asked_ended=ended)
+
+
+def _work(spec: Spec) -> Spec:
+    """A spec without what rows of one ranking may differ in."""
+    usual = {f.name: f.default for f in dataclasses.fields(Spec)}
+    return dataclasses.replace(spec, **{n: "" if n == "recipe" else usual[n] for n in FREE})
+
 
 PLAIN = "ddp"
 """The reference of a set whose suite names none."""
@@ -283,18 +419,18 @@ def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) 
     return dataclasses.replace(row, versus=versus, drawn=_drawn(row, reference))
 
 
-def _drawn(row: Row, reference: Row) -> drawn.DrawnRow | None:
+def _drawn(row: Row, reference: Row) -> figures.DrawnRow | None:
     if row.first.drawn is None or reference.first.drawn is None:
         return None
-    return drawn.drawn_row(row.results, reference.first, is_reference=row is reference)
+    return figures.drawn_row(row.results, reference.first, is_reference=row is reference)
 
 
 def _verdict(row: Row, reference: Row) -> parity.Verdict:
     """The first repetition that is not as it should be speaks for all."""
     if reference.first.drawn:
         return next(
-            (v for v in (drawn.against(r, reference.first) for r in row.results) if v.what),
-            drawn.against(row.first, reference.first),
+            (v for v in (figures.against(r, reference.first) for r in row.results) if v.what),
+            figures.against(row.first, reference.first),
         )
     allowed = parity.limits(reference.results)
     verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]

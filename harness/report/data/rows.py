@@ -11,34 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.calibration.record import Calibration
 from harness.json_files import BadFile, read_json
-from harness.predict import forecast
-from harness.predict.forecast import Forecast
-from harness.report.data.calibrated import Calibrated, read_calibration
+from harness.planner import forecast
+from harness.planner.calibration.record import Calibration
+from harness.planner.forecast import Forecast
 from harness.report.figures import derive
-from harness.report.figures.drawn import DrawnRow
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.parity import WRONG
-from harness.report.figures.predicted import PredictedAndMeasured
-from harness.report.figures.predicted_fit import PredictedFit
+from harness.report.figures.predicted import (
+    Calibrated,
+    PredictedAndMeasured,
+    PredictedFit,
+    read_calibration,
+)
 from harness.result import Result, Status
+from harness.sampling.figures import DrawnRow
 from harness.spec import Spec
 from strategies.base import BadInput
-
-__all__ = [
-    "Group",
-    "Report",
-    "Row",
-    "SuiteHead",
-    "Unfinished",
-    "Versus",
-    "device_of",
-    "label",
-    "read_suite",
-    "same_work",
-]
 
 FREE = ("recipe", "processes", "nodes", "repeat")
 """Fields of a spec in which rows of one group may differ: they do the same work."""
@@ -47,7 +37,7 @@ FREE = ("recipe", "processes", "nodes", "repeat")
 @dataclass(frozen=True, kw_only=True)
 class SuiteHead:
     """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
-    reference row, when it began, the story that its rows tell (``harness.report.stories``) and
+    reference row, when it began, the story that its rows tell (``harness.analyses.registry``) and
     their recipes in the suite's order. ``calibration``: of the machine, which lies beside it;
     ``forecast``: what was predicted of the suite for another one, likewise. ``skipped`` has a line
     for each of these files that cannot be used."""

@@ -10,29 +10,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.phases import PEAK_PHASES, SETUP_PEAKS
-from harness.report.figures.peak_flops import peak_flops
-from harness.result import Rank, Result, Status
+from harness.planner.speed import cards
+from harness.result import GpuSample, Rank, Result, Status
 
-__all__ = [
-    "NOISE_LIMIT",
-    "NO_FLOPS",
-    "PARITY_LIMIT",
-    "PHASES",
-    "REPEAT_LIMIT",
-    "curve_distance",
-    "effective_status",
-    "highest",
-    "highest_by_phase",
-    "hosted_bytes",
-    "need_bytes",
-    "pareto_front",
-    "peak_by_phase",
-    "peak_of",
-    "placed_by",
-    "quantile",
-    "resident_bytes",
-    "step_seconds",
-]
+# ---- peak flops ----
+# The dense peak FLOP/s of the device that a run names, for MFU.
+
+
+def peak_flops(device: str, precision: str | None) -> tuple[float | None, str | None]:
+    """FLOP/s of ``device`` at ``precision``, and None; or None, and the reason why not."""
+    if precision is None:
+        return None, "no precision strategy showed the type it computes in"
+    if device.lower() in ("cpu", ""):
+        return None, "no peak is stated for a CPU"
+    if precision not in cards.COLUMNS:
+        return None, f"no peak is known for {precision}"
+    gpu = cards.named(device)
+    if gpu is None:
+        return None, f"{device} is not in the table of peaks"
+    flops = gpu.peaks[precision]
+    return flops, None if flops else f"{device} has no {precision} unit"
+
 
 PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
 """The phases whose peak has a column; the steps of the warm-up after the first are like the timed
@@ -296,3 +294,40 @@ def power(x: Sequence[float], y: Sequence[float]) -> float:
     mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
     top = sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True))
     return top / sum((a - mx) ** 2 for a in lx)
+
+
+# ---- gpu state ----
+# Whether GPUs ran freely beside the timed steps, by their samples.
+
+
+CLOCK_LIMIT = 0.05
+"""Share by which a clock may fall from before the timed steps to after them."""
+
+
+def hindered(samples: Sequence[GpuSample]) -> list[str]:
+    """What was in the way of a run's GPUs, a few words each; empty if nothing was, or nothing is
+    known. A clock that is low alike before and after is the card's, or its owner's wish."""
+    names = sorted({(s.index, reason) for s in samples for reason in s.held_back_by})
+    words = [f"GPU {index} held back by {reason}" for index, reason in names]
+    words += [
+        f"GPU {index} shared by {most} processes"
+        for index, most in _most_processes(samples).items()
+        if most > 1
+    ]
+    for index, (before, after) in _clocks(samples).items():
+        if before and after and after < before * (1 - CLOCK_LIMIT):
+            words.append(f"GPU {index} clock {before / 1e6:.0f} -> {after / 1e6:.0f} MHz")
+    return words
+
+
+def _most_processes(samples: Sequence[GpuSample]) -> dict[int, int]:
+    """GPU -> the most processes that were seen on it; the run has one on each."""
+    indices = sorted({s.index for s in samples})
+    return {i: max(s.processes for s in samples if s.index == i) for i in indices}
+
+
+def _clocks(samples: Sequence[GpuSample]) -> dict[int, tuple[int, int]]:
+    """GPU -> its clock before and after the timed steps, in Hz; 0 where not known."""
+    known = {(s.index, s.when): s.sm_clock_hz for s in samples}
+    indices = sorted({s.index for s in samples})
+    return {i: (known.get((i, "before"), 0), known.get((i, "after"), 0)) for i in indices}

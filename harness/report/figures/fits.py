@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from harness.report.figures import derive
 
-__all__ = ["Band", "Estimate", "Pair", "Power", "Span", "limit", "power", "spans"]
-
 ROUNDING = 1e-9
 """Share of a value within which it counts as on the edge of a band."""
 

@@ -21,23 +21,6 @@ from strategies import parse
 from strategies.base import BadInput
 from strategies.recipe import Recipe
 
-__all__ = [
-    "EARLY_STEPS",
-    "MEASURES",
-    "OF_PARAMETERS",
-    "WRONG",
-    "Limits",
-    "Verdict",
-    "against_sibling",
-    "against_the_reference",
-    "alarming",
-    "computation",
-    "design",
-    "distances",
-    "limits",
-    "replaces_the_model",
-]
-
 WRONG = ("DIFFERS", "beyond design")
 """Words of a row that computed something else than it promised: it is in no answer."""
 MEASURES = ("loss", "norm", "moment", "update", "average")

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from harness.calibration.record import Calibration
 from harness.json_files import BadFile
 from harness.memory.record import as_measured
-from harness.predict import workspace
-from harness.predict.prediction import Prediction, load
-from harness.predict.speed import calibrated
-from harness.predict.speed.roofline import Sent, sent
-from harness.report.figures import categories, derive
-from harness.report.figures.categories import CATEGORIES
-from harness.result import Categories, Result
-
-__all__ = [
-    "FILE",
-    "PredictedAndMeasured",
-    "PredictedCategory",
-    "predicted_and_measured",
-    "predicted_categories",
-    "read_predictions",
-]
+from harness.planner import overhead
+from harness.planner.calibration.record import Calibration
+from harness.planner.calibration.record import load as record_load
+from harness.planner.prediction import Prediction, load
+from harness.planner.speed import rates
+from harness.planner.speed.cards import Card
+from harness.planner.speed.roofline import Seconds, Sent, seconds, sent
+from harness.planner.verdict import decide
+from harness.report.figures import derive, units
+from harness.report.figures.units import CATEGORIES
+from harness.result import Categories, Result, Status
 
 FILE = "prediction.json"
 """Beside a run's result."""
@@ -48,7 +44,7 @@ class PredictedCategory:
     @property
     def title(self) -> str:
         """The category as a sentence names it."""
-        return categories.in_sentence(self.name)
+        return units.in_sentence(self.name)
 
     @property
     def error(self) -> float:
@@ -187,7 +183,7 @@ def library_bytes(result: Result, found: Calibration | None = None) -> int:
     """What libraries take out of the caching allocator, which no trace shows; 0 on a CPU."""
     if result.meter != "cuda":
         return 0
-    return workspace.libraries(calibrated.of_environment(result.environment, found))
+    return overhead.libraries(rates.of_environment(result.environment, found))
 
 
 def reserved_bytes(prediction: Prediction, result: Result) -> int | None:
@@ -204,3 +200,159 @@ def reserved_bytes(prediction: Prediction, result: Result) -> int | None:
 
 def _plus(size: int | None, more: int) -> int | None:
     return None if size is None else size + more
+
+
+# ---- predicted fit ----
+# The prediction for a row against the memory that it ran in, without its uncertainty.
+
+
+OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
+
+
+Machines = Mapping[str, Mapping[str, Any]]
+"""Device -> facts of the environment of a set's results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedFit:
+    """The least memory that a row was predicted to run in, and what there was. Bytes."""
+
+    need_bytes: int
+    have_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return decide(self.need_bytes, self.need_bytes, self.have_bytes) == "fits"
+
+
+def predicted_fit(
+    result: Result,
+    status: Status,
+    prediction: Prediction | None,
+    machines: Machines,
+    found: Calibration | None = None,
+) -> PredictedFit | None:
+    """The prediction for one run against the memory of its device; against the host's where that
+    ran out, or where the device is a CPU. None where one of the two is not known.
+
+    ``machines`` (``machine_facts``) tell what a run that died could not; ``found`` is the
+    calibration of its device.
+    """
+    if prediction is None:
+        return None
+    facts = {**machines.get(result.spec.device, {}), **result.environment}  # the run's own win
+    on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
+    beside = _beside(result, facts, found)
+    need = _host_need(prediction, result) if on_host else _device_need(prediction, beside)
+    names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
+    have = min((int(facts[name]) for name in names if facts.get(name)), default=None)
+    return PredictedFit(need_bytes=need, have_bytes=have) if need and have else None
+
+
+def machine_facts(results: Iterable[Result]) -> Machines:
+    """Device (cpu or cuda) -> the facts of the environment that any of the results has."""
+    machines: dict[str, dict[str, Any]] = {}
+    for result in results:
+        machines.setdefault(result.spec.device, {}).update(result.environment)
+    return machines
+
+
+def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
+    """What stands beside the training on a GPU."""
+    gpu = rates.of_environment(facts, found)
+    return overhead.standing(gpu, result.spec.processes).total
+
+
+def _device_need(prediction: Prediction, beside: int) -> int | None:
+    """The least that the allocator can run in once it has given back its cache (as ``plan`` counts
+    it), with what stands ``beside`` it on a GPU."""
+    return None if prediction.least is None else prediction.least + beside
+
+
+def _host_need(prediction: Prediction, result: Result) -> int | None:
+    """Of all processes of one machine; without the interpreters and libraries."""
+    on_cpu = result.spec.device == "cpu"
+    process_bytes = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
+    return process_bytes and process_bytes * result.spec.local_processes
+
+
+# ---- calibrated ----
+# A row's time beside the one that the calibration of its device predicts, and its share of the
+# matrix products that were measured there.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """Seconds of a step: predicted by this device's calibration, plus or minus, and measured.
+    ``typical``: predicted by typical figures, for comparison. ``peak_fraction``: the model's FLOPs
+    a second over the matrix products measured on the device, in the type that the row computes in.
+    ``words``: of what and when the calibration is."""
+
+    predicted: Seconds | None
+    typical: Seconds | None
+    measured_seconds: float
+    peak_fraction: float | None
+    words: str
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured."""
+        return self._error(self.predicted)
+
+    @property
+    def typical_error(self) -> float | None:
+        """The same by typical figures."""
+        return self._error(self.typical)
+
+    def _error(self, found: Seconds | None) -> float | None:
+        return found.total / self.measured_seconds - 1 if found else None
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """Return the calibration beside the results in ``folder``, or None if there is none.
+
+    Raises:
+        BadInput: the file is no calibration.
+    """
+    path = Path(folder) / rates.FILE
+    return record_load(path) if path.exists() else None
+
+
+def calibrated_row(
+    results: Sequence[Result], prediction: Prediction | None, found: Calibration | None
+) -> Calibrated | None:
+    """A row beside its device's calibration; None without one, for a simulated world,
+    and on several machines, whose network no calibration has measured."""
+    first = results[0]
+    card = rates.of_environment(first.environment, found)
+    if card is None or card.calibrated is None or first.spec.world:
+        return None
+    if first.spec.nodes > 1:
+        return None
+    plain = dataclasses.replace(card, calibrated=None)
+    return Calibrated(
+        predicted=_seconds(first, prediction, card),
+        typical=_seconds(first, prediction, plain),
+        measured_seconds=derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5),
+        peak_fraction=_peak_fraction(results, card),
+        words=card.calibrated.words,
+    )
+
+
+def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Seconds | None:
+    if prediction is None or not prediction.work:
+        return None
+    tf32 = "tf32" in first.spec.recipe.split("+")
+    return seconds(prediction.work, card, first.spec.processes, tf32)
+
+
+def _peak_fraction(results: Sequence[Result], card: Card) -> float | None:
+    """Of a CPU's peak all processes together, of a GPU's each."""
+    first = results[0]
+    kind = derive.precision(first.evidence)
+    measured = card.calibrated.calibration.ceilings.products.get(kind or "")
+    median = derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5)
+    flops = derive.flops_per_second(first.flops_per_step, median)
+    if not measured or not flops:
+        return None
+    return flops / measured / (1 if card.shared else len(first.ranks))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["GIB", "MIB", "NONE", "column", "gib", "one"]
+from harness.memory.record import MEASURED as CATEGORIES
 
 GIB = 2**30
 MIB = 2**20
@@ -74,3 +74,23 @@ def _number(kind: str, value: float | None, places: int) -> str:
         text = f"{value:+.{places}f}"
         return "0.0" if float(text) == 0 else text
     return f"{value:.{places}f}"
+
+
+# ---- categories ----
+# The categories of memory that a step's trace tells apart, and how a report names them.
+
+
+BEYOND_STATE = ("activations", "workspace")
+STATE = tuple(name for name in CATEGORIES if name not in BEYOND_STATE)
+"""What a training holds from one step to the next."""
+
+
+def in_sentence(name: str) -> str:
+    """``optimizer state`` for ``optimizer_state``."""
+    return "EMA" if name == "ema" else name.replace("_", " ")
+
+
+def title(name: str) -> str:
+    """``Optimizer state`` for ``optimizer_state``: a table's head, a legend's entry."""
+    text = in_sentence(name)
+    return text[0].upper() + text[1:]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from harness.report.figures import parity
-
-__all__ = ["GLOSSARY", "NOTES"]
-
+from harness.spec import Spec
 
 MEASURED = {
     "loss": "a loss",
@@ -151,3 +149,20 @@ GLOSSARY = (
     ("Void", "The audit found other work than was asked for, so the row is not ranked."),
 )  # fmt: skip
 """(head or heads, meaning), in the order of a reader's first questions."""
+
+
+# ---- shapes ----
+# What was trained, with the size of a sample where one was asked for.
+
+
+def model_in_words(spec: Spec) -> str:
+    """The model; its changed sizes, the pixels, frames and tokens of text, each where the spec
+    names it: what it leaves open is the model's usual."""
+    told = [
+        f"{spec.resolution} pixels" if spec.resolution else "",
+        f"{spec.frames} frames" if spec.frames else "",
+        f"{spec.text} tokens of text" if spec.text else "",
+    ]
+    changed = f" with {spec.set}" if spec.set else ""
+    size = ", ".join(filter(None, told))
+    return f"{spec.model}{changed}" + (f" at {size}" if size else "")

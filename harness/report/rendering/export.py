@@ -10,19 +10,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from harness.report.data import speed
+from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.calibrated import Calibrated
 from harness.report.data.rows import Group, Report, Row, SuiteHead, Unfinished, Versus
 from harness.report.figures import derive
-from harness.report.figures.drawn import DrawnRow
 from harness.report.figures.numbers import Numbers
-from harness.report.figures.predicted import PredictedAndMeasured
-from harness.report.figures.predicted_fit import PredictedFit
+from harness.report.figures.predicted import Calibrated, PredictedAndMeasured, PredictedFit
 from harness.report.rendering import sentences
+from harness.sampling.figures import DrawnRow
 from strategies.files import cell
-
-__all__ = ["csv_text", "json_text"]
 
 # Columns of the CSV: BEFORE, then a row against its reference, its numbers, predictions, AFTER.
 BEFORE = (
@@ -198,7 +194,7 @@ def _of_group(group: Group) -> dict[str, Any]:
         "reference_asked_for": group.asked or None,
         "noise_floor": {
             **(dataclasses.asdict(group.floor) if group.floor else {}),
-            "text": speed.noise_floor(group),
+            "text": lookup.noise_floor(group),
         },
         "answers": [
             {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from html import escape
 
-from harness.report import stories
-from harness.report.data import speed
+from harness.analyses import charts as of_story
+from harness.analyses import registry
+from harness.report.data import lookup
 from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
-from harness.report.rendering import html_parts, memory_only, recorded, sentences, tables
-from harness.report.rendering.charts import of_group, of_story, scatter
-from harness.report.rendering.html_parts import HEAD, STYLE, section, tag
-
-__all__ = ["render"]
+from harness.report.rendering import charts as of_group
+from harness.report.rendering import charts as scatter
+from harness.report.rendering import extra_tables, sentences, tables
+from harness.report.rendering import parts as html_parts
+from harness.report.rendering.parts import HEAD, STYLE, section, tag
 
 SHOWN = (
     *("types", "parity", "drawn", "siblings", "memory", "host", "predicted", "parts", "calibrated"),
@@ -81,8 +82,8 @@ def render(report: Report) -> str:
         parts.append(_group(group, shown, index, several))
     parts += [
         _others(report, len(groups)),
-        memory_only.html(report),
-        recorded.html(report),
+        extra_tables.memory_only_html(report),
+        extra_tables.html(report),
         _unfinished(report),
         _skipped(report),
         html_parts.environment(report),
@@ -104,7 +105,7 @@ def _under_title(report: Report) -> str:
 
 def _story(report: Report) -> str:
     grids = [
-        section(f"story-{g.key}", g.title, html_parts.table(g)) for g in stories.tables(report)
+        section(f"story-{g.key}", g.title, html_parts.table(g)) for g in registry.tables(report)
     ]
     figures = [_figure(*picture) for picture in of_story.pictures(report)]
     # Of an odd number of pictures the last leaves room for the keys beside it.
@@ -128,7 +129,7 @@ def _group(group: Group, shown: Group, index: int, several: bool) -> str:
     grids = tables.group_grids(shown)
     parts = [_head(group, index, several), _answers(group)]
     reference = f"{grids['ranking'].title}<small> against {escape(_reference(group))}</small>"
-    floor = tag("p", speed.noise_floor(group), "sub") if speed.noise_floor(group) else ""
+    floor = tag("p", lookup.noise_floor(group), "sub") if lookup.noise_floor(group) else ""
     parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(tables.ranking(group))}")
     parts.append(tag("p", sentences.detailed(group, shown), "note") if shown is not group else "")
     parts += [_two_charts(shown), _phases(grids["phases"]), _curves(shown), _time(shown, grids)]

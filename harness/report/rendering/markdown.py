@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from harness.report import stories
-from harness.report.data import environment_facts, speed
+from harness.analyses import registry
+from harness.report.data import environment, lookup
 from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, in_full
 from harness.report.data.grid import Grid
-from harness.report.data.rows import Group, Report
+from harness.report.data.lookup import step_meter
+from harness.report.data.rows import Group, Report, Row
 from harness.report.figures import units
-from harness.report.rendering import in_force, memory_only, recorded, sentences, tables
-from harness.report.rendering.markdown_parts import code, fence, plain, table_lines
-from harness.report.rendering.story_stamp import story_stamp
+from harness.report.rendering import extra_tables, parts, sentences, tables
+from harness.report.rendering.parts import code, fence, plain, table_lines
 
-__all__ = ["render", "render_story"]
+# ---- story stamp ----
+# By which meter a story's numbers are: that of a step, where its tables are of a step's peak.
+
+
+METERS = {
+    "allocator": "live tensors, by the caching allocator",
+    "trace": "live tensors, by a trace of that step",
+}
+"""What ``lookup.step_meter`` says -> in words."""
+
+
+def story_stamp(report: Report) -> str:
+    """What the numbers of a story's page are, and what they cannot be compared with; of a report
+    with at least one group.
+
+    Counted over the rows, not taken from the device: rows that one meter did not reach are named.
+    """
+    group = report.groups[0]
+    if report.suite.story not in registry.OF_A_STEP:
+        return sentences.stamp(group)
+    rows = [row for group in report.groups for row in group.rows]
+    said = {word: [row for row in rows if step_meter(row) == word] for word in (*METERS, None)}
+    meters = [_meter(word, found, rows) for word, found in said.items() if word and found]
+    parts = [f"Peaks on this page are of one training step: {'; '.join(meters)}."] if meters else []
+    if said[None]:
+        parts.append(f"Without one: {', '.join(row.label for row in said[None])}.")
+    if group.meter == "cuda":
+        return " ".join([f"Measured on {group.device}.", *parts])
+    where = f"Measured without a GPU, on CPU processes ({group.device})."
+    return " ".join([where, *parts, "These numbers are NOT comparable with a GPU's."])
+
+
+def _meter(word: str, found: list[Row], rows: list[Row]) -> str:
+    return METERS[word] + ("" if len(found) == len(rows) else f" ({len(found)} rows)")
+
 
 SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
@@ -27,15 +61,15 @@ def render(report: Report) -> str:
     lines = [title, "", plain(sentences.summary(report)), ""]
     fits = sentences.predicted_fits(report)
     lines += [plain(fits), ""] if fits else []
-    for grid in stories.tables(report):
+    for grid in registry.tables(report):
         lines += _table(grid)
     groups = in_full(report.groups)
     for group, shown in groups:
         lines += _group(group, shown)
     if text := sentences.others(report, len(groups)):
         lines += [plain(text), "", *_table(tables.others(report.groups, len(groups)))]
-    lines += memory_only.markdown(report) + recorded.markdown(report)
-    lines += in_force.markdown(report)
+    lines += extra_tables.memory_only_markdown(report) + extra_tables.markdown(report)
+    lines += parts.markdown(report)
     if report.unfinished:
         listed = report.unfinished[:MANY]
         lines += _table(tables.unfinished_grid(listed))
@@ -51,11 +85,11 @@ def render(report: Report) -> str:
 def render_story(report: Report) -> str:
     """What the suite's rows tell together, as a page of its own."""
     lines = [f"# {plain(f'{report.suite.story}: {sentences.summary(report)}')}", ""]
-    for grid in stories.tables(report):
+    for grid in registry.tables(report):
         lines += _table(grid)
     if report.groups:
         lines += [f"> {story_stamp(report)}", "", f"{sentences.setting(report.groups[0])}.", ""]
-        lines += [speed.noise_floor(report.groups[0]), ""]
+        lines += [lookup.noise_floor(report.groups[0]), ""]
     return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
 
 
@@ -70,7 +104,7 @@ def _group(group: Group, shown: Group) -> list[str]:
     told = (sentences.prediction_errors(group), sentences.calibration(group))
     lines += [f"- {plain(text)}" for text in told if text]
     lines += ["", *_fits(group), _reference(group), ""]
-    lines += [text for text in (speed.noise_floor(group), "") if speed.noise_floor(group)]
+    lines += [text for text in (lookup.noise_floor(group), "") if lookup.noise_floor(group)]
     ranking = tables.ranking(group)
     grids = tables.group_grids(shown)
     lines += [*table_lines(ranking), "", ranking.note, ""]
@@ -116,8 +150,8 @@ def _table(grid: Grid, level: str = "##") -> list[str]:
 def _environment(report: Report) -> list[str]:
     lines = []
     for group, _ in in_full(report.groups):
-        facts = environment_facts.merged(group.rows)
-        texts = [f"{name} {environment_facts.listed(values)}" for name, values in facts.items()]
+        facts = environment.merged(group.rows)
+        texts = [f"{name} {environment.listed(values)}" for name, values in facts.items()]
         lines += [f"- {plain(', '.join(texts))}"] if texts else []
     return ["## Environment", "", *dict.fromkeys(lines), ""] if lines else []
 

@@ -20,7 +20,6 @@ from harness.report.figures import units
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["ROOMY", "fitting", "folded", "print_grid"]
 
 ROOMY = 100
 """Columns of a terminal from which on every column of a short table has room."""

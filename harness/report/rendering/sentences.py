@@ -5,33 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import environment_facts, nodes
+from harness.report.data import environment
 from harness.report.data.answers import MANY
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive, parity
-from harness.report.figures.gpu_state import hindered
-from harness.report.figures.predicted_fit import OUT_OF_MEMORY
-from harness.report.rendering import drawn
-from harness.report.rendering.shapes import model_in_words
+from harness.report.figures.derive import hindered
+from harness.report.figures.predicted import OUT_OF_MEMORY
+from harness.report.rendering.explanations import model_in_words
 from harness.result import Status
-
-__all__ = [
-    "alarming",
-    "calibration",
-    "detailed",
-    "first_of",
-    "introduction",
-    "left_out",
-    "others",
-    "predicted_fits",
-    "prediction_errors",
-    "setting",
-    "some",
-    "stamp",
-    "stand_in",
-    "summary",
-    "warnings",
-]
+from harness.sampling import columns
 
 NOT_ASKED = "NOT the reference that was asked for"
 
@@ -114,7 +96,7 @@ def setting(group: Group) -> str:
     """What all rows of a group share."""
     spec, first = group.reference.spec, group.reference.first
     if group.draws:
-        return drawn.setting(group)
+        return columns.setting(group)
     return (
         f"{model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
         f"{spec.objective} objective, global batch {spec.global_batch}, seed {spec.seed}, "
@@ -124,7 +106,7 @@ def setting(group: Group) -> str:
 
 def stamp(group: Group) -> str:
     """What these numbers are, and what they cannot be compared with."""
-    parts = (_simulated(group) if group.world else "", _meter(group), nodes.between(group))
+    parts = (_simulated(group) if group.world else "", _meter(group), environment.between(group))
     return " ".join(filter(None, parts))
 
 
@@ -188,10 +170,8 @@ def warnings(group: Group) -> list[str]:
     texts += _disturbed(group) + _paused(group) + _not_alone(group) + _hindered(group)
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
-    for name, values in environment_facts.differing(group.rows).items():
-        texts.append(
-            f"Rows were not all measured alike: {name} is {environment_facts.listed(values)}."
-        )
+    for name, values in environment.differing(group.rows).items():
+        texts.append(f"Rows were not all measured alike: {name} is {environment.listed(values)}.")
     texts += _unknown_places(group)
     texts += _missing_flops(group)
     notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
@@ -235,7 +215,7 @@ def _disturbed(group: Group) -> list[str]:
 
 def _paused(group: Group) -> list[str]:
     """Rows on several nodes of which a step took far too long: the network came back."""
-    marked = nodes.paused_rows(group.rows)
+    marked = environment.paused_rows(group.rows)
     if not marked:
         return []
     return [

@@ -11,24 +11,31 @@ from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive
 from harness.report.figures.predicted import PredictedCategory
-from harness.report.rendering.columns.compared import EFFECTS, PARITY, SIBLINGS
-from harness.report.rendering.columns.gathering import GATHERS, gathering
-from harness.report.rendering.columns.memory import (
+from harness.report.rendering.columns import (
     BUCKETS,
+    CALIBRATED,
+    CATEGORY_ERRORS,
+    EFFECTS,
+    GATHERS,
     HOST_SPLIT,
     MEMORY,
+    PARITY,
     PHASES,
+    PREDICTED,
+    RANKING,
+    SHORT,
+    SIBLINGS,
+    SIMULATED,
     SPLIT,
+    TIME,
+    TYPES,
+    UNFINISHED,
     fullest_host,
+    gathering,
     zero_block,
 )
-from harness.report.rendering.columns.predicted import CALIBRATED, CATEGORY_ERRORS, PREDICTED
-from harness.report.rendering.columns.ranking import RANKING, SHORT, SIMULATED, UNFINISHED
-from harness.report.rendering.columns.time import TIME, TYPES
-from harness.report.rendering.drawn import DRAWING_PHASES, DRAWN
 from harness.report.rendering.explanations import NOTES
-
-__all__ = ["group_grids", "others", "ranking", "short_ranking", "unfinished_grid"]
+from harness.sampling.columns import DRAWING_PHASES, DRAWN
 
 
 def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:

@@ -2,24 +2,112 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.padding import Padding
 
-from harness.report import stories
-from harness.report.data import speed
+from harness.analyses import registry
+from harness.report.data import lookup
 from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
-from harness.report.data.compare import Comparison
+from harness.report.data.compare import Change, Comparison
+from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.figures import parity
-from harness.report.rendering import comparison, memory_only, recorded, sentences, tables
-from harness.report.rendering.narrow import folded, print_grid
+from harness.report.rendering import extra_tables, sentences, tables
+from harness.report.rendering.narrow import folded as folded
+from harness.report.rendering.narrow import print_grid as print_grid
+from harness.report.rendering.parts import plain, table_lines
+from harness.report.rendering.sentences import first_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["folded", "print_grid", "render", "render_comparison"]
+
+# ---- comparison ----
+# A comparison of two result sets, as tables and as Markdown.
+
+
+NOTE = (
+    "Changed: the median step by more than Limit %, what equal rows may be apart from run to run "
+    "(what a machine does from one day to another is not in it), or, where that is not known, by "
+    "more than 5 % with p10 to p90 intervals that do not overlap; the memory that rows are "
+    "ranked by, by more than 2 % or 16 MiB; a loss, a gradient norm, or what the optimizer did to "
+    "a parameter, by more than rounding explains (docs/reading-a-report.md)."
+)
+
+
+def _outcome(change: Change) -> str:
+    still = "" if change.new_status == "ok" else f"still {change.new_status}"
+    return change.words or still
+
+
+COLUMNS = (
+    Column("Recipe", lambda c: c.label),
+    Column("Old ms", lambda c: c.old_step_seconds, "ms"),
+    Column("New ms", lambda c: c.new_step_seconds, "ms"),
+    Column("Step x", lambda c: c.step_ratio, "ratio"),
+    Column("Limit %", lambda c: c.step_limit_fraction, "percent"),
+    Column("Old GiB", lambda c: c.old_need_bytes, "gib"),
+    Column("New GiB", lambda c: c.new_need_bytes, "gib"),
+    Column("Memory %", lambda c: c.need_change_fraction, "change"),
+    Column("Loss", lambda c: c.loss_distance, "distance"),
+    Column("Grad norm", lambda c: c.grad_norm_distance, "distance"),
+    Column("Changed", _outcome, "flag"),
+)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The comparison as Markdown text."""
+    lines = ["# Headroom: old against new", "", summary(comparison), "", comparison.basis, ""]
+    if comparison.environment:
+        lines += [*table_lines(environment_grid(comparison)), ""]
+    if comparison.changes:
+        lines += [*table_lines(changes_grid(shown(comparison))), "", NOTE, ""]
+    lines += [f"- {plain(line)}" for line in leftovers(comparison)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary(comparison: Comparison) -> str:
+    """One sentence."""
+    counts = f"{len(comparison.changes)} rows in both sets, {len(comparison.changed)} changed"
+    if len(comparison.changes) > MANY:
+        counts += f" (the table has at most {MANY} of these)"
+    if comparison.environment:
+        return f"{counts} beyond noise. Not the same environment: read the differences first."
+    return f"{counts} beyond noise. Same environment."
+
+
+def shown(comparison: Comparison) -> Comparison:
+    """The comparison; of more than ``MANY`` rows those that changed, and of these the first."""
+    if len(comparison.changes) <= MANY:
+        return comparison
+    return dataclasses.replace(comparison, changes=comparison.changed[:MANY])
+
+
+def changes_grid(comparison: Comparison) -> Grid:
+    """The rows that both sets have; those that changed are marked."""
+    marks = [("alarm",) if change.words else () for change in comparison.changes]
+    return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
+
+
+def environment_grid(comparison: Comparison) -> Grid:
+    """The facts of the environment that differ."""
+    kinds = dict.fromkeys(("Differs", "Old", "New"), "text")
+    return text_grid("environment", "Environment", kinds, [*map(list, comparison.environment)])
+
+
+def leftovers(comparison: Comparison) -> list[str]:
+    """A line for each row that only one set has, and for each file that was no result."""
+    sides = (("old", comparison.only_old), ("new", comparison.only_new))
+    lines = [f"only in the {side} set: {name}" for side, names in sides for name in names[:MANY]]
+    lines += [
+        f"only in the {side} set: {len(names) - MANY} more rows"
+        for side, names in sides
+        if len(names) > MANY
+    ]
+    return lines + [f"skipped: {line}" for line in first_of(comparison.skipped, "skipped files")]
 
 
 def render(report: Report, console: Console) -> None:
@@ -28,7 +116,7 @@ def render(report: Report, console: Console) -> None:
     console.print(escape(sentences.summary(report)))
     if sentences.predicted_fits(report):
         console.print(escape(sentences.predicted_fits(report)), highlight=False)
-    for grid in stories.tables(report):
+    for grid in registry.tables(report):
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
         print_grid(grid, console)
         console.print(escape(grid.note), style="dim", highlight=False)
@@ -38,9 +126,9 @@ def render(report: Report, console: Console) -> None:
     if text := sentences.others(report, len(groups)):
         console.print(f"\n{escape(text)}", style="red" if parity.alarming(text) else "dim")
     if report.memory_only:
-        console.print(escape(memory_only.sentence(report)), highlight=False)
+        console.print(escape(extra_tables.memory_only_sentence(report)), highlight=False)
     if report.recorded:
-        console.print(escape(recorded.sentence(report)), highlight=False)
+        console.print(escape(extra_tables.sentence(report)), highlight=False)
     if report.unfinished:
         console.print("\n[bold]Did not finish[/bold]")
         listed = report.unfinished[:MANY]
@@ -53,14 +141,14 @@ def render(report: Report, console: Console) -> None:
 
 def render_comparison(compared: Comparison, console: Console) -> None:
     """Print what changed between two result sets."""
-    console.print(comparison.summary(compared))
+    console.print(summary(compared))
     console.print(escape(compared.basis), highlight=False)
     if compared.environment:
-        print_grid(comparison.environment_grid(compared), console)
+        print_grid(environment_grid(compared), console)
     if compared.changes:
-        print_grid(comparison.changes_grid(comparison.shown(compared)), console)
-        console.print(comparison.NOTE, style="dim")
-    for line in comparison.leftovers(compared):
+        print_grid(changes_grid(shown(compared)), console)
+        console.print(NOTE, style="dim")
+    for line in leftovers(compared):
         console.print(escape(line), highlight=False)
 
 
@@ -70,8 +158,8 @@ def _group(group: Group, shown: Group, console: Console) -> None:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
     look = "yellow" if group.meter != "cuda" else "dim"
     console.print(f"[{look}]{escape(sentences.stamp(group))}[/{look}]")
-    if speed.noise_floor(group):
-        console.print(escape(speed.noise_floor(group).replace(speed.NONE_SEEN, speed.ALIKE)))
+    if lookup.noise_floor(group):
+        console.print(escape(lookup.noise_floor(group).replace(lookup.NONE_SEEN, lookup.ALIKE)))
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
     print_grid(tables.short_ranking(shown), console)

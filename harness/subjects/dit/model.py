@@ -3,7 +3,7 @@
 Written anew; parameter names and shapes are those of the public reference
 (github.com/facebookresearch/DiT), so that its checkpoints load with ``strict=True``.
 
-Shape suffixes as in ``harness.subjects.dit.layers``.
+Shape suffixes as in ``harness.subjects.dit.model``.
 
 Two places are left open for strategies, both plain callables that own no parameters:
 ``DiT.run_blocks`` (how the blocks are run) and ``Attention.attend`` (how attention is computed).
@@ -17,25 +17,252 @@ table of positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from harness.subjects.dit.layers import (
-    Block,
-    FinalLayer,
-    LabelEmbedder,
-    PatchEmbed,
-    TimestepEmbedder,
-)
-from harness.subjects.dit.presets import shape_of
-from harness.subjects.dit.start import draws, start
-from harness.subjects.guidance import guide
+from harness.subjects.dit.presets import FREQUENCIES, shape_of
+from harness.subjects.objectives import guide
 from strategies import initial
+from strategies.initial import Draw
 
-__all__ = ["DiT", "build", "make", "run_blocks"]
+# ---- layers ----
+# The layers of a DiT: embedders, attention, MLP, block and final layer.
+#
+# Shape suffixes: B batch, C channels, V frames of a video, H height, W width of the latent; T
+# tokens,
+# D hidden size, F frequencies, N attention heads, K head size. adaLN's shift, scale and gate are
+# [B, 1, D].
+
+
+def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
+    """Softmax attention, torch's choice of kernel; the default of ``Attention.attend``."""
+    return F.scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches to tokens: [B, C, H, W], or a video [B, C, V, H, W] frame by frame,
+    -> [B, T, D]."""
+
+    def __init__(self, patch_size: int, channels: int, hidden_size: int):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, hidden_size, patch_size, stride=patch_size)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if x_BCHW.ndim == 5:
+            frames = x_BCHW.transpose(1, 2)
+            return self(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).flatten(1, 2)
+        return self.proj(x_BCHW).flatten(2).transpose(1, 2)
+
+
+class TimestepEmbedder(nn.Module):
+    """Timesteps, whole or fractional, to vectors: [B] -> [B, D]."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(FREQUENCIES, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
+        )
+
+    @staticmethod
+    def frequencies(t_B: Tensor) -> Tensor:
+        """Cosines, then sines, of t at geometric frequencies 1 .. 1/10000: [B] -> [B, F] float32.
+
+        Computed on the device at every call: a buffer would be rounded with the weights when the
+        model is turned to bfloat16, and t up to 999 needs more than its 8 bits.
+        """
+        half = FREQUENCIES // 2
+        index = torch.arange(half, dtype=torch.float32, device=t_B.device)
+        angle_BF = t_B[:, None].float() * torch.exp(index * -math.log(10000) / half)
+        return torch.cat([angle_BF.cos(), angle_BF.sin()], dim=-1)
+
+    def forward(self, t_B: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.mlp(self.frequencies(t_B).to(dtype))
+
+
+class LabelEmbedder(nn.Module):
+    """Class labels to vectors, [B] -> [B, D]; the last row of the table stands for "no class"."""
+
+    def __init__(self, classes: int, hidden_size: int, dropout: float):
+        super().__init__()
+        self.embedding_table = nn.Embedding(classes + (dropout > 0), hidden_size)
+        self.num_classes = classes
+        self.dropout_prob = dropout
+
+    def forward(self, y_B: Tensor, drop_B: Tensor | None) -> Tensor:
+        """``drop_B`` says which labels are withheld; without it chance does, in training only."""
+        if drop_B is None and self.training and self.dropout_prob > 0:
+            drop_B = torch.rand(len(y_B), device=y_B.device) < self.dropout_prob
+        if drop_B is not None:
+            y_B = torch.where(drop_B, self.num_classes, y_B)
+        return self.embedding_table(y_B)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, [B, T, D] -> [B, T, D]; ``attend`` may be replaced."""
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attend
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        qkv_BT3NK = self.qkv(x_BTD).unflatten(2, (3, self.num_heads, -1))
+        q_BNTK, k_BNTK, v_BNTK = qkv_BT3NK.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(self.attend(q_BNTK, k_BNTK, v_BNTK).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with the tanh form of GELU between: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, hidden_size: int, inner_size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, inner_size)
+        self.act = nn.GELU(approximate="tanh")
+        self.fc2 = nn.Linear(inner_size, hidden_size)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x_BTD)))
+
+
+def _modulation(hidden_size: int, parts: int) -> nn.Sequential:
+    return nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, parts * hidden_size))
+
+
+def _norm(hidden_size: int) -> nn.LayerNorm:
+    return nn.LayerNorm(hidden_size, elementwise_affine=False, eps=1e-6)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each shifted, scaled and gated by the condition (adaLN-Zero)."""
+
+    def __init__(self, hidden_size: int, num_heads: int, mlp_ratio: float):
+        super().__init__()
+        self.norm1 = _norm(hidden_size)
+        self.attn = Attention(hidden_size, num_heads)
+        self.norm2 = _norm(hidden_size)
+        self.mlp = Mlp(hidden_size, int(hidden_size * mlp_ratio))
+        self.adaLN_modulation = _modulation(hidden_size, 6)
+
+    def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
+        parts = self.adaLN_modulation(c_BD).unsqueeze(1).chunk(6, dim=2)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        # addcmul(a, b, c) = a + b * c in one pass over memory instead of two.
+        attended = self.attn(torch.addcmul(shift1, self.norm1(x_BTD), 1 + scale1))
+        x_BTD = torch.addcmul(x_BTD, gate1, attended)
+        mixed = self.mlp(torch.addcmul(shift2, self.norm2(x_BTD), 1 + scale2))
+        return torch.addcmul(x_BTD, gate2, mixed)
+
+
+class FinalLayer(nn.Module):
+    """Tokens to patches of output: [B, T, D] -> [B, T, patch * patch * C]."""
+
+    def __init__(self, hidden_size: int, patch_size: int, channels: int):
+        super().__init__()
+        self.norm_final = _norm(hidden_size)
+        self.linear = nn.Linear(hidden_size, patch_size * patch_size * channels)
+        self.adaLN_modulation = _modulation(hidden_size, 2)
+
+    def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(c_BD).unsqueeze(1).chunk(2, dim=2)
+        return self.linear(torch.addcmul(shift, self.norm_final(x_BTD), 1 + scale))
+
+
+# ---- start ----
+# The first weights of a DiT, each by its name alone. Imports torch: import it where torch is.
+
+
+AWAKE_STD = 0.02
+INITS = ("adaln_zero", "awake")
+ZERO = ("adaLN_modulation", "final_layer.linear")
+"""What adaLN-Zero starts at zero. At zero every block is the identity and the output is constant,
+so the first optimizer steps leave almost all weights without a gradient: two strategies would agree
+in loss whatever they did to the blocks. "awake" fills it with N(0, 0.02)."""
+NARROW = ("t_embedder", "y_embedder", "x_embedder.table")
+
+
+@torch.no_grad()
+def start(
+    name: str,
+    p: Tensor,
+    *,
+    awake: bool = False,
+    generator: torch.Generator | None = None,
+    frames: int = 1,
+) -> None:
+    """Fill the parameter ``name`` as the reference does, in place; ``awake``: its zeros too.
+
+    Args:
+        generator: what draws; None for torch's own.
+        frames: of the videos whose model it is.
+    """
+    if name == "pos_embed":
+        table = sincos_table(p.shape[-1], math.isqrt(p.shape[1] // frames), frames)
+        p.copy_(torch.from_numpy(table))
+    elif any(word in name for word in ZERO):
+        nn.init.normal_(p, std=AWAKE_STD, generator=generator) if awake else nn.init.zeros_(p)
+    elif name.endswith("bias"):
+        nn.init.zeros_(p)
+    elif name.startswith(NARROW):
+        nn.init.normal_(p, std=0.02, generator=generator)
+    else:
+        # A patch embedding is a linear layer in a convolution's clothes.
+        nn.init.xavier_uniform_(p.view(len(p), -1), generator=generator)
+
+
+def draws(seed: int, init: str, frames: int = 1) -> Draw:
+    """Each first weight of a DiT from ``seed`` and its name: see ``Subject.draws``.
+
+    Args:
+        init: "adaln_zero", the reference's, or "awake", which fills its zeros.
+        frames: of the videos whose model it is.
+
+    Raises:
+        ValueError: an unknown init.
+    """
+    if init not in INITS:
+        raise ValueError(f"unknown init {init!r}; one of {', '.join(INITS)}")
+
+    def draw(name: str, like: Tensor) -> Tensor:
+        values = torch.empty(like.shape, device="cpu")
+        generator = initial.keyed(seed, name)
+        start(name, values, awake=init == "awake", generator=generator, frames=frames)
+        return values
+
+    return draw
+
+
+def sincos_table(hidden_size: int, grid: int, frames: int = 1) -> np.ndarray:
+    """Position embedding float64 [frames * grid * grid, D]: sines and cosines of the column, then
+    the row.
+
+    Column first as in MAE (arXiv:2111.06377), whose table the reference took. Of a video the first
+    quarter of the width tells the frame and the rest column and row, as in CogVideoX
+    (arXiv:2408.06072; diffusers' ``get_3d_sincos_pos_embed``). An image has no use for that
+    quarter: its table is no video's of one frame.
+    """
+    time = hidden_size // 4 if frames > 1 else 0
+    rows, columns = np.divmod(np.arange(grid * grid), grid)
+    of_place = _waves((columns, rows), hidden_size - time)
+    if not time:
+        return of_place
+    of_frame = _waves((np.arange(frames),), time)
+    return np.hstack([of_frame.repeat(grid * grid, axis=0), np.tile(of_place, (frames, 1))])
+
+
+def _waves(places: tuple[np.ndarray, ...], width: int) -> np.ndarray:
+    """[T, width]: of each coordinate [T] its sines, then its cosines, a share of the width each."""
+    count = width // (2 * len(places))
+    omega = 10000.0 ** -(np.arange(count) / count)
+    angles = [np.outer(place, omega) for place in places]
+    return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
 
 
 def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tensor:
@@ -154,7 +381,7 @@ class DiT(nn.Module):
     def initialize_weights(self) -> None:
         """The reference's initialisation, by torch's generator; sets every parameter, so a model on
         storage from ``to_empty`` needs no more than this call. A run draws each by its name
-        instead (``harness.subjects.dit.start``)."""
+        instead (``harness.subjects.dit.model``)."""
         for name, p in self.named_parameters():
             start(name, p, frames=self.frames)
 

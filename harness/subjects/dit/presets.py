@@ -11,22 +11,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from strategies.base import BadInput
-from strategies.sizes import Sizes
-
-__all__ = [
-    "FREQUENCIES",
-    "PRESETS",
-    "Shape",
-    "forward_flops",
-    "ladder",
-    "largest_block_count",
-    "parameter_count",
-    "shape_of",
-    "sizes",
-    "train_flops",
-    "trainable_count",
-]
+from strategies.base import BadInput, Sizes
 
 FREQUENCIES = 256
 """Width of the sinusoidal timestep embedding; the same in every preset."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.subjects.dit import presets
-from strategies.base import BadInput
-from strategies.sizes import Sizes
+from strategies.base import BadInput, Sizes
 from strategies.subject import DataFacts, Dimensions, Shaping, Subject
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-__all__ = ["Dit"]
 
 TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 """The linear layers of a block that work on tokens; adaLN's work on one vector a sample."""
@@ -104,7 +102,7 @@ class Dit(Subject):
         return model.make(self.model, **self._options())
 
     def draws(self, seed: int, init: str) -> Draw:
-        from harness.subjects.dit import start
+        from harness.subjects.dit import model as start
 
         return start.draws(seed, init)
 
@@ -210,3 +208,220 @@ class Dit(Subject):
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         return model(x, t_B, conditions["y"], conditions.get("drop"))
+
+
+# ---- video ----
+# A DiT on video latents: ``--model DiT-S/4 --frames 9 --data synthetic:32``.
+#
+# Each frame is a latent of its own, as of an image encoder that is given frame by frame (Latte,
+# arXiv:2401.03048), and is cut into patches as an image is; attention sees the tokens of all
+# frames
+# at once, and positions tell frame, row and column, as in CogVideoX (arXiv:2408.06072). One frame
+# (``--frames 1``) is the image model itself.
+
+
+POOL = 8
+"""Videos that it brings: 1.1 MiB at 9 frames of 32 x 32."""
+LONGEST = 1024
+"""Frames beyond which no search goes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VideoDit(Dit):
+    """A DiT whose samples are [C, frames, H, W]: made up, of the data's channels and sides."""
+
+    brings_samples: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
+        if shaping.data != "synthetic":
+            raise BadInput(
+                f"data is {shaping.data}, which are images; with --frames {shaping.frames} give "
+                "--data synthetic or synthetic:SIZE, or leave --frames out"
+            )
+        found = super().of(dataclasses.replace(shaping, frames=0), **fields)
+        side = found.data.input_size
+        shape = (found.data.channels, shaping.frames, side, side)
+        data = dataclasses.replace(found.data, size=POOL, shape=shape)
+        return dataclasses.replace(found, data=data)
+
+    def check(self) -> None:
+        super().check()
+        if self.shape.hidden_size % 16:
+            raise BadInput(
+                f"model {self.model} is {self.shape.hidden_size} wide, which frames, rows and "
+                "columns cannot share (a quarter, and two times three eighths, each of sines and "
+                "cosines); take a width that divides by 16"
+            )
+
+    @property
+    def frames(self) -> int:
+        """Frames of a sample: its latent has as many."""
+        return self.data.shape[1]
+
+    @property
+    def size_in_words(self) -> str:
+        return f"{super().size_in_words} of {self.frames} frames"
+
+    # ---- what it is ----
+
+    relatives = Subject.relatives
+
+    def draws(self, seed: int, init: str) -> Draw:
+        from harness.subjects.dit import model
+
+        return model.draws(seed, init, self.frames)
+
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "frames": self.frames}
+
+    def small(self) -> VideoDit:
+        shape = (self.data.channels, self.frames, 32, 32)
+        data = dataclasses.replace(self.data, input_size=32, shape=shape)
+        return dataclasses.replace(self, model="DiT-T/8", data=data)
+
+    def samples_up(self, axis: str) -> list[tuple[Mapping[str, Any], float]]:
+        if axis != "frames":
+            return super().samples_up(axis)
+        return [({"frames": count}, count / self.frames) for count in range(1, LONGEST + 1)]
+
+    @property
+    def parameters(self) -> int:
+        frozen = self.dimensions.tokens * self.shape.hidden_size
+        return presets.trainable_count(self.shape, *self._data()) + frozen
+
+    @property
+    def dimensions(self) -> Dimensions:
+        of_frame = super().dimensions
+        return of_frame._replace(tokens=self.frames * of_frame.tokens)
+
+    # ---- samples, and one prediction ----
+
+    @property
+    def undrawn(self) -> str:
+        return ""
+
+    def samples(self) -> dict[str, Tensor]:
+        import torch
+
+        chance = torch.Generator().manual_seed(0)
+        shape = (self.data.size, *self.data.sample_shape)
+        x = torch.randn(shape, generator=chance)
+        return {"x": x, "y": torch.randint(self.data.classes, shape[:1], generator=chance)}
+
+    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
+        return samples.chunk(parts, dim=3)[part]  # a stripe of rows of each frame
+
+
+# ---- tokens ----
+# A DiT over tokens of a vocabulary, such as an image tokenizer's codes: ``DiT-S/4:tokens=8192``.
+#
+# Blocks, positions, times and labels are the DiT's. A table makes vectors of tokens, and the
+# final
+# layer gives logits over the vocabulary, of which it takes the loss itself: no engine then needs
+# to
+# hand its weight to somebody else.
+
+
+KEY = "tokens="
+TOKENS_POOL = 256
+"""Samples that it brings: two MiB at 1024 tokens."""
+
+
+def is_named(model: str) -> bool:
+    """Whether ``model`` is a DiT over tokens."""
+    return model.startswith("DiT") and any(
+        word.startswith(KEY) for word in model.partition(":")[2].split(",")
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenDit(Dit):
+    """A DiT that predicts hidden tokens, of a vocabulary as large as its name says."""
+
+    parts: ClassVar[frozenset[str]] = Dit.parts - {"sized"} | {"vocabulary"}
+    objectives: ClassVar[tuple[str, ...]] = ("masked",)
+    brings_samples: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
+        found = super().of(shaping, **fields)
+        side = found.data.input_size // found.shape.patch_size
+        data = dataclasses.replace(found.data, size=TOKENS_POOL, shape=(side * side,))
+        return dataclasses.replace(found, data=data)
+
+    def check(self) -> None:
+        super().check()
+        words = [word for word in self.model.partition(":")[2].split(",") if word.startswith(KEY)]
+        value = words[0].removeprefix(KEY)
+        if len(words) > 1 or not value.isdecimal() or int(value) < 2:
+            raise BadInput(f"model {self.model}: tokens is {value!r}; once, a whole number from 2")
+
+    @property
+    def words(self) -> int:
+        """The size of the vocabulary."""
+        named = self.model.partition(KEY)[2]
+        return int(named.partition(",")[0])
+
+    @property
+    def shape(self) -> presets.Shape:
+        preset, _, options = self.model.partition(":")
+        rest = ",".join(word for word in options.split(",") if not word.startswith(KEY))
+        return presets.shape_of(f"{preset}:{rest}" if rest else preset)
+
+    @property
+    def size_in_words(self) -> str:
+        return f"{self.data.sample_shape[0]} tokens"
+
+    # ---- what it is: all of it read off one forward pass ----
+
+    parameters, sizes = Subject.parameters, Subject.sizes
+    train_flops, relatives, sizes_up = Subject.train_flops, Subject.relatives, Subject.sizes_up
+
+    def make(self) -> nn.Module:
+        from harness.subjects.dit import token_model
+
+        options = {**self._options(), "learn_sigma": False}
+        return token_model.make(self.shape, self.words, **options)
+
+    def small(self) -> TokenDit:
+        data = dataclasses.replace(self.data, input_size=32, shape=(16,))
+        return dataclasses.replace(self, model="DiT-T/8:tokens=64", data=data)
+
+    def vocabulary(self, module: nn.Module) -> Any:
+        return getattr(module.final_layer, "linear", None)
+
+    # ---- samples, and one loss ----
+
+    def samples(self) -> dict[str, Tensor]:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.data.size, *self.data.sample_shape)
+        x = torch.randint(0, self.words, shape, generator=generator)
+        return {"x": x, "y": torch.randint(0, self.data.classes, shape[:1], generator=generator)}
+
+    def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        import torch
+
+        x, t_B, conditions = super().example(device)
+        # All of them others: attention to tokens that are alike would tell nothing.
+        tokens = torch.arange(x.shape[-1], device=device) % self.words
+        return tokens.expand(1, 2, -1), t_B, conditions
+
+    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
+        return samples.chunk(parts, dim=-1)[part]  # rows follow one another
+
+    def without_targets(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+    def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
+        """The loss (``harness.subjects.objectives``) of ``x``, tokens and targets [B, 2, T]; of tokens
+        alone [B, T] logits [B, V, T]."""
+        if x.ndim == 2:
+            return model(x, t_B, conditions["y"], conditions.get("drop")).transpose(1, 2)
+        seen, wanted = x.unbind(1)
+        return model(seen, t_B, conditions["y"], conditions.get("drop"), wanted)
+
+    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
+        return [module.blocks]

@@ -1,4 +1,4 @@
-"""The model of a DiT over tokens. Shape suffixes as in ``harness.subjects.dit.layers``; V: words of
+"""The model of a DiT over tokens. Shape suffixes as in ``harness.subjects.dit.model``; V: words of
 the vocabulary, N: tokens of all samples."""
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.subjects.dit.layers import FinalLayer
-from harness.subjects.dit.model import DiT
+from harness.subjects.dit.model import DiT, FinalLayer
 from harness.subjects.dit.presets import Shape
 from strategies.losses.functions import Function, full
-
-__all__ = ["TokenDiT", "Vocabulary", "make"]
 
 TARGETS = 4
 """The place of targets in what the model is given."""

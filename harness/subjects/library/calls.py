@@ -14,13 +14,102 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from harness.subjects.library.families import Space
-from harness.subjects.library.stripes import mine, rows_of
+from strategies import initial
+from strategies.initial import Draw
 
-__all__ = ["CALLS", "masks_are_whole"]
+# ---- stripes ----
+# A rank's part of a sample in the library's classes: which one, and the positions of its tokens.
+#
+# Where a class is given positions with its tokens, those of the part are given. What it makes
+# inside
+# from the size of what came in is made of the whole size, and cut.
+
+
+PART = "part_of_samples"
+ROTARY = "rope"
+"""The module that makes a video's positions, (cosines, sines): [1, F H W, 1, K] from the size of
+what came in, or [B, F H W, K] from sizes that it is told."""
+EMBED = "pos_embed"
+"""The module that makes an image's tokens [B, T, D], with positions, of latents [B, C, H, W]."""
+
+
+def mine(model: Any, tokens: Tensor, axis: int = 0) -> Tensor:
+    """This rank's part of something along the axis of its tokens, as ``take_part`` said."""
+    part, parts = _part(model)
+    return tokens if parts == 1 else tokens.chunk(parts, dim=axis)[part]
+
+
+def rows_of(model: Any, table: Tensor, axis: int, frames: int, rows: int) -> Tensor:
+    """The same of a stripe of rows of each frame, where ``axis`` has the tokens of all frames, of
+    so many rows each."""
+    part, parts = _part(model)
+    if parts == 1:
+        return table
+    of_rows = table.unflatten(axis, (frames, rows, -1)).chunk(parts, dim=axis + 1)[part]
+    return of_rows.flatten(axis, axis + 2)
+
+
+def take_part(module: nn.Module, part: int, parts: int, stripes: str) -> None:
+    """Have the bare ``module`` take the ``part``-th of so many equal parts from now on, which are
+    ``stripes`` of what ``Family.stripes`` says."""
+    known = hasattr(module, PART)
+    setattr(module, PART, (part, parts))
+    if known:
+        return
+    if hasattr(module, ROTARY):
+        _of_rows(module) if stripes == "height" else _of_tokens(module)
+    elif stripes == "height" and hasattr(module, EMBED):
+        _of_an_image(module)
+
+
+def _part(model: Any) -> tuple[int, int]:
+    return getattr(getattr(model, "module", model), PART, (0, 1))
+
+
+def _of_rows(module: nn.Module) -> None:
+    rotary = getattr(module, ROTARY)
+
+    def whole(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """In the place of the part, something of the whole's shape: no more is asked of it."""
+        x, parts = given[0], _part(module)[1]
+        shape = list(x.shape)
+        shape[3] *= parts
+        return (x.new_empty(1).expand(shape), *given[1:])
+
+    def cut(_: Any, given: tuple[Tensor, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        frames = given[0].shape[2] // rotary.patch_size[0]
+        rows = given[0].shape[3] // rotary.patch_size[1]
+        return tuple(rows_of(module, table, 1, frames, rows) for table in made)
+
+    rotary.register_forward_pre_hook(whole)
+    rotary.register_forward_hook(cut)
+
+
+def _of_tokens(module: nn.Module) -> None:
+    def cut(_: Any, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(mine(module, table, 1) for table in made)
+
+    getattr(module, ROTARY).register_forward_hook(cut)
+
+
+def _of_an_image(module: nn.Module) -> None:
+    """Its positions are added where its tokens are made, so tokens are made of the part in its
+    place among zeros, and the others are left out: what one layer costs once more for each."""
+
+    def placed(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (x,), (part, parts) = given, _part(module)
+        rows = x.shape[2]
+        return (F.pad(x, (0, 0, part * rows, (parts - 1 - part) * rows)),)
+
+    embed = getattr(module, EMBED)
+    embed.register_forward_pre_hook(placed)
+    embed.register_forward_hook(lambda _, given, made: mine(module, made, 1))
+
 
 GUIDANCE = 1.0
 """The scale that a distilled model is told, of all samples: as trainers give it."""
@@ -214,3 +303,47 @@ def masks_are_whole(x: Tensor, text: int) -> Iterator[None]:
     valueless = type(x) is not Tensor or x.device.type == "meta"
     with _Whole(text) if valueless else contextlib.nullcontext():
         yield
+
+
+# ---- start ----
+# First weights of the library's models: drawn by their names, with all that is computed in place.
+#
+# The library's classes draw their weights while they are made, in float32, and compute positions
+# by
+# the way, some of which are no buffers. So a model is made with memory for these alone, and each
+# weight is drawn where it will live (``strategies.initial``). Weights are normal with a standard
+# deviation of 0.02, gains one: nothing starts at zero, so that the first steps move every weight.
+# What these models learn from there is of no interest; memory, speed and parity are.
+
+
+SPREAD = 0.02
+
+
+class _Hollow(TorchFunctionMode):
+    """What layers allocate for their weights is made on meta, everything else where it would be."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def shell(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model that ``make`` makes, its parameters on meta."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), _Hollow():
+        module = make()
+    initial.replace(module, lambda p: nn.Parameter(p.detach().to("meta"), p.requires_grad))
+    return module
+
+
+def draws(seed: int) -> Draw:
+    """Each first weight from ``seed`` and its name: see ``Subject.draws``."""
+
+    def draw(name: str, like: Tensor) -> Tensor:
+        if like.ndim == 1 and name.endswith("weight"):
+            return torch.ones(like.shape)
+        chance = initial.keyed(seed, name)
+        return SPREAD * torch.randn(like.shape, generator=chance)
+
+    return draw

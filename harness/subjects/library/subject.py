@@ -10,17 +10,16 @@ import importlib.util
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from harness.data.caches.named import is_cache, open_cache
-from harness.subjects.library import cached, presets
-from harness.subjects.library.cached import Sized
+from harness.data.caches.entries import Sample
+from harness.data.caches.named import Cache, is_cache, open_cache
+from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, Family, Space
-from harness.subjects.library.space import larger, space_of
-from strategies.base import BadInput
-from strategies.sizes import Sizes
+from strategies.base import BadInput, Sizes
 from strategies.subject import DataFacts, Shaping, Subject
 from strategies.survey import Survey
 
@@ -30,7 +29,296 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-__all__ = ["ADAPTED", "Library"]
+
+# ---- cached ----
+# Caches of other trainers as samples of a class of the library: by sizes, in its own layout.
+#
+# A cache holds samples of several sizes (buckets); a batch is of one, and so is a run: that which
+# was
+# asked for, or the largest, which decides whether a training fits.
+#
+# Shape suffixes: C channels, F frames, H height, W width of a latent; T tokens.
+
+
+PACKED = 4
+"""Elements of a latent in a token of the layout "packed"."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What the model takes: its class, its configuration, the pixels for an element of a latent."""
+
+    family: Family
+    config: Mapping[str, Any]
+    down: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of a latent before tokens are made of it."""
+        channels = self.family.value(self.config, "in_channels")
+        return channels // PACKED if self.family.layout == "packed" else channels
+
+
+class Bucket(NamedTuple):
+    """Samples of one size; ``space.text`` is the longest of their texts."""
+
+    space: Space
+    samples: tuple[Sample, ...]
+
+    def words(self, sized: Sized) -> str:
+        """Its pixels and frames, as a spec asks for them."""
+        space, every = self.space, sized.family.every
+        frames = f" of {(space.frames - 1) * every + 1} frames" if every else ""
+        return f"{space.height * sized.down}x{space.width * sized.down}{frames}"
+
+    def asked(self, sized: Sized) -> dict[str, Any]:
+        """The fields of a spec that ask for made-up samples of this size."""
+        space, every = self.space, sized.family.every
+        sides = f"{space.height * sized.down}x{space.width * sized.down}"
+        frames = (space.frames - 1) * every + 1 if every else 0
+        return {"resolution": sides, "frames": frames, "text": space.text}
+
+
+class Latent(NamedTuple):
+    """The axes of a latent in its file; ``folded``: 2 x 2 elements are one already."""
+
+    channels: int
+    frames: int
+    height: int
+    width: int
+    folded: bool
+
+
+def buckets_of(name: str, sized: Sized, model: str) -> list[Bucket]:
+    """The buckets of the cache called ``name``, the largest first.
+
+    Raises:
+        BadInput: it is of another model, or a sample has not what the model takes.
+    """
+    cache = open_cache(name)
+    mine = [sample for sample in cache.samples if sized.family.name in sample.classes]
+    if not mine:
+        told = ", ".join(sorted({s.told for s in cache.samples} - {""})) or "other classes"
+        raise BadInput(
+            f"data is {name}, a cache of {told}, which model {model} is not trained from; give a "
+            f"model of {' or '.join(sorted({c for s in cache.samples for c in s.classes}))}"
+        )
+    found: dict[tuple[int, int, int], list[Sample]] = {}
+    for sample in mine:
+        found.setdefault(_size(sample, sized), []).append(sample)
+    made = [Bucket(Space(*size, _longest(some)), tuple(some)) for size, some in found.items()]
+    return sorted(made, key=lambda b: (-_elements(b.space), b.space))
+
+
+def _elements(space: Space) -> int:
+    return space.frames * space.height * space.width
+
+
+def chosen(found: list[Bucket], sized: Sized, shaping: Shaping) -> Bucket:
+    """The bucket that a spec asks for by its pixels and frames; the largest where it does not.
+
+    Raises:
+        BadInput: there is none of that size; names those that are.
+    """
+    if shaping.text:
+        raise BadInput(f"text is {shaping.text}, and {shaping.data} has texts: leave --text out")
+    sides = tuple(int(n) for n in re.findall(r"\d+", shaping.resolution))
+    sides = sides * 2 if len(sides) == 1 else sides
+    for bucket in found:
+        space, down = bucket.space, sized.down
+        right = not sides or sides == (space.height * down, space.width * down)
+        frames = (space.frames - 1) * sized.family.every + 1
+        if right and shaping.frames in (0, frames):
+            return bucket
+    asked = " of ".join(filter(None, (shaping.resolution, shaping.frames and f"{shaping.frames}")))
+    raise BadInput(
+        f"data is {shaping.data}, which has no samples of {asked}; give --resolution (and "
+        f"--frames) as one of {', '.join(b.words(sized) for b in found[:12])}"
+    )
+
+
+# ---- what a sample is ----
+
+
+def _size(sample: Sample, sized: Sized) -> tuple[int, int, int]:
+    """Frames, height and width of its latent, as the model counts them; all of it checked."""
+    latent, family = _latent(sample, sized), sized.family
+    fold = 2 if latent.folded else 1
+    height, width = latent.height * fold, latent.width * fold
+    if height % family.tile or width % family.tile or (latent.frames > 1 and not family.every):
+        raise BadInput(
+            f"{_of(sample, 'latents')} is a latent of {latent.frames} x {height} x {width}; the "
+            f"model takes sides that are multiples of {family.tile}"
+            + ("" if family.every else ", and images alone")
+        )
+    _check_conditions(sample, sized)
+    return latent.frames, height, width
+
+
+def _latent(sample: Sample, sized: Sized) -> Latent:
+    shape, wanted = sample.parts["latents"].shape, sized.channels
+    if len(shape) == 4 and sample.moments and sized.family.layout == "frames":
+        shape = (shape[1], shape[0], *shape[2:])
+    channels, *sides = shape if len(shape) == 4 else (*shape[:1], 1, *shape[1:])
+    folded = sized.family.layout == "packed" and channels == PACKED * wanted
+    allowed = {wanted, PACKED * wanted if folded else wanted}
+    allowed |= {2 * wanted} if sample.moments else set()
+    if len(sides) != 3 or channels not in allowed:
+        also = f" (or {2 * wanted}, as moments)" if sample.moments else ""
+        raise BadInput(
+            f"{_of(sample, 'latents')} has shape {list(sample.parts['latents'].shape)}, and the "
+            f"model's latents have {wanted} channels{also}; is the cache of another model?"
+        )
+    return Latent(channels, *sides, folded)
+
+
+def _check_conditions(sample: Sample, sized: Sized) -> None:
+    family, parts = sized.family, sample.parts
+    widths = {"text": family.text, "pooled": family.pooled}
+    for name, key in widths.items():
+        if not key:
+            continue
+        if name not in parts:
+            raise BadInput(f"{sample.name} has no {name}, which the model reads; cache it again")
+        shape, width = parts[name].shape, family.value(sized.config, key)
+        axes = 2 if name == "text" else 1
+        if len(shape) != axes or shape[-1] != width:
+            raise BadInput(
+                f"{_of(sample, name)} has shape {list(shape)}, and the model reads {name} of width "
+                f"{width}; is the cache of another model?"
+            )
+    if "mask" in parts and parts["mask"].shape != parts["text"].shape[:1]:
+        raise BadInput(
+            f"{_of(sample, 'mask')} has shape {list(parts['mask'].shape)}, its text "
+            f"{list(parts['text'].shape)}; cache the text again"
+        )
+
+
+def _of(sample: Sample, name: str) -> str:
+    part = sample.parts[name]
+    return f"{part.path}: {part.key}"
+
+
+def _longest(samples: list[Sample]) -> int:
+    return max(max(s.parts["text"].shape[0], s.least_text) for s in samples)
+
+
+# ---- its tensors ----
+
+
+def row(cache: Cache, sample: Sample, space: Space, sized: Sized) -> dict[str, Tensor]:
+    """One sample as the model takes it, float32: "x", and its conditions by name."""
+    import torch
+
+    parts = {name: cache.tensor(part) for name, part in sample.parts.items()}
+    text = parts["text"].float()
+    tokens, missing = len(text), space.text - len(text)
+    found = {"x": _laid(_values(parts, sample, sized), _latent(sample, sized), sized.family)}
+    found["text"] = torch.nn.functional.pad(text, (0, 0, 0, missing))
+    if sized.family.masked:
+        mask = parts["mask"].bool() if "mask" in parts else torch.ones(tokens, dtype=torch.bool)
+        found["mask"] = torch.nn.functional.pad(mask, (0, missing))
+    if sized.family.pooled:
+        found["pooled"] = parts["pooled"].float()
+    return found
+
+
+def _values(parts: Mapping[str, Tensor], sample: Sample, sized: Sized) -> Tensor:
+    """The latent as [C, F, H, W]: the mean of moments, normalised by what lies beside it."""
+    latent = parts["latents"].float()
+    latent = latent[:, None] if latent.ndim == 3 else latent
+    if sample.moments and sized.family.layout == "frames":
+        latent = latent.transpose(0, 1)
+    if sample.moments:
+        latent = latent[: sized.channels]
+    if "mean" in parts and "scale" in parts:
+        mean, scale = (parts[name].float().view(-1, 1, 1, 1) for name in ("mean", "scale"))
+        # finetrainers keeps one over the deviation for Wan, and the deviation for LTX-Video.
+        inverse = sized.family.name == "WanTransformer3DModel"
+        latent = (latent - mean) * (scale if inverse else 1 / scale)
+    return latent
+
+
+def _laid(latent_CFHW: Tensor, kind: Latent, family: Family) -> Tensor:
+    """In the layout of the class (``families.LAYOUTS``)."""
+    if family.layout == "image":
+        return latent_CFHW[:, 0]
+    if family.layout == "frames":
+        return latent_CFHW.transpose(0, 1).contiguous()
+    if family.layout == "tokens":
+        return latent_CFHW.flatten(1).T.contiguous()
+    if family.layout == "packed":
+        image = latent_CFHW[:, 0]
+        if kind.folded:
+            return image.flatten(1).T.contiguous()
+        c, h, w = image.shape
+        image = image.view(c, h // 2, 2, w // 2, 2).permute(1, 3, 0, 2, 4)
+        return image.reshape(h * w // 4, c * PACKED)
+    return latent_CFHW
+
+
+# ---- space ----
+# The size of a public model's sample, as a spec asks for it: pixels, frames, tokens. No torch.
+
+
+LARGEST_SIDE, MOST_LATENTS = 8192, 1024
+"""Pixels of the shorter side, and latents of a video, beyond which no search goes."""
+
+
+def space_of(shaping: Shaping, family: Family, usual: Mapping[str, Any], down: int) -> Space:
+    """The size of a sample's latent.
+
+    Raises:
+        BadInput: sides or frames that the model does not take; names the nearest.
+    """
+    height, width = _sides(shaping.resolution or usual.get("resolution", family.resolution))
+    step = down * family.tile
+    for side in (height, width):
+        if side < step or side % step:
+            near = max(step, round(side / step) * step)
+            raise BadInput(
+                f"resolution is {shaping.resolution}; the model takes sides that are multiples of "
+                f"{step} pixels, as {near}"
+            )
+    frames = shaping.frames or usual.get("frames", family.frames)
+    if frames != 1 and (not family.every or (frames - 1) % family.every):
+        near = 1 + family.every * max(1, round((frames - 1) / max(1, family.every)))
+        what = f"1 + a multiple of {family.every}, as {near}" if family.every else "images: 1"
+        raise BadInput(f"frames is {frames}; the model takes {what}")
+    if shaping.text and not family.text:
+        raise BadInput(f"text is {shaping.text}; the model reads no text: leave --text out")
+    text = shaping.text or usual.get("text", family.text_tokens)
+    latents = 1 + (frames - 1) // family.every if family.every else 1
+    return Space(latents, height // down, width // down, text)
+
+
+def larger(
+    axis: str, space: Space, family: Family, down: int
+) -> list[tuple[Mapping[str, Any], float]]:
+    """Samples that grow from the smallest one, in the proportions of ``space``: (fields of a spec
+    that ask for it, how many times the elements of ``space``)."""
+    if axis == "frames":
+        number = MOST_LATENTS if family.every else 0
+        return [({"frames": 1 + family.every * n}, (n + 1) / space.frames) for n in range(number)]
+    if axis != "resolution":
+        return []
+    short, long = sorted((space.height, space.width))
+    found = []
+    for tiles in range(1, LARGEST_SIDE // (down * family.tile) + 1):
+        pair = (tiles * family.tile, round(tiles * long / short) * family.tile)
+        height, width = pair if space.height <= space.width else pair[::-1]
+        pixels = f"{height * down}x{width * down}"
+        found.append(({"resolution": pixels}, height * width / (space.height * space.width)))
+    return found
+
+
+def _sides(text: str) -> tuple[int, int]:
+    """``1024`` or ``480x832``: height and width in pixels."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
+    if not match:
+        raise BadInput(f"resolution is {text!r}; write pixels, as 1024, or HEIGHTxWIDTH")
+    return int(match[1]), int(match[2] or match[1])
+
 
 SAMPLES = 8
 """Synthetic samples: what is measured does not depend on values, and one text is megabytes."""
@@ -62,7 +350,7 @@ class Library(Subject):
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Library:
-        known = presets.find(fields["model"], shaping.config, shaping.set)
+        known = families.find(fields["model"], shaping.config, shaping.set)
         family, down = known.family, known.usual.get("down", known.family.down)
         cache = shaping.data if is_cache(shaping.data) else ""
         if not cache and shaping.data != "synthetic":
@@ -73,8 +361,8 @@ class Library(Subject):
             )
         if cache:
             sized = Sized(family, known.config, down)
-            found = cached.buckets_of(cache, sized, fields["model"])
-            space, held = cached.chosen(found, sized, shaping)
+            found = buckets_of(cache, sized, fields["model"])
+            space, held = chosen(found, sized, shaping)
         else:
             space, held = space_of(shaping, family, known.usual, down), range(SAMPLES)
         sample = family.sample(known.config, space)
@@ -86,16 +374,16 @@ class Library(Subject):
 
     @classmethod
     def buckets(cls, shaping: Shaping, model: str) -> list[Mapping[str, Any]]:
-        known = presets.find(model, shaping.config, shaping.set)
+        known = families.find(model, shaping.config, shaping.set)
         sized = Sized(known.family, known.config, known.usual.get("down", known.family.down))
-        found = cached.buckets_of(shaping.data, sized, model)
-        first = cached.chosen(found, sized, shaping)
+        found = buckets_of(shaping.data, sized, model)
+        first = chosen(found, sized, shaping)
         some = [first] if shaping.resolution or shaping.frames else found
         return [{**bucket.asked(sized), "samples": len(bucket.samples)} for bucket in some]
 
     @classmethod
     def usual_objective(cls, shaping: Shaping, model: str) -> str:
-        return presets.find(model, shaping.config).family.objectives[0]
+        return families.find(model, shaping.config).family.objectives[0]
 
     # ---- what it is ----
 
@@ -220,14 +508,14 @@ class Library(Subject):
         return module
 
     def shell(self) -> nn.Module:
-        from harness.subjects.library import start
+        from harness.subjects.library import calls
 
-        return start.shell(self.make)
+        return calls.shell(self.make)
 
     def draws(self, seed: int, init: str) -> Draw:
-        from harness.subjects.library import start
+        from harness.subjects.library import calls
 
-        return start.draws(seed)
+        return calls.draws(seed)
 
     def small(self) -> Library:
         """One block of each kind, of the smallest sample."""
@@ -264,7 +552,7 @@ class Library(Subject):
     @property
     def _counted(self) -> Mapping[str, Any]:
         """The elements that a preset's file says; empty where the configuration is another."""
-        known = presets.table().get(self.model)
+        known = families.table().get(self.model)
         return known.parameters if known and known.config == self.config else {}
 
     @property
@@ -292,18 +580,18 @@ class Library(Subject):
         return samples.chunk(parts, dim=axis)[part]
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
-        from harness.subjects.library import stripes
+        from harness.subjects.library import calls
 
-        stripes.take_part(module, part, parts, self.family.stripes)
+        calls.take_part(module, part, parts, self.family.stripes)
 
     def reader(self) -> Callable[[int], dict[str, Tensor]] | None:
         if not self.cache:
             return None
         sized = Sized(self.family, self.config, self.factor)
-        found = cached.buckets_of(self.cache, sized, self.model)
+        found = buckets_of(self.cache, sized, self.model)
         held = next(bucket.samples for bucket in found if bucket.space == self.space)
         cache = open_cache(self.cache)
-        return lambda index: cached.row(cache, held[index], self.space, sized)
+        return lambda index: row(cache, held[index], self.space, sized)
 
     def samples(self) -> dict[str, Tensor]:
         import torch
@@ -340,8 +628,7 @@ class Library(Subject):
         return torch.long if self.family.time == "steps" else torch.float32
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        from harness.subjects.library.calls import CALLS, masks_are_whole
-        from harness.subjects.library.stripes import mine
+        from harness.subjects.library.calls import CALLS, masks_are_whole, mine
 
         family, kept = self.family, _kept_in(model)
         given = {n: c.to(kept) if c.is_floating_point() else c for n, c in conditions.items()}

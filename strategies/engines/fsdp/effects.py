@@ -16,18 +16,142 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
-from strategies.engine import Trained
-from strategies.engines.fsdp import facts, objects
-from strategies.engines.fsdp.facts import groups
-from strategies.evidence.settings import label
-from strategies.evidence.together import together
+from strategies.engine import TrainingRun
+from strategies.engines.fsdp import shard
+from strategies.engines.fsdp.shard import groups
+from strategies.evidence.readings import bytes_of
+from strategies.evidence.rules import label, together
 
-__all__ = ["Effects", "evidence", "observe"]
+# ---- objects ----
+# What the objects of a run under FSDP2 show, without a step: how parameters are cut and grouped,
+# what a rank stores of them and of the optimizer's state, and where.
+#
+# All of it is read off tensors, but for what torch alone knows of itself: what becomes of a block
+# behind its forward, and whether it offloads.
+
+
+def cut(trained: TrainingRun) -> dict[str, Any]:
+    """Every parameter is cut by rows over the ranks that share, alike on groups of them."""
+    layout = trained.launch.layout
+    grouped = trained.engine.hybrid
+    mesh = (layout.replicate, layout.sharers) if grouped else (layout.sharers,)
+    wanted = (Replicate(), Shard(0)) if grouped else (Shard(0),)
+    named = dict(trained.module.named_parameters())
+    whole = [n for n, p in named.items() if not isinstance(p, DTensor)]
+    demand(not whole, f"{len(whole)} parameters are whole on every rank, {first(whole)} first")
+    found = {tuple(p.device_mesh.shape) for p in named.values()}
+    demand(found == {mesh}, f"parameters lie on meshes {sorted(found)}, not {mesh}")
+    other = [n for n, p in named.items() if tuple(p.placements) != wanted]
+    demand(not other, f"{len(other)} parameters are not cut by rows, {first(other)} first")
+    return {"mesh": list(mesh), "placements": ", ".join(map(str, wanted))}
+
+
+def first(names: list[str]) -> str:
+    return names[0] if names else ""
+
+
+def by_block(trained: TrainingRun) -> dict[str, Any]:
+    """Each block is gathered by itself; what becomes of it after forward is torch's setting."""
+    found, blocks = shard.groups(trained.module), trained.blocks()
+    own = {id(module): group for group in found for module in group.modules}
+    alone = [b for b in blocks if id(b) in own and _holds(own[id(b)], b)]
+    demand(
+        len(alone) == len(blocks),
+        f"{len(blocks) - len(alone)} of {len(blocks)} blocks are not gathered by themselves",
+    )
+    sizes = {_reshards_to(own[id(block)]) for block in blocks}
+    wanted = trained.engine.reshard
+    demand(sizes == {wanted}, f"after forward blocks are resharded {sizes}, not {wanted}")
+    return {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
+
+
+def _holds(group: Any, block: Any) -> bool:
+    kept = {id(p.sharded_param) for p in group.fsdp_params}
+    return all(id(p) in kept for p in block.parameters())
+
+
+def _reshards_to(group: Any) -> bool | int:
+    after = group.post_forward_mesh_info
+    if after is None:
+        return False
+    return True if after == group.mesh_info else after.shard_mesh_size
+
+
+def _rows(parameter: Any, ranks: int) -> int:
+    """Bytes of a share as every rank allocates it: rows of the largest."""
+    rows = -(-parameter.shape[0] // ranks)
+    return rows * parameter.shape[1:].numel() * parameter.element_size()
+
+
+def shares(trained: TrainingRun) -> dict[str, Any]:
+    """Bytes that are really stored here, those behind each share included."""
+    parameters, ranks = list(trained.module.parameters()), trained.launch.layout.sharers
+    stored = bytes_of(shard.local(p) for p in parameters if shard.local(p).numel())
+    most = sum(_rows(p, ranks) for p in parameters)
+    demand(stored <= most, f"this rank stores {stored} bytes of weights; a share is {most}")
+    free = [p for p in parameters if p.requires_grad]
+    share = sum(shard.local(p).numel() for p in free) / sum(p.numel() for p in free)
+    return {"parameter_share": round(share, 4), "parameter_bytes": stored}
+
+
+def kept(trained: TrainingRun) -> dict[str, Any]:
+    """The optimizer steps the model's own parameters, and keeps a share of state for each."""
+    optimizer = trained.inner_optimizer
+    free = [p for p in trained.module.parameters() if p.requires_grad]
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strange = len(stepped - set(map(id, free))) + len(set(map(id, free)) - stepped)
+    demand(not strange, f"{strange} tensors are the optimizer's or the model's, and not of both")
+    here = whole = 0
+    for p in free:
+        for name, value in optimizer.state.get(p, {}).items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                demand(alike(p, value), f"the optimizer's {name} is not cut as its parameter")
+                here, whole = here + shard.local(value).numel(), whole + value.numel()
+    return {"optimizer_share": round(here / whole, 4)} if whole else {}
+
+
+def places(trained: TrainingRun) -> dict[str, Any]:
+    """Where shares wait: torch's policy, and the devices of the tensors, which a CPU cannot tell
+    apart."""
+    offloads = trained.engine.offloads
+    found = shard.groups(trained.module)
+    policies = {isinstance(group.offload_policy, CPUOffloadPolicy) for group in found}
+    demand(policies == {offloads}, f"torch offloads: {sorted(policies)}, asked is {offloads}")
+    if not offloads:
+        return {}
+    devices = {shard.local(p).device.type for p in trained.module.parameters()}
+    state = [shard.local(v) for s in trained.inner_optimizer.state.values() for v in s.values()]
+    kept = {v.device.type for v in state if isinstance(v, torch.Tensor) and v.dim()}
+    demand(devices | kept == {"cpu"}, f"shares live on {sorted(devices | kept)}, not on the host")
+    where = {"parameters_on": "cpu", "optimizer_on": "cpu"}
+    one_memory = trained.accelerator.device.type == "cpu"
+    return label(where, *where) if one_memory else where
+
+
+def copies(trained: TrainingRun) -> dict[str, Any]:
+    """Groups that hold the same shares hold them alike, whatever samples each has seen."""
+    layout = trained.launch.layout
+    if layout.replicate == 1 or trained.launch.simulated:
+        return {}
+    mine = [shard.local(p).detach().double().sum() for p in trained.module.parameters()]
+    everyone = trained.accelerator.gather(torch.stack(mine)[None].to(trained.accelerator.device))
+    copies = everyone.view(layout.replicate, -1)
+    spread = float((copies - copies[:1]).abs().max())
+    demand(spread == 0.0, f"groups drifted apart by {spread:.3g}: gradients were not averaged")
+    return {"replica_spread": spread}
+
+
+def alike(parameter: Any, other: Any) -> bool:
+    """Whether another tensor is cut as a parameter is."""
+    cut = isinstance(other, DTensor) and other.placements == parameter.placements
+    return cut and shard.local(other).shape == shard.local(parameter).shape
+
 
 AT_ONCE = 3
 """Groups that are gathered together where blocks are let go of: the one at work, the next, and what
@@ -61,7 +185,7 @@ class Effects:
 
 
 @contextlib.contextmanager
-def observe(trained: Trained) -> Iterator[Effects]:
+def observe(trained: TrainingRun) -> Iterator[Effects]:
     """Watch one step; torch's classes and the model are as they were when it ends."""
     found, given = Effects(), list[str]()
     module = trained.module
@@ -78,7 +202,7 @@ def observe(trained: Trained) -> Iterator[Effects]:
         stepped = [p for group in optimizer.param_groups for p in group["params"]]
         there = [p for p in stepped if p.grad is not None]
         found.gradients += len(there)
-        found.odd += [names[p] for p in there if not objects.alike(p, p.grad)]
+        found.odd += [names[p] for p in there if not alike(p, p.grad)]
 
     handles = [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
@@ -135,7 +259,7 @@ def _asking_watched(found: Effects, known: list[Any]) -> contextlib.AbstractCont
 # ---- evidence ----
 
 
-def evidence(trained: Trained) -> dict[str, Any]:
+def evidence(trained: TrainingRun) -> dict[str, Any]:
     """Facts of the model and the optimizer, and of the watched step.
 
     Raises:
@@ -146,9 +270,9 @@ def evidence(trained: Trained) -> dict[str, Any]:
         isinstance(model, FSDPModule) and trained.accelerator.is_fsdp2,
         f"the model is a {type(model).__name__}, not one that fully_shard made",
     )
-    shown = (objects.cut, objects.by_block, objects.shares, objects.kept)
-    found = {"gathered_as": facts.gathered_as(trained.module)}
-    looks = (functools.partial(look, trained) for look in (*shown, objects.places, objects.copies))
+    shown = (cut, by_block, shares, kept)
+    found = {"gathered_as": shard.gathered_as(trained.module)}
+    looks = (functools.partial(look, trained) for look in (*shown, places, copies))
     found |= together(trained, *looks)
     if trained.launch.device == "cpu":
         found = label({**found, "started_as": "replicas on CPUs"}, "started_as")
@@ -162,10 +286,10 @@ def evidence(trained: Trained) -> dict[str, Any]:
 # ---- of the watched step ----
 
 
-def _step(trained: Trained, seen: Effects) -> dict[str, Any]:
+def _step(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
     """Gradients cut as their parameters, blocks gathered a few at a time, timesteps not rounded."""
     traits, total = trained.launch.traits, len(groups(trained.module))
-    demand(not seen.odd, f"{len(seen.odd)} gradients are not cut, {objects.first(seen.odd)} first")
+    demand(not seen.odd, f"{len(seen.odd)} gradients are not cut, {first(seen.odd)} first")
     demand(seen.gradients > 0, "no parameter had a gradient when the optimizer stepped")
     rounded = sorted(got for asked, got in seen.types if asked != got)
     demand(not rounded, f"the model's inputs were cast to {rounded}, timesteps too")
@@ -182,7 +306,7 @@ def _step(trained: Trained, seen: Effects) -> dict[str, Any]:
     }
 
 
-def _ahead(trained: Trained, seen: Effects) -> dict[str, int]:
+def _ahead(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     """Blocks are asked for ahead as the recipe says; what was kept is not asked for again. torch
     by itself asks for one, in backward alone."""
     number, traits = trained.engine.prefetch, trained.launch.traits
@@ -194,13 +318,13 @@ def _ahead(trained: Trained, seen: Effects) -> dict[str, int]:
     return seen.ahead
 
 
-def _wire(trained: Trained) -> dict[str, Any]:
+def _wire(trained: TrainingRun) -> dict[str, Any]:
     """Collectives of the step: all is gathered in forward, blocks again in backward unless they
     were kept, and each group's gradients are reduced once, behind the last micro batch."""
     seen = trained.observed
     if not seen.ran:  # compiled blocks are not watched
         return {}
-    among = {g.group_name for g in facts.process_groups(trained.module)}
+    among = {g.group_name for g in shard.process_groups(trained.module)}
     ours = [s for s in seen.sent if s.collective in KINDS and s.group in among]
     sent = Counter((KINDS[s.collective], s.phase) for s in ours)
     sizes: Counter[tuple[str, str]] = Counter()

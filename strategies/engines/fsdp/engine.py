@@ -15,24 +15,75 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import Imitation, Workload
-from strategies.engines.fsdp.rows import Rows, whole
-from strategies.holdings import Fragment, Holdings
-from strategies.launch_file import LaunchFile, LaunchFileError
-from strategies.layout import Layout
+from strategies.engine import Engine, TraceAdapter, Workload
+from strategies.inventory import AllocationScope, Fragment, TensorInventory
+from strategies.launch_file import LaunchFile, LaunchFileError, Layout
 from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
 
-    from strategies.engine import Launch, Trained
+    from strategies.base import Sizes
+    from strategies.engine import RunContext, TrainingRun
     from strategies.initial import Draw
-    from strategies.settled import Settled
-    from strategies.sizes import Sizes
+    from strategies.inventory import ResolvedConfig
 
-__all__ = ["Fsdp"]
+
+# ---- rows ----
+# What an engine answers whose ranks each have rows of every parameter, as DTensors.
+
+
+class Rows(Engine):
+    """What ``fully_shard`` has cut, whoever asked it to."""
+
+    def norm(self, trained: TrainingRun) -> Any:
+        return whole(super().norm(trained))
+
+    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
+        from strategies.engines.fsdp import shard as facts
+
+        return [facts.local(p) for p in super().optimized(trained)]
+
+    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
+        from strategies.engines.fsdp import shard as facts
+
+        for index, parameter in super().shards(trained):
+            yield index, facts.local(parameter)
+
+    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
+        from strategies.engines.fsdp import shard as facts
+
+        return facts.state_of(trained, shard)
+
+    def receivers(self, trained: TrainingRun) -> Sequence[torch.Tensor]:
+        """The gathered parameters, which there are from the first forward on."""
+        from strategies.engines.fsdp import shard as facts
+
+        return facts.gathered(trained.module)
+
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
+        from strategies.engines.fsdp import shard as facts
+
+        return facts.fragments(trained, copies=copies)
+
+    def part(self, parameter: Any) -> torch.Tensor:
+        from strategies.engines.fsdp import shard as facts
+
+        return facts.local(parameter)
+
+    def makers(self) -> tuple[AllocationScope, ...]:
+        from strategies.engines.fsdp import shard as facts
+
+        return tuple(facts.makers())
+
+
+def whole(value: Any) -> Any:
+    """A DTensor put together on every rank; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
 
 WRAPPED = "TRANSFORMER_BASED_WRAP"
 HYBRID = "HYBRID_SHARD"
@@ -133,7 +184,7 @@ class Fsdp(Rows):
     def place(self, what: str) -> str:
         return "cpu" if self.offloads else "device"
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         layout, ranks = self.layout(launch.processes), launch.processes
         if ranks == 1:
             return "one process has nobody to share with; use single, or more processes"
@@ -162,7 +213,7 @@ class Fsdp(Rows):
     def environment(self, device: str) -> dict[str, str]:
         return {}  # ACCELERATE_USE_CPU would make its launcher forget FSDP
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         asked = super().accelerator_kwargs(launch)
         if launch.device == "cpu" or launch.simulated:
             return asked
@@ -172,19 +223,18 @@ class Fsdp(Rows):
             asked["parallelism_config"] = shard.parallelism(launch.layout)
         return asked
 
-    def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
+    def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
         ahead = [EARLY] if self.prefetch else []
         return [STAND_IN, *ahead] if launch.device == "cpu" else []
 
     def settled(
         self,
-        launch: Launch,
+        launch: RunContext,
         work: Callable[[Path], Workload],
         mixed_precision: str,
         configure: Callable[[Any], None],
         folder: Path,
-    ) -> Settled:
-        from strategies.engines.fsdp.settled import settled
+    ) -> ResolvedConfig:
 
         made = super().settled(launch, work, mixed_precision, configure, folder)
         return made._replace(content=settled(made.content, self.reshard, launch.layout))
@@ -222,29 +272,29 @@ class Fsdp(Rows):
 
     # ---- one optimizer step ----
 
-    def norm(self, trained: Trained) -> Any:
+    def norm(self, trained: TrainingRun) -> Any:
         parts = gatherer(trained)
         return parts.norm(trained) if parts else super().norm(trained)
 
-    def norm_of(self, trained: Trained, norms: list[Any]) -> Any:
+    def norm_of(self, trained: TrainingRun, norms: list[Any]) -> Any:
         own = super().norm_of(trained, norms)
         return trained.accelerator.reduce(own.float().square(), reduction="sum").sqrt()
 
-    def clip(self, trained: Trained, limit: float) -> Any:
+    def clip(self, trained: TrainingRun, limit: float) -> Any:
         return whole(super().clip(trained, limit))
 
     # ---- what is held ----
 
-    def arrivals(self, trained: Trained) -> list[int]:
-        from strategies.engines.fsdp import facts
+    def arrivals(self, trained: TrainingRun) -> list[int]:
+        from strategies.engines.fsdp import shard as facts
 
         return facts.arrivals(trained.module)
 
-    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         own, parts = super().fragments(trained, copies=copies), gatherer(trained)
         return parts.placed(trained, own, copies=copies) if parts else own
 
-    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         parts = gatherer(trained)
         for parameter in parameters:
             found = whole(parameter.detach())
@@ -253,8 +303,8 @@ class Fsdp(Rows):
     def shape(self, parameter: Any) -> torch.Size:
         return whole_shape(parameter)
 
-    def held(self, trained: Trained) -> Holdings:
-        from strategies.evidence.stored import stored
+    def held(self, trained: TrainingRun) -> TensorInventory:
+        from strategies.evidence.readings import stored
 
         found = super().held(trained)
         if not self.offloads:
@@ -265,18 +315,18 @@ class Fsdp(Rows):
 
     # ---- proof and prediction ----
 
-    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.fsdp import effects
 
         return effects.observe(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.engines.fsdp import effects
 
         return effects.evidence(trained)
 
-    def imitation(self) -> Imitation:
-        from strategies.engines.fsdp.imitation import Unstored
+    def imitation(self) -> TraceAdapter:
+        from strategies.engines.fsdp.trace import Unstored
 
         return Unstored(self)
 
@@ -297,3 +347,23 @@ def _ahead(text: Any) -> int:
     if text != AUTO and number < 1:
         raise ValueError(f"prefetch is {text!r}; auto, or a number of blocks from 1")
     return number
+
+
+# ---- settled ----
+# accelerate's launch file with what a recipe chooses beside it, in words that accelerate reads.
+
+
+def settled(content: Mapping[str, Any], reshard: bool | int, layout: Layout) -> dict[str, Any]:
+    """``content`` of a launch file for a run that reshards so, by ranks laid out so.
+
+    accelerate takes true or false alone; a number of ranks is set in code. Of FSDP 1's word for
+    groups of ranks FSDP2 makes nothing: they are dimensions of a mesh there. Source: accelerate
+    1.15, utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py.
+    """
+    block = {k: v for k, v in content["fsdp_config"].items() if k != "fsdp_sharding_strategy"}
+    block["fsdp_reshard_after_forward"] = reshard is not False
+    if layout.replicate == 1:
+        return {**content, "fsdp_config": block}
+    sizes = {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.sharers}
+    mesh = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    return {**content, "fsdp_config": block, "parallelism_config": mesh}

@@ -25,23 +25,6 @@ from strategies.engines.pipeline.schedules import dealt
 from strategies.initial import Draw
 from strategies.subject import Subject
 
-__all__ = [
-    "Cut",
-    "Elsewhere",
-    "Output",
-    "Passage",
-    "Shaped",
-    "Slots",
-    "Unfit",
-    "Watched",
-    "cut",
-    "cut_of",
-    "fill",
-    "passage_between",
-    "taken",
-    "usual",
-]
-
 KEY = "stages_cut"
 """Attribute of a bare model that holds its ``Cut``."""
 

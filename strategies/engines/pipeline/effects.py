@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from strategies.base import demand
-from strategies.engines.fsdp import facts, objects
-from strategies.engines.fsdp.facts import local
+from strategies.engines.fsdp import effects, shard
+from strategies.engines.fsdp.shard import local
 from strategies.engines.pipeline import state
 from strategies.engines.pipeline.schedules import (
     BACKWARD,
@@ -30,13 +30,12 @@ from strategies.engines.pipeline.schedules import (
     order,
 )
 from strategies.engines.pipeline.stage import Staged
-from strategies.evidence import forward, reference_check
-from strategies.evidence.together import together
+from strategies.evidence import reference_check, states
+from strategies.evidence.rules import together
 
 if TYPE_CHECKING:
-    from strategies.engine import Trained
+    from strategies.engine import TrainingRun
 
-__all__ = ["Seen", "evidence", "observe", "observe_shards", "replicas", "shards"]
 
 LARGEST = 2 * 10**9
 """Largest model, in elements, that is gathered in host memory for a comparison."""
@@ -50,7 +49,7 @@ class Seen:
 
 
 @contextlib.contextmanager
-def observe(trained: Trained) -> Iterator[Seen]:
+def observe(trained: TrainingRun) -> Iterator[Seen]:
     """Record the parts that this stage runs."""
     pipe, seen = trained.model.pipe, Seen()
     before = pipe.tell
@@ -67,7 +66,7 @@ def observe(trained: Trained) -> Iterator[Seen]:
         pipe.tell = before
 
 
-def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
+def evidence(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Return facts of all stages; every rank takes part.
 
     Raises:
@@ -80,7 +79,7 @@ def evidence(trained: Trained, engine: Any) -> dict[str, Any]:
     return together(trained, *each, functools.partial(_shared, trained), alike, whole)
 
 
-def _made(trained: Trained, engine: Any) -> dict[str, Any]:
+def _made(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check the runs of blocks and the schedule of this stage."""
     model = trained.model
     demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, not a stage")
@@ -91,7 +90,7 @@ def _made(trained: Trained, engine: Any) -> dict[str, Any]:
     return {"stages": model.cut.count, "schedule": kind}
 
 
-def _held(trained: Trained, engine: Any) -> dict[str, Any]:
+def _held(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check that each parameter is held by one stage, or is shared by all, and that each stage has
     its blocks."""
     module, cut, everyone = trained.module, trained.model.cut, trained.model.ranks.everyone
@@ -115,7 +114,7 @@ def _held(trained: Trained, engine: Any) -> dict[str, Any]:
     return {"blocks_of_stages": blocks, **several, "elements_of_stages": elements}
 
 
-def _stepped(trained: Trained, engine: Any) -> dict[str, Any]:
+def _stepped(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check that this rank's optimizer steps all of this rank's parameters and no others."""
     part = trained.engine.part
     own = {id(part(p)) for p in trained.module.parameters() if p.requires_grad}
@@ -125,7 +124,7 @@ def _stepped(trained: Trained, engine: Any) -> dict[str, Any]:
     return {}
 
 
-def _ran(trained: Trained, engine: Any) -> dict[str, Any]:
+def _ran(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check the watched step: each micro-batch ran once forward and once backward in each run, in
     the schedule's order, and its tensors passed between stages."""
     if trained.observed is None:
@@ -142,7 +141,7 @@ def _ran(trained: Trained, engine: Any) -> dict[str, Any]:
     return facts | (_passed(trained, engine) if trained.observed.ran else {})
 
 
-def _in_flight(trained: Trained, engine: Any) -> dict[str, Any]:
+def _in_flight(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Return the micro-batches whose activations each stage kept at once in the watched step."""
     if trained.observed is None:
         return {}
@@ -159,7 +158,7 @@ def _each_once(engine: Any, run: int, parts: Sequence[Part]) -> None:
         demand(found == wanted, f"micro batches {found} ran {what}, not {wanted}")
 
 
-def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
+def _passed(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check the tensors sent to and received from other stages: activations of each micro-batch and
     their gradients. Neighbouring runs of one stage send nothing."""
     cut, passes = trained.model.cut, trained.model.pipe.borders
@@ -177,7 +176,7 @@ def _passed(trained: Trained, engine: Any) -> dict[str, Any]:
     return {"sends": len(sizes), "sent_to_stages_bytes": sum(sizes)}
 
 
-def replicas(trained: Trained) -> dict[str, Any]:
+def replicas(trained: TrainingRun) -> dict[str, Any]:
     """Check that gradients were averaged once over the replicas of this stage, and that these are
     equal."""
     ranks, facts = trained.model.ranks, {}
@@ -198,7 +197,7 @@ def replicas(trained: Trained) -> dict[str, Any]:
     return {"replicas": ranks.data, "replica_spread": spread, **facts}
 
 
-def _idle(trained: Trained, engine: Any) -> dict[str, Any]:
+def _idle(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Return the share of a step that a stage waits: computed from its order, and on a CPU measured
     in the quickest step. A GPU's work is not over when it is launched."""
     bubble = engine.waits
@@ -216,11 +215,11 @@ def _idle(trained: Trained, engine: Any) -> dict[str, Any]:
     )
 
 
-def _as_the_whole(trained: Trained) -> dict[str, Any]:
+def _as_the_whole(trained: TrainingRun) -> dict[str, Any]:
     """Compare the output of all stages with that of a whole model with their weights."""
     if trained.subject.parameters > LARGEST:
         return {}
-    with torch.no_grad(), forward.eager(trained):
+    with torch.no_grad(), states.eager(trained):
         mine = reference_check.output_of(trained, trained.model)
         everywhere = trained.engine.everywhere(trained)
         whole = trained.subject.make() if trained.accelerator.is_main_process else None
@@ -246,7 +245,7 @@ class SeenShards(Seen):
 
 
 @contextlib.contextmanager
-def observe_shards(trained: Trained) -> Iterator[SeenShards]:
+def observe_shards(trained: TrainingRun) -> Iterator[SeenShards]:
     """Record the parts that this stage runs and its all-gathers."""
     gathered: Counter[int] = Counter()
     original = FSDPParamGroup._to_unsharded
@@ -260,15 +259,15 @@ def observe_shards(trained: Trained) -> Iterator[SeenShards]:
         yield SeenShards(seen.parts, gathered)
 
 
-def shards(trained: Trained) -> dict[str, Any]:
+def shards(trained: TrainingRun) -> dict[str, Any]:
     """Return facts of this rank's shard and of the watched step; no collective is called.
 
     Raises:
         NotInForce: parameters are not sharded block by block as the recipe asks.
     """
-    gathered = facts.gathered_as(trained.module)
+    gathered = shard.gathered_as(trained.module)
     found: dict[str, Any] = {"sharers": trained.model.ranks.data, "gathered_as": gathered}
-    for look in (objects.cut, objects.by_block, objects.shares, objects.kept):
+    for look in (effects.cut, effects.by_block, effects.shares, effects.kept):
         found |= look(trained)
     seen = trained.observed
     if seen is None or not seen.ran:
@@ -276,7 +275,7 @@ def shards(trained: Trained) -> dict[str, Any]:
     return found | _gathered(trained, seen.engine) | _reduced(trained)
 
 
-def _gathered(trained: Trained, seen: SeenShards) -> dict[str, Any]:
+def _gathered(trained: TrainingRun, seen: SeenShards) -> dict[str, Any]:
     """Check the all-gathers of each group: one a step if weights are kept for all micro-batches,
     else one or two a micro-batch (torch may gather ahead). Weights outside of blocks are gathered
     for each run of blocks."""
@@ -292,7 +291,7 @@ def _gathered(trained: Trained, seen: SeenShards) -> dict[str, Any]:
     return {"gathers_of_groups": times, "gathered_bytes": sum(s.bytes for s in gathers)}
 
 
-def _reduced(trained: Trained) -> dict[str, Any]:
+def _reduced(trained: TrainingRun) -> dict[str, Any]:
     """Check that each group's gradients are reduce-scattered once, after the last micro-batch."""
     ours = _sent(trained)
     free = [[p for p in g.fsdp_params if p in trained.model.graded] for g in _groups(trained)]
@@ -314,7 +313,7 @@ def _reduced(trained: Trained) -> dict[str, Any]:
     }
 
 
-def _none_lost(trained: Trained) -> None:
+def _none_lost(trained: TrainingRun) -> None:
     """Check that all trained parameters, except shared ones, had a gradient."""
     named, shared = trained.module.named_parameters(), trained.model.cut.shared
     common = {id(p) for name, p in named if name in shared}
@@ -334,12 +333,12 @@ SCALAR = 8
 """Bytes of a norm, which the ranks of a stage sum."""
 
 
-def _groups(trained: Trained) -> list[Any]:
+def _groups(trained: TrainingRun) -> list[Any]:
     """Return torch's groups that have weights: a middle stage has none outside of its blocks."""
-    return [group for group in facts.groups(trained.module) if group.fsdp_params]
+    return [group for group in shard.groups(trained.module) if group.fsdp_params]
 
 
-def _sent(trained: Trained) -> list[Any]:
+def _sent(trained: TrainingRun) -> list[Any]:
     """Return the collectives among the ranks of this stage."""
     among = trained.model.ranks.replicas.group_name
     return [s for s in trained.observed.sent if s.group == among]
@@ -348,7 +347,7 @@ def _sent(trained: Trained) -> list[Any]:
 # ---- weights that all stages have ----
 
 
-def _shared(trained: Trained) -> dict[str, Any]:
+def _shared(trained: TrainingRun) -> dict[str, Any]:
     """Check the weights that all stages have: their gradients were summed once a step, their values
     are equal on all stages, and placeholders replaced the blocks of other stages."""
     model = trained.model
@@ -368,12 +367,12 @@ def _shared(trained: Trained) -> dict[str, Any]:
     return {**facts, "shared_spread": spread}
 
 
-def _shared_parameters(trained: Trained) -> list[torch.nn.Parameter]:
+def _shared_parameters(trained: TrainingRun) -> list[torch.nn.Parameter]:
     named = trained.module.named_parameters()
     return [p for name, p in named if name in trained.model.cut.shared]
 
 
-def _summed(trained: Trained) -> dict[str, Any]:
+def _summed(trained: TrainingRun) -> dict[str, Any]:
     """Check the bytes that were summed over the stages before the optimizer's turn."""
     if trained.observed is None or not trained.observed.ran:
         return {}

@@ -16,9 +16,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import TRAITS
-from strategies.engine import Engine, Imitation
-from strategies.engines.fsdp.engine import WRAPPED, Fsdp
-from strategies.engines.fsdp.rows import Rows
+from strategies.engine import Engine, TraceAdapter
+from strategies.engines.fsdp.engine import WRAPPED, Fsdp, Rows
 from strategies.engines.pipeline.schedules import (
     AUTO,
     OPTIMIZER,
@@ -27,17 +26,15 @@ from strategies.engines.pipeline.schedules import (
     bubble_fraction,
     dealt,
 )
-from strategies.holdings import Fragment, Holdings
-from strategies.launch_file import LaunchFile, LaunchFileError
-from strategies.layout import Layout
+from strategies.inventory import Fragment, TensorInventory
+from strategies.launch_file import LaunchFile, LaunchFileError, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from strategies.engine import Enter, Launch, Trained
+    from strategies.engine import Enter, RunContext, TrainingRun
     from strategies.initial import Draw
 
-__all__ = ["Pipeline", "Sharded", "in_file", "named"]
 
 BLOCK, FSDP = "megatron_lm_config", "fsdp_config"
 DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
@@ -131,7 +128,7 @@ class Pipeline(Engine):
     def layout(self, ranks: int) -> Layout:
         return Layout(replicate=max(1, ranks // self.stages), pipeline=self.stages)
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         return self._parts(launch) or self._ranks(launch) or self._beside(launch)
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
@@ -139,7 +136,7 @@ class Pipeline(Engine):
         runs = zip(self.homes, dealt(depth, len(self.homes)), strict=True)
         return [stage for stage, (first, behind) in runs for _ in range(first, behind)]
 
-    def _parts(self, launch: Launch) -> str | None:
+    def _parts(self, launch: RunContext) -> str | None:
         subject, stages, runs = launch.subject, self.stages, self.runs
         lack = subject.lacks("stages", "take ddp or fsdp2")
         if lack:
@@ -159,7 +156,7 @@ class Pipeline(Engine):
             return f"{subject.depth} blocks are fewer than {stages} stages{each} have; {ways}"
         return None
 
-    def _ranks(self, launch: Launch) -> str | None:
+    def _ranks(self, launch: RunContext) -> str | None:
         ranks, stages = launch.processes, self.stages
         if ranks % stages:
             more = f"or stages={ranks}" if ranks > 1 else "or single"
@@ -173,7 +170,7 @@ class Pipeline(Engine):
             return "it computes on what other stages send; leave --world out"
         return None
 
-    def _beside(self, launch: Launch) -> str | None:
+    def _beside(self, launch: RunContext) -> str | None:
         odd = sorted(launch.traits - BESIDE - self.traits)
         if not odd and self.schedule.split and "recomputes" in launch.traits:
             return (
@@ -215,7 +212,7 @@ class Pipeline(Engine):
         model = accelerator.prepare_model(model, evaluation_mode=True)
         return model, accelerator.prepare_optimizer(optimizer)
 
-    def ready(self, trained: Trained) -> None:
+    def ready(self, trained: TrainingRun) -> None:
         from strategies.engines.pipeline import stage
 
         trained.model.pipe = stage.Pipe(trained.model, self.schedule, self.micro)
@@ -224,7 +221,7 @@ class Pipeline(Engine):
 
     def micro_steps(
         self,
-        trained: Trained,
+        trained: TrainingRun,
         batches: Iterable[Any],
         loss_of: Callable[[Any], Any],
         arrived: Callable[[], None],
@@ -241,7 +238,7 @@ class Pipeline(Engine):
         trained.optimizer.zero_grad()
         yield from losses.unbind()
 
-    def average(self, trained: Trained) -> None:
+    def average(self, trained: TrainingRun) -> None:
         """Sum the gradients of shared weights over the stages, then average all gradients over the
         replicas of this stage."""
         from strategies.engines.pipeline import state
@@ -250,7 +247,7 @@ class Pipeline(Engine):
         own = (p.grad for p in trained.module.parameters() if p.grad is not None)
         trained.model.ranks.average(own)
 
-    def norm(self, trained: Trained) -> Any:
+    def norm(self, trained: TrainingRun) -> Any:
         """Sum squares over the stages: each parameter counts on one stage."""
         import torch
 
@@ -261,11 +258,11 @@ class Pipeline(Engine):
         torch.distributed.all_reduce(total, group=trained.model.ranks.pipe)
         return total.sqrt().to(mine.dtype)
 
-    def clip(self, trained: Trained, limit: float) -> Any:
+    def clip(self, trained: TrainingRun, limit: float) -> Any:
         return self.clip_by(trained, self.norm(trained), limit)
 
     @contextlib.contextmanager
-    def marks(self, trained: Trained, enter: Enter) -> Iterator[None]:
+    def marks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
         pipe = trained.model.pipe
         before, entered = pipe.tell, ["forward"]
 
@@ -284,10 +281,10 @@ class Pipeline(Engine):
 
     # ---- what is held ----
 
-    def everywhere(self, trained: Trained) -> Mapping[str, Any]:
+    def everywhere(self, trained: TrainingRun) -> Mapping[str, Any]:
         return trained.model.cut.everywhere(trained.module)
 
-    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         """Yield this stage's parameters, on the first of its replicas; the first stage yields those
         that all stages have."""
         if trained.model.ranks.share and not copies:
@@ -297,40 +294,40 @@ class Pipeline(Engine):
             if copies or trained.model.cut.tells(name):
                 yield Fragment(name, index, 0, p.numel(), 0)
 
-    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.engines.pipeline import state
 
         return state.whole(trained, parameters)
 
-    def held(self, trained: Trained) -> Holdings:
+    def held(self, trained: TrainingRun) -> TensorInventory:
         """Count torch's receive buffers, one set a micro-batch, as buckets."""
         found = super().held(trained)
         return found._replace(tensors={**found.tensors, "buckets": trained.model.pipe.received()})
 
-    def save(self, trained: Trained, path: Path) -> None:
+    def save(self, trained: TrainingRun, path: Path) -> None:
         from strategies.engines.pipeline import state
 
         state.save(trained, path)
 
-    def load(self, trained: Trained, path: Path) -> None:
+    def load(self, trained: TrainingRun, path: Path) -> None:
         from strategies.engines.pipeline import state
 
         state.load(trained, path)
 
     # ---- proof and prediction ----
 
-    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.pipeline import effects
 
         return effects.observe(trained)
 
-    def unlike(self, launch: Launch) -> Sequence[int]:
+    def unlike(self, launch: RunContext) -> Sequence[int]:
         """Return the first rank of each stage. Of many stages, only the first of each kind: later
         ones keep activations of as many micro-batches or fewer."""
         data = self.layout(launch.processes).data
         return [stage * data for stage in self._unlike(launch.subject)]
 
-    def foresee(self, launch: Launch) -> None:
+    def foresee(self, launch: RunContext) -> None:
         from strategies.engines.pipeline import cut
 
         if launch.subject.lacks("ends"):
@@ -357,17 +354,17 @@ class Pipeline(Engine):
     def waits(self) -> Fraction:
         return bubble_fraction(self.schedule, self.stages, self.runs, self.micro)
 
-    def imitation(self) -> Imitation:
+    def imitation(self) -> TraceAdapter:
         from strategies.engines.pipeline.trace import OneStage
 
         return OneStage(self.file.settings.get("rank", 0))
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.engines.pipeline import effects
 
         return effects.evidence(trained, self)
 
-    def shown_alike(self, trained: Trained) -> dict[str, Any]:
+    def shown_alike(self, trained: TrainingRun) -> dict[str, Any]:
         """Return evidence of how the ranks of one stage share the work."""
         from strategies.engines.pipeline import effects
 
@@ -437,14 +434,14 @@ class Sharded(Pipeline, Rows):
     def layout(self, ranks: int) -> Layout:
         return Layout(shard=max(1, ranks // self.stages), pipeline=self.stages)
 
-    def _ranks(self, launch: Launch) -> str | None:
+    def _ranks(self, launch: RunContext) -> str | None:
         fault = super()._ranks(launch)
         if fault is None and launch.processes == self.stages:
             more = f"--processes {2 * self.stages} or another multiple of {self.stages}"
             return f"each stage has one rank, and nobody to share it with; use {more}, or pp"
         return fault
 
-    def _parts(self, launch: Launch) -> str | None:
+    def _parts(self, launch: RunContext) -> str | None:
         fault = super()._parts(launch)
         if fault is None and self.schedule.split and self.reshard:
             # torch looks for weights where their gradients come apart: they must be gathered.
@@ -476,7 +473,7 @@ class Sharded(Pipeline, Rows):
         model = accelerator.prepare_model(model, evaluation_mode=True)
         return model, accelerator.prepare_optimizer(optimizer)
 
-    def ready(self, trained: Trained) -> None:
+    def ready(self, trained: TrainingRun) -> None:
         from strategies.engines.pipeline import shards, stage
 
         pipe = stage.Pipe(trained.model, self.schedule, self.micro, shards.Reducing)
@@ -484,7 +481,7 @@ class Sharded(Pipeline, Rows):
 
     # ---- one optimizer step ----
 
-    def average(self, trained: Trained) -> None:
+    def average(self, trained: TrainingRun) -> None:
         """Sum the gradients of shared weights; torch's reduce-scatters have averaged the others."""
         from strategies.engines.pipeline import state
 
@@ -492,7 +489,7 @@ class Sharded(Pipeline, Rows):
 
     # ---- what is held ----
 
-    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         tells = trained.model.cut.tells
         for fragment in Rows.fragments(self, trained, copies=copies):
             if copies or tells(fragment.name):
@@ -500,17 +497,17 @@ class Sharded(Pipeline, Rows):
 
     # ---- proof and prediction ----
 
-    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.pipeline import effects
 
         return effects.observe_shards(trained)
 
-    def shown_alike(self, trained: Trained) -> dict[str, Any]:
+    def shown_alike(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.engines.pipeline import effects
 
         return effects.shards(trained)
 
-    def imitation(self) -> Imitation:
+    def imitation(self) -> TraceAdapter:
         from strategies.engines.pipeline.trace import OneShard
 
         return OneShard(self, self.file.settings.get("rank", 0))

@@ -13,21 +13,6 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-__all__ = [
-    "AUTO",
-    "BACKWARD",
-    "FORWARD",
-    "OPTIMIZER",
-    "SCHEDULES",
-    "WEIGHTS",
-    "Part",
-    "Schedule",
-    "bubble_fraction",
-    "dealt",
-    "kept",
-    "order",
-]
-
 AUTO = "auto"
 """Default ``runs`` of a recipe: one a stage, or two for schedules of several runs."""
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 )
 
 from strategies import initial
-from strategies.engines.fsdp import facts
+from strategies.engines.fsdp import shard as facts
 from strategies.engines.fsdp import shard as fsdp
 from strategies.engines.pipeline import cut
 from strategies.engines.pipeline.cut import Cut, Output
@@ -36,8 +36,6 @@ from strategies.engines.pipeline.stage import (
     stage_ranks,
 )
 from strategies.initial import Draw
-
-__all__ = ["Reducing", "Shared", "shard"]
 
 KEY = "stage_ranks"
 """Attribute of a bare model that holds its ``StageRanks``."""

@@ -33,18 +33,6 @@ from strategies.engines.pipeline.schedules import BACKWARD, FORWARD, WEIGHTS, Pa
 from strategies.parallel import groups
 from strategies.subject import Subject
 
-__all__ = [
-    "Entered",
-    "Handed",
-    "OwnForward",
-    "Pipe",
-    "Stage",
-    "StageRanks",
-    "Staged",
-    "stage_ranks",
-    "way_of",
-]
-
 BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged at a time: DDP's bucket size."""
 

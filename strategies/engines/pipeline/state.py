@@ -23,15 +23,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from strategies.engines.fsdp import rows
+from strategies.engines.fsdp import engine
 
 if TYPE_CHECKING:
-    from strategies.engine import Trained
-
-__all__ = ["INDEX", "load", "own_norm", "save", "shared_bytes", "sum_shared", "whole"]
+    from strategies.engine import TrainingRun
 
 
-def sum_shared(trained: Trained, over: int) -> None:
+def sum_shared(trained: TrainingRun, over: int) -> None:
     """Sum the gradients of shared weights over all stages and divide them by ``over``, the number
     of micro-batches that this rank has summed."""
     model = trained.model
@@ -44,14 +42,14 @@ def sum_shared(trained: Trained, over: int) -> None:
         model.ranks.add_up(here, over)
 
 
-def own_norm(trained: Trained) -> Any:
+def own_norm(trained: TrainingRun) -> Any:
     """Return the norm of the gradients that this stage counts."""
     named = trained.module.named_parameters()
     own = [p.grad for n, p in named if p.grad is not None and trained.model.cut.tells(n)]
-    return rows.whole(torch.nn.utils.get_total_norm(own))
+    return engine.whole(torch.nn.utils.get_total_norm(own))
 
 
-def shared_bytes(trained: Trained) -> int:
+def shared_bytes(trained: TrainingRun) -> int:
     """Return the bytes of shared gradients that this rank sums in a step."""
     return sum(trained.engine.part(p).nbytes for p in trained.model.cut.common(trained.module))
 
@@ -59,7 +57,7 @@ def shared_bytes(trained: Trained) -> int:
 INDEX = "model.safetensors.index.json"
 
 
-def whole(trained: Trained, parameters: Sequence[Any]) -> Iterator[Tensor]:
+def whole(trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Tensor]:
     """Yield each of ``parameters`` (values of ``Engine.everywhere``, alike on all ranks) from its
     stage, on every rank; it is valid until the next one."""
     cut, device = trained.model.cut, trained.accelerator.device
@@ -69,7 +67,7 @@ def whole(trained: Trained, parameters: Sequence[Any]) -> Iterator[Tensor]:
         stage = cut.owners[names[id(p)]]
         mine = stage == cut.index
         empty = functools.partial(torch.empty, p.shape, dtype=p.dtype, device=device)
-        found = rows.whole(p.detach()) if mine else empty()
+        found = engine.whole(p.detach()) if mine else empty()
         dist.broadcast(found, src=ranks.rank(stage), group=ranks.pipe)
         yield found
 
@@ -81,7 +79,7 @@ def _file(kind: str, stage: int, count: int, ending: str) -> str:
     return f"{kind}-{stage + 1:05d}-of-{count:05d}.{ending}"
 
 
-def save(trained: Trained, path: Path) -> None:
+def save(trained: TrainingRun, path: Path) -> None:
     """Write this stage's files; the first stage writes the index. Of equal replicas the first
     writes."""
     first, tells = trained.model.ranks.share == 0, trained.model.cut.tells
@@ -102,11 +100,11 @@ def _on_host(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield whole tensors in host memory, one after the other; other values as they are."""
     for name, value in named:
         tensor = isinstance(value, Tensor)
-        yield name, rows.whole(value.detach()).cpu().contiguous() if tensor else value
+        yield name, engine.whole(value.detach()).cpu().contiguous() if tensor else value
 
 
 def _write(
-    trained: Trained, path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any]
+    trained: TrainingRun, path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
     cut = trained.model.cut
     path.mkdir(parents=True, exist_ok=True)
@@ -125,7 +123,7 @@ def _write(
         (path / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
 
 
-def load(trained: Trained, path: Path) -> None:
+def load(trained: TrainingRun, path: Path) -> None:
     """Read this stage's parameters and their optimizer state from the files of any number of
     stages."""
     named = dict(trained.module.named_parameters())

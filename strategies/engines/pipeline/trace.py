@@ -14,14 +14,12 @@ import torch
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
-from strategies.books import Books
-from strategies.engines.fsdp.imitation import Unstored
-from strategies.engines.replicas_imitation import Reducerless
+from strategies.engines.fsdp.trace import Unstored
+from strategies.engines.replicas_trace import Reducerless
+from strategies.inventory import AllocationRecorder
 
 if TYPE_CHECKING:
-    from strategies.engine import Launch
-
-__all__ = ["OneShard", "OneStage"]
+    from strategies.engine import RunContext
 
 
 class OneStage(Reducerless):
@@ -30,7 +28,7 @@ class OneStage(Reducerless):
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+    def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
         return [
             # Stages vote by sends whether all know the shapes that pass: they do.
             mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", agreed),
@@ -47,16 +45,16 @@ class OneShard(OneStage):
         super().__init__(rank)
         self.rows = Unstored(engine)
 
-    def beside(self, launch: Launch) -> frozenset[str]:
+    def beside(self, launch: RunContext) -> frozenset[str]:
         """Return the phases whose gathers overlap with a block's work. Gradients are reduced after
         it; backward counts if blocks are gathered again there, which is the larger part."""
         waited = frozenset() if self.rows.engine.reshard else frozenset({"backward"})
         return self.rows.beside(launch) - waited
 
-    def begin(self, launch: Launch, device: str) -> None:
+    def begin(self, launch: RunContext, device: str) -> None:
         self.rows.begin(launch, device)
 
-    def stand_ins(self, books: Books) -> list[contextlib.AbstractContextManager[Any]]:
+    def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
         return [*super().stand_ins(books), *self.rows.stand_ins(books)]
 
 

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.base import demand
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.engines.zero import facts as read_back
-from strategies.engines.zero import gathered, partial, quantised, secondary
-from strategies.evidence.settings import label
+from strategies.engines.zero import gathered, variants
+from strategies.evidence.rules import label
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Effects", "Write", "evidence", "observe"]
 
 NEARLY = 0.95
 """From this share on, gradients count as all of them: an unused parameter may have none."""
@@ -66,7 +65,7 @@ class Effects:
 
 
 @contextlib.contextmanager
-def observe(trained: Trained) -> Iterator[Effects]:
+def observe(trained: TrainingRun) -> Iterator[Effects]:
     """Watch one step; DeepSpeed's objects are as they were when it ends."""
     found = Effects(weights=frozenset(map(_address, _weights(trained))))
     trainable = [p for p in trained.module.parameters() if p.requires_grad]
@@ -83,7 +82,7 @@ def observe(trained: Trained) -> Iterator[Effects]:
         counts = (found.gathered, found.again)
         with (
             _kernel_watched(trained, found.writes),
-            partial.watched(trained, found.on_device),
+            variants.watched(trained, found.on_device),
             gathered.watched(trained, *counts),
         ):
             yield found
@@ -97,7 +96,7 @@ def _gradient_bytes(parameters: list[Any]) -> int:
     return sum(g.nbytes for pair in kept for g in pair if g is not None)
 
 
-def _weights(trained: Trained) -> list[torch.Tensor]:
+def _weights(trained: TrainingRun) -> list[torch.Tensor]:
     """What the model computes with, and this rank's share of it."""
     parameters = list(trained.module.parameters())
     return [p.data for p in parameters] + [
@@ -139,7 +138,7 @@ class WatchedKernel:
 
 
 @contextlib.contextmanager
-def _kernel_watched(trained: Trained, writes: list[Write]) -> Iterator[None]:
+def _kernel_watched(trained: TrainingRun, writes: list[Write]) -> Iterator[None]:
     optimizer = trained.inner_optimizer
     kernel = getattr(optimizer, "ds_opt_adam", None)
     if kernel is None:
@@ -173,7 +172,7 @@ def _file_digest(path: Path, size: int) -> str:
 # ---- evidence ----
 
 
-def evidence(trained: Trained) -> dict[str, Any]:
+def evidence(trained: TrainingRun) -> dict[str, Any]:
     """DeepSpeed's own account (``facts``), and beside it what the watched step showed.
 
     Raises:
@@ -184,14 +183,14 @@ def evidence(trained: Trained) -> dict[str, Any]:
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
     facts |= gathered.evidence(trained, seen.engine.gathered)
-    facts |= secondary.evidence(trained, max(seen.engine.again, default=0))
-    facts |= quantised.evidence(trained)
+    facts |= variants.secondary_evidence(trained, max(seen.engine.again, default=0))
+    facts |= variants.quantised_evidence(trained)
     facts |= _wire(trained)
     facts = _gradients(trained, seen.engine, facts)
     return _offload(trained, seen.engine, facts)
 
 
-def _gradients(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
+def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
     """Stage 1 has all gradients until backward ends, or those of other ranks (``_leaves_early``);
     above, each goes as its bucket is full."""
     ds, stage = trained.model, trained.engine.stage
@@ -230,7 +229,7 @@ def _leaves_early(optimizer: Any) -> bool:
     return all(getattr(optimizer, flag, False) for flag in flags)
 
 
-def _wire(trained: Trained) -> dict[str, Any]:
+def _wire(trained: TrainingRun) -> dict[str, Any]:
     """The type in which gradients were reduced, off the collectives of backward."""
     sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
     if trained.launch.processes == 1 or not trained.observed.ran:
@@ -244,14 +243,14 @@ def _wire(trained: Trained) -> dict[str, Any]:
     return {"gradients_sent_as": "+".join(found)}
 
 
-def _offload(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
+def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
     """Who stepped the optimizer, in which memory, and what it left in files."""
     one_memory = trained.accelerator.device.type == "cpu"
     if trained.engine.place("optimizer") == "device":
         demand(not seen.writes, "DeepSpeed's optimizer for host memory took the step")
         return facts
     elements = sum(write.numel for write in seen.writes)
-    facts |= partial.evidence(trained, seen.on_device)
+    facts |= variants.evidence(trained, seen.on_device)
     on_device = sum(numel for numel, _ in seen.on_device)
     held = sum(master.numel() for _, master in read_back.masters(trained)) - on_device
     demand(elements == held, f"DeepSpeed's CPU Adam wrote {elements} elements of {held}")
@@ -269,7 +268,7 @@ def _offload(trained: Trained, seen: Effects, facts: dict[str, Any]) -> dict[str
     return label(facts, *settings) if settings else facts
 
 
-def _swapped(trained: Trained, seen: Effects) -> dict[str, Any]:
+def _swapped(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
     """Each swap file holds, byte by byte, what the kernel last wrote; memory holds none of it."""
     swapper = trained.model.optimizer.optimizer_swapper
     written = {digest for write in seen.writes for digest in write.digests}

@@ -9,38 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import Engine, Enter, Imitation, Workload
-from strategies.engines.zero import (
-    chosen,
-    effects,
-    facts,
-    partial,
-    quantised,
-    secondary,
-    settled,
-)
-from strategies.engines.zero.inputs import give_by_place
-from strategies.engines.zero.ops import plain_file_access, tell_local_ranks
+from strategies.base import Sizes
+from strategies.engine import Engine, Enter, TraceAdapter, Workload
+from strategies.engines.zero import config as chosen
+from strategies.engines.zero import config as settled
+from strategies.engines.zero import effects, facts, variants
+from strategies.engines.zero.inputs import give_by_place, plain_file_access, tell_local_ranks
 from strategies.engines.zero.waste import Job, prices, waste
-from strategies.holdings import Fragment, Holdings, Maker, Told
-from strategies.launch_file import LaunchFile, LaunchFileError, text_of
-from strategies.layout import Layout
-from strategies.settled import Settled
-from strategies.sizes import Sizes
+from strategies.inventory import (
+    AllocationScope,
+    EngineReport,
+    Fragment,
+    ResolvedConfig,
+    TensorInventory,
+)
+from strategies.launch_file import LaunchFile, LaunchFileError, Layout, text_of
 
 if TYPE_CHECKING:
     import torch
 
     from strategies.base import Settings
-    from strategies.engine import Launch, Trained
+    from strategies.engine import RunContext, TrainingRun
     from strategies.initial import Draw
 
-__all__ = ["Zero"]
 
 BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 """What can be offloaded -> its block of the JSON."""
@@ -109,7 +106,7 @@ class Zero(Engine):
     def needs(self) -> tuple[str, ...]:
         places = {self.place(what) for what in BLOCK_OF}
         adam = ("cpu_adam",) if self.place("optimizer") != "device" else ()
-        kernels = (quantised.OP,) if quantised.quantised(self.zero) else ()
+        kernels = (variants.OP,) if variants.quantised(self.zero) else ()
         return ("deepspeed", *adam, *(("async_io",) if "nvme" in places else ()), *kernels)
 
     @property
@@ -120,7 +117,7 @@ class Zero(Engine):
             "dealt_optimizer": self.partly,
             "host_optimizer": self.place("optimizer") != "device",
             "swapped_weights": self.place("optimizer") == "nvme",
-            "rounded_gathers": quantised.quantised(self.zero),
+            "rounded_gathers": variants.quantised(self.zero),
         }
         always = {"shards", "flat_weights", "float_master", "own_step", "own_clipping"}
         return frozenset(always | {trait for trait, holds in where.items() if holds})
@@ -139,24 +136,24 @@ class Zero(Engine):
         on_device = all(self.place(what) == "device" for what in BLOCK_OF)
         return super().by_block(depth) if on_device else range(depth)
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         groups = chosen.refusal(self.zero, launch.processes)
-        return groups or quantised.refusal(self.zero, launch)
+        return groups or variants.refusal(self.zero, launch)
 
     def environment(self, device: str) -> dict[str, str]:
         # ACCELERATE_USE_CPU must stay unset here: accelerate would silently train DDP.
         return {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
 
-    def accelerator_kwargs(self, launch: Launch) -> dict[str, Any]:
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         # Without a named backend accelerate gives DeepSpeed on a CPU no process group at all.
         if launch.simulated:
             return self.group("fake")
         return self.group("gloo") if launch.device == "cpu" else {}
 
-    def remarks(self, launch: Launch, sizes: Sizes | None) -> list[str]:
+    def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
         alone = "one process: ZeRO has nobody to share with, all of the state is on it"
         texts = [alone] if launch.processes == 1 else []
-        texts += [partial.REMARK] if self.partly and launch.device == "cpu" else []
+        texts += [variants.REMARK] if self.partly and launch.device == "cpu" else []
         if sizes is None:
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
@@ -173,19 +170,19 @@ class Zero(Engine):
             work.scratch.mkdir(parents=True, exist_ok=True)
         chosen.write(config, self.zero)
         settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
-        secondary.forget_group()
+        variants.forget_group()
         if accelerator.device.type == "cpu":
-            partial.name_device(self.partly)
+            variants.name_device(self.partly)
             tell_local_ranks()
 
     def settled(
         self,
-        launch: Launch,
+        launch: RunContext,
         work: Callable[[Path], Workload],
         mixed_precision: str,
         configure: Callable[[Any], None],
         folder: Path,
-    ) -> Settled:
+    ) -> ResolvedConfig:
         found = work(Path(settled.NVME_BLANK))
         return settled.settled(self.file, launch, found, mixed_precision, configure, folder)
 
@@ -214,17 +211,15 @@ class Zero(Engine):
         decoupled decay)."""
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        from strategies.engines.zero import processor  # noqa: F401 (which DeepSpeed asks for)
-
         return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
 
     # ---- one optimizer step ----
 
-    def norm(self, trained: Trained) -> Any:
+    def norm(self, trained: TrainingRun) -> Any:
         return trained.model.get_global_grad_norm()
 
     @contextlib.contextmanager
-    def marks(self, trained: Trained, enter: Enter) -> Iterator[None]:
+    def marks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
         """accelerate's ``backward`` steps the optimizer as well here, so the boundary is
         DeepSpeed's own ``step``."""
         step = trained.model.step
@@ -242,19 +237,19 @@ class Zero(Engine):
 
     # ---- what is held ----
 
-    def optimized(self, trained: Trained) -> list[torch.Tensor]:
+    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
         """ZeRO-3 empties the inner optimizer's groups between steps: its shards are asked for."""
         if self.stage < 3:
             return super().optimized(trained)
         return list(trained.model.optimizer.fp32_partitioned_groups_flat)
 
-    def shards(self, trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
+    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
         return facts.masters(trained)
 
-    def fragments(self, trained: Trained, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         return facts.fragments(trained)
 
-    def whole(self, trained: Trained, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         if self.stage < 3:
             yield from parameters
             return
@@ -273,30 +268,30 @@ class Zero(Engine):
     def shape(self, parameter: Any) -> torch.Size:
         return getattr(parameter, "ds_shape", parameter.shape)
 
-    def state_of(self, trained: Trained, shard: torch.Tensor) -> Mapping[str, Any]:
-        return partial.state_of(trained, shard)
+    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
+        return variants.state_of(trained, shard)
 
-    def save(self, trained: Trained, path: Path) -> None:
+    def save(self, trained: TrainingRun, path: Path) -> None:
         super().save(trained, path)
         if self.partly:
-            partial.save(trained, path)
+            variants.save(trained, path)
 
-    def load(self, trained: Trained, path: Path) -> None:
+    def load(self, trained: TrainingRun, path: Path) -> None:
         super().load(trained, path)
         if self.partly:
-            partial.load(trained, path)
+            variants.load(trained, path)
 
-    def held(self, trained: Trained) -> Holdings:
-        return Holdings(facts.held(trained), host=tuple(facts.hosted(trained)))
+    def held(self, trained: TrainingRun) -> TensorInventory:
+        return TensorInventory(facts.held(trained), host=tuple(facts.hosted(trained)))
 
-    def makers(self) -> tuple[Maker, ...]:
-        return (*facts.makers(), *secondary.makers())
+    def makers(self) -> tuple[AllocationScope, ...]:
+        return (*facts.makers(), *variants.makers())
 
     # ---- proof and prediction ----
 
-    def told(self, trained: Trained) -> Told:
+    def told(self, trained: TrainingRun) -> EngineReport:
         ds, scale = trained.model, getattr(trained.model.optimizer, "loss_scale", None)
-        return Told(
+        return EngineReport(
             steps=int(ds.global_steps),
             clip=float(ds.gradient_clipping()),
             accumulation=ds.gradient_accumulation_steps(),
@@ -306,13 +301,34 @@ class Zero(Engine):
             swapped_bytes=sum(size for _, size in facts.swap_files(ds)),
         )
 
-    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         return effects.observe(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return effects.evidence(trained)
 
-    def imitation(self) -> Imitation:
-        from strategies.engines.zero.imitation import Storageless
+    def imitation(self) -> TraceAdapter:
+        from strategies.engines.zero.trace import Storageless
 
         return Storageless(self)
+
+
+# ---- processor ----
+# What py-cpuinfo says of this machine's processor, asked once a process: on import.
+#
+# DeepSpeed (0.19) asks for each CPU Adam that it makes and twice for each op that it loads, and
+# each
+# time py-cpuinfo starts a Python of its own, which runs machine code in further processes: a
+# second
+# of CPU, three times for each rank. From this import on they have the first answer, and so have
+# forks of the process.
+
+
+__all__: list[str] = []
+
+with contextlib.suppress(ImportError):  # DeepSpeed asks lscpu then
+    import cpuinfo
+
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    with contextlib.suppress(Exception):  # the same, and DeepSpeed says so
+        cpuinfo.get_cpu_info()

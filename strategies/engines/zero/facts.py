@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
-from strategies.engine import Trained
-from strategies.engines.zero import chosen, partial, secondary
-from strategies.engines.zero.sizes import overlaps
-from strategies.evidence.stored import stored, tensors, within
-from strategies.holdings import Fragment, Maker
+from strategies.engine import TrainingRun
+from strategies.engines.zero import config as chosen
+from strategies.engines.zero import variants
+from strategies.engines.zero.config import overlaps
+from strategies.evidence.readings import stored, tensors, within
+from strategies.inventory import AllocationScope, Fragment
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["buckets", "evidence", "fragments", "held", "hosted", "makers", "masters", "swap_files"]
 
 # A shard is padded to a multiple of the group size and of DeepSpeed's alignment.
 PADDING = 0.02
@@ -38,7 +38,7 @@ last of stage 3)."""
 # ---- evidence ----
 
 
-def evidence(trained: Trained) -> dict[str, Any]:
+def evidence(trained: TrainingRun) -> dict[str, Any]:
     """Stage, what share of the elements this rank holds, where they live; all read back.
 
     Raises:
@@ -61,7 +61,7 @@ def evidence(trained: Trained) -> dict[str, Any]:
     return facts
 
 
-def _overlaps(trained: Trained) -> bool:
+def _overlaps(trained: TrainingRun) -> bool:
     """Whether DeepSpeed reduces beside backward, as its optimizer says."""
     ds, device = trained.model, trained.accelerator.device.type
     if trained.engine.stage == 3:
@@ -80,7 +80,7 @@ def buckets(ds: Any) -> dict[str, int]:
     return {k: v for k, v in config.items() if any(word in k for word in sizes)}
 
 
-def _expected(share: float, trained: Trained, what: str) -> float:
+def _expected(share: float, trained: TrainingRun, what: str) -> float:
     """``share``, which must be this rank's of all ranks'."""
     wanted = 1 / trained.launch.processes
     demand(
@@ -90,7 +90,7 @@ def _expected(share: float, trained: Trained, what: str) -> float:
     return round(share, 4)
 
 
-def _shares(trained: Trained) -> dict[str, float]:
+def _shares(trained: TrainingRun) -> dict[str, float]:
     """Share of the float32 master, and under stage 3 of the parameters, that this rank holds."""
     parts = [p for p in trained.module.parameters() if p.requires_grad]
     total = sum(map(_elements, parts))
@@ -108,7 +108,7 @@ def _elements(parameter: Any) -> int:
     return getattr(parameter, "ds_numel", None) or parameter.numel()
 
 
-def _gradients(trained: Trained) -> dict[str, Any]:
+def _gradients(trained: TrainingRun) -> dict[str, Any]:
     """Whether gradients are reduced to their owner alone (stage 2 and 3)."""
     optimizer, stage = trained.model.optimizer, trained.engine.stage
     if stage == 3:
@@ -120,7 +120,7 @@ def _gradients(trained: Trained) -> dict[str, Any]:
     return {"gradients_partitioned": partitioned}
 
 
-def _flags(trained: Trained) -> dict[str, str]:
+def _flags(trained: TrainingRun) -> dict[str, str]:
     """DeepSpeed's flag -> the place that makes it true."""
     optimizer = trained.engine.place("optimizer")
     if trained.engine.stage < 3:
@@ -132,7 +132,7 @@ def _flags(trained: Trained) -> dict[str, str]:
     }
 
 
-def _offload(trained: Trained) -> dict[str, Any]:
+def _offload(trained: TrainingRun) -> dict[str, Any]:
     """Where optimizer and parameters live: the devices of the tensors, and files on NVMe."""
     ds, facts = trained.model, {}
     for flag, place in _flags(trained).items():
@@ -141,7 +141,7 @@ def _offload(trained: Trained) -> dict[str, Any]:
     share, asked = getattr(ds.optimizer, "partial_offload", 1.0), chosen.ratio(trained.engine.zero)
     demand(share == asked, f"DeepSpeed offloads {share} of the optimizer, asked is {asked}")
     if trained.engine.place("optimizer") == "cpu":
-        devices = {master.device.type for master in partial.hosted(trained)}
+        devices = {master.device.type for master in variants.hosted(trained)}
         demand(devices == {"cpu"}, f"the optimizer's weights live on {devices}, not in host memory")
         facts["optimizer_on"] = "cpu"
     if trained.engine.place("optimizer") == "nvme":
@@ -168,7 +168,7 @@ def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
         yield path, path.stat().st_size
 
 
-def fragments(trained: Trained) -> Iterator[Fragment]:
+def fragments(trained: TrainingRun) -> Iterator[Fragment]:
     """Where this rank's share of each trainable parameter lies in its flat master shards."""
     optimizer = trained.model.optimizer
     for name, p in trained.module.named_parameters():
@@ -185,7 +185,7 @@ def fragments(trained: Trained) -> Iterator[Fragment]:
             yield Fragment(name, shard, high.start, high.numel, low.start)
 
 
-def masters(trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
+def masters(trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
     """This rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
     optimizer = trained.model.optimizer
     if trained.engine.stage < 3:
@@ -202,7 +202,7 @@ def masters(trained: Trained) -> Iterator[tuple[int, torch.Tensor]]:
                 optimizer._release_swap_buffers(index)
 
 
-def held(trained: Trained) -> dict[str, list[torch.Tensor]]:
+def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
     """Category -> tensors: flat low-precision copies are parameters, float32 masters are state of
     the optimizer (in ZeRO's terms), and buckets are their own."""
     optimizer, optimized = trained.model.optimizer, trained.optimized()
@@ -212,8 +212,8 @@ def held(trained: Trained) -> dict[str, list[torch.Tensor]]:
         *_flat(optimizer, "fp16_partitioned_groups_flat"),
     ]
     whole = [t for p in trained.module.parameters() for t in stored(p.data)]
-    again = secondary.kept(list(trained.module.parameters()))
-    beside = within(list(partial.states(trained).values()))
+    again = variants.kept(list(trained.module.parameters()))
+    beside = within(list(variants.states(trained).values()))
     return {
         "parameters": [*whole, *parts, *again, *flats, *trained.module.buffers()],
         "optimizer_state": [*tensors(trained.inner_optimizer), *beside, *optimized],
@@ -225,13 +225,13 @@ def held(trained: Trained) -> dict[str, list[torch.Tensor]]:
     }
 
 
-def hosted(trained: Trained) -> Iterator[Any]:
+def hosted(trained: TrainingRun) -> Iterator[Any]:
     """What DeepSpeed itself keeps in host memory where its optimizer says that it offloads: masters
     with their gradients and state, the buffers on the way there and back, and parameter shards that
     are not persistent. On a CPU all of it is on one device; on a GPU these are ``cpu`` tensors."""
     optimizer = trained.model.optimizer
     if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
-        masters = partial.hosted(trained)
+        masters = variants.hosted(trained)
         yield from (*masters, *(m.grad for m in masters if m.grad is not None))
         yield from tensors(trained.inner_optimizer)
         for name in HOST_BUFFERS:
@@ -263,7 +263,7 @@ def _gradient_buffers(optimizer: Any) -> list[torch.Tensor]:
     return [t for name in names for t in within(getattr(optimizer, name, None))]
 
 
-def makers() -> Iterator[Maker]:
+def makers() -> Iterator[AllocationScope]:
     """DeepSpeed swaps ``.data`` under the parameters and cuts gradients out of buckets: only the
     method that makes a tensor can say what it is."""
     from deepspeed.runtime.zero import partition_parameters, stage3, stage_1_and_2
@@ -271,12 +271,12 @@ def makers() -> Iterator[Maker]:
 
     gathering = coordinator.PartitionedParameterCoordinator
     for name in ("fetch_sub_module", "release_sub_module", "release_and_reset_all"):
-        yield Maker(gathering, name, "gathered")
+        yield AllocationScope(gathering, name, "gathered")
     for name in ("__enter__", "__exit__"):
-        yield Maker(partition_parameters.GatheredParameters, name, "gathered")
+        yield AllocationScope(partition_parameters.GatheredParameters, name, "gathered")
     both = ("overlapping_partition_gradients_reduce_epilogue", "backward_prologue")
     stage_1 = ("reduce_gradients", "process_gradients", "setup_buckets")
     for name in (*both, *stage_1, "backward_epilogue"):
-        yield Maker(stage_1_and_2.DeepSpeedZeroOptimizer, name, "buckets", BACKWARD)
+        yield AllocationScope(stage_1_and_2.DeepSpeedZeroOptimizer, name, "buckets", BACKWARD)
     for name in (*both, "backward_epilogue", "reduce_ready_partitions_and_remove_grads"):
-        yield Maker(stage3.DeepSpeedZeroOptimizer_Stage3, name, "buckets", BACKWARD)
+        yield AllocationScope(stage3.DeepSpeedZeroOptimizer_Stage3, name, "buckets", BACKWARD)

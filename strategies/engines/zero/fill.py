@@ -18,8 +18,6 @@ from torch import nn
 from strategies import initial
 from strategies.initial import Draw
 
-__all__ = ["fill"]
-
 
 def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> None:
     """Give ``module`` its first weights; ``split``: under ZeRO-3, cut into the ranks' shares."""

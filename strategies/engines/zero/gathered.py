@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from strategies.base import demand
-from strategies.engine import Trained
-from strategies.engines.zero import facts, secondary
-
-__all__ = ["evidence", "watched"]
+from strategies.engine import TrainingRun
+from strategies.engines.zero import facts, variants
 
 
 @contextlib.contextmanager
-def watched(trained: Trained, counts: list[int], again: list[int]) -> Iterator[None]:
+def watched(trained: TrainingRun, counts: list[int], again: list[int]) -> Iterator[None]:
     """While it lasts, ``counts`` gets the elements of the weights that are whole, each time that
     DeepSpeed has gathered those of a module, and ``again`` those of second shares (``secondary``).
     Of other stages, nothing."""
@@ -27,7 +25,7 @@ def watched(trained: Trained, counts: list[int], again: list[int]) -> Iterator[N
     def fetched(*given: Any, **named: Any) -> None:
         fetch(*given, **named)
         counts.append(sum(p.numel() for p in parameters))
-        again.append(sum(share.numel() for share in secondary.kept(parameters)))
+        again.append(sum(share.numel() for share in variants.kept(parameters)))
 
     coordinator.fetch_sub_module = fetched
     try:
@@ -36,7 +34,7 @@ def watched(trained: Trained, counts: list[int], again: list[int]) -> Iterator[N
         del coordinator.fetch_sub_module
 
 
-def evidence(trained: Trained, counts: list[int]) -> dict[str, Any]:
+def evidence(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
     """The most that was whole, held to what may be: what stays, what DeepSpeed is allowed to keep
     for a use ahead, what is on its way, and the module at work."""
     if trained.engine.stage < 3:

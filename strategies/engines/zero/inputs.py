@@ -9,11 +9,10 @@ Flux under adapters and checkpoints all of them. (DeepSpeed issue 5524 has a lik
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
-
-__all__ = ["give_by_place", "placed"]
 
 
 def give_by_place(module: Any) -> None:
@@ -48,3 +47,36 @@ def placed(
             break
         values.append(left.pop(parameter.name, parameter.default))
     return tuple(values), left
+
+
+# ---- ops ----
+# What DeepSpeed would ask other programs, and is told: which asynchronous file access it has
+# where
+# there is a GPU but no CUDA toolkit (nvcc), and how many ranks a machine has.
+
+
+def plain_file_access() -> bool:
+    """Load the ``async_io`` that needs no toolkit where there is none; whether it was loaded.
+
+    The CUDA builder wants headers below CUDA_HOME and joins a path to None without one (DeepSpeed
+    0.19, ``op_builder/async_io.py``). Swapping needs files and host memory alone, which the CPU's
+    builder has, and an op is loaded once a process: whoever asks the CUDA builder then gets it.
+    """
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if CUDA_HOME is not None:
+        return False
+    from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
+
+    AsyncIOBuilder().load(verbose=False)
+    return True
+
+
+def tell_local_ranks() -> None:
+    """Say how many ranks this machine has, as DeepSpeed's own launcher does, and torchrun does not.
+
+    On CPUs the number decides which way quantised gradients take. Where it is missing, stage 3
+    starts ``numactl`` to guess it from the sockets, for each bucket of gradients of each step
+    (0.19, ``accelerator/cpu_accelerator.py``, ``device_count``): a fifth of a small model's step.
+    """
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.engines.zero.chosen import group
-from strategies.engines.zero.sizes import buffer_sizes, reduce_buckets
-from strategies.sizes import Sizes
-
-__all__ = ["DEFAULTS", "RULES", "Finding", "Job", "prices", "waste"]
+from strategies.base import Sizes
+from strategies.engines.zero.config import buffer_sizes, group, reduce_buckets
 
 DEFAULTS: dict[str, Any] = {
     "reduce_bucket_size": 500_000_000,

@@ -30,23 +30,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from strategies.activations.runners import runner_of, surround
-from strategies.engine import Trained
+from strategies.engine import TrainingRun
 from strategies.subject import Subject
-
-__all__ = [
-    "JOIN",
-    "Around",
-    "Gathered",
-    "Ring",
-    "Ulysses",
-    "alone",
-    "connect",
-    "install",
-    "join",
-    "keep_to_own",
-    "kind",
-    "neighbours",
-]
 
 Attended = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS, TOKENS = 1, 2
@@ -349,7 +334,7 @@ Indices = dict[tuple[int, ...], list[Tensor]]
 """Shape of one sample's output -> flat index of each part's elements in it."""
 
 
-def join(trained: Trained, part: Tensor, samples: Tensor, known: Indices) -> Tensor:
+def join(trained: TrainingRun, part: Tensor, samples: Tensor, known: Indices) -> Tensor:
     """Gather the output for whole ``samples`` [B, C, ...] from this rank's ``part`` [B, ...] of it
     (``Subject.cut``); all ranks call it and get the same. The output may have other channels than
     the samples (learned variance). ``known`` caches indices between calls."""

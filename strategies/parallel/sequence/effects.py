@@ -12,14 +12,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from strategies.base import demand
-from strategies.engine import Trained
-from strategies.evidence import forward
+from strategies.engine import TrainingRun
+from strategies.evidence import states
 from strategies.evidence.reference_check import away, output_of
-from strategies.evidence.together import together
+from strategies.evidence.rules import together
 from strategies.parallel.sequence import attention
 from strategies.survey import Attended
-
-__all__ = ["attention_operands", "evidence", "observe"]
 
 ATTENTION = "aten::_scaled_dot_product_"
 AROUND = ("alltoall_base_", "allgather_", "send")
@@ -27,7 +25,7 @@ AROUND = ("alltoall_base_", "allgather_", "send")
 
 
 @contextlib.contextmanager
-def observe(trained: Trained) -> Iterator[set[int]]:
+def observe(trained: TrainingRun) -> Iterator[set[int]]:
     """Record the number of tokens that each call of a block is given: the second axis of its first
     operand with three axes."""
     tokens: set[int] = set()
@@ -47,7 +45,7 @@ def observe(trained: Trained) -> Iterator[set[int]]:
             handle.remove()
 
 
-def evidence(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]:
+def evidence(trained: TrainingRun, tokens: set[int] | None, way: Any) -> dict[str, Any]:
     """Return facts of the watched step, and the distance of a forward pass from the whole model's.
 
     Args:
@@ -64,10 +62,10 @@ def evidence(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, A
     return facts | _as_the_whole(trained)
 
 
-def _as_the_whole(trained: Trained) -> dict[str, Any]:
+def _as_the_whole(trained: TrainingRun) -> dict[str, Any]:
     """Compare this rank's part of an output with the same part of an output that it computes
     alone."""
-    with torch.no_grad(), forward.eager(trained):
+    with torch.no_grad(), states.eager(trained):
         mine = output_of(trained, trained.model, trained.cut)
         with _alone(trained):
             whole = output_of(trained, trained.model)
@@ -75,7 +73,7 @@ def _as_the_whole(trained: Trained) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(trained: Trained) -> Iterator[None]:
+def _alone(trained: TrainingRun) -> Iterator[None]:
     """Let the model work on whole samples within the context; sharded weights are still
     gathered."""
     subject, module, layout = trained.subject, trained.module, trained.launch.layout
@@ -88,7 +86,7 @@ def _alone(trained: Trained) -> Iterator[None]:
         subject.take_part(module, part, layout.sequence)
 
 
-def _seen(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]:
+def _seen(trained: TrainingRun, tokens: set[int] | None, way: Any) -> dict[str, Any]:
     layout = trained.launch.layout
     facts: dict[str, Any] = {"ranks_a_sample": layout.sequence, "data_parallel": layout.data}
     if trained.observed is not None and trained.observed.ran:
@@ -97,19 +95,19 @@ def _seen(trained: Trained, tokens: set[int] | None, way: Any) -> dict[str, Any]
     return facts
 
 
-def _tokens(trained: Trained, seen: set[int] | None) -> dict[str, Any]:
+def _tokens(trained: TrainingRun, seen: set[int] | None) -> dict[str, Any]:
     share = trained.subject.dimensions.tokens // trained.launch.layout.sequence
     found = max(seen or {0})
     demand(0 < found <= share, f"blocks were given {found} tokens, more than {share}, or none")
     return {"tokens_in_blocks": found}
 
 
-def _over_all_tokens(trained: Trained) -> list[Attended]:
+def _over_all_tokens(trained: TrainingRun) -> list[Attended]:
     """Return the attentions of one forward that are cut: those with as many keys as queries."""
     return [call for call in trained.subject.survey.attention if call.queries == call.keys]
 
 
-def attention_operands(trained: Trained) -> set[tuple[int, int, int]]:
+def attention_operands(trained: TrainingRun) -> set[tuple[int, int, int]]:
     """Return (heads, queries, keys) of all of torch's attention in forward, from its operands
     [B, heads, tokens, K]; empty if attention is written out in products."""
     ran = [r for r in trained.observed.ran if r.name.startswith(ATTENTION)]
@@ -117,7 +115,7 @@ def attention_operands(trained: Trained) -> set[tuple[int, int, int]]:
     return {(q[1], q[2], k[2]) for q, k, *_ in seen}
 
 
-def _attended(trained: Trained, way: Any) -> dict[str, Any]:
+def _attended(trained: TrainingRun, way: Any) -> dict[str, Any]:
     """Check the operands of torch's attention in forward."""
     parts, found = trained.launch.layout.sequence, attention_operands(trained)
     if not found:  # attention written out in products: the forward pass covers it
@@ -137,7 +135,7 @@ def _inside(call: Attended, cut: frozenset[str], parts: int) -> tuple[int, int, 
     return tuple(getattr(call, name) // (parts if name in cut else 1) for name in names)
 
 
-def _exchanges(trained: Trained, way: Any) -> dict[str, Any]:
+def _exchanges(trained: TrainingRun, way: Any) -> dict[str, Any]:
     """Count the collectives around each attention in a micro batch. Blocks that backward recomputes
     may repeat those of forward."""
     sent = [s for s in trained.observed.sent if s.collective in AROUND]
@@ -157,7 +155,7 @@ def _exchanges(trained: Trained, way: Any) -> dict[str, Any]:
     return {"collectives_an_attention": counts, "exchanged_bytes": size}
 
 
-def _joins(trained: Trained) -> dict[str, int]:
+def _joins(trained: TrainingRun) -> dict[str, int]:
     """Check that each output of the watched batch was joined once."""
     seen, calls = trained.observed, trained.observed.micro_steps
     sent = [s for s in seen.sent if s.collective == attention.JOIN]

@@ -11,12 +11,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from strategies.base import Slot
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
-
-__all__ = ["SequenceParallel"]
 
 WAYS: dict[str, frozenset[str]] = {
     "ulysses": frozenset(),
@@ -58,21 +56,21 @@ class SequenceParallel(Strategy):
     def traits(self) -> frozenset[str]:
         return WAYS[self.how] | {"cut_samples"}
 
-    def requires(self, launch: Launch) -> tuple[str, ...]:
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
         return ("attention_flash",) if self.how == "ring" else ()
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         lack = self._ring(launch) if self.how == "ring" else None
         return lack or self._ranks(launch) or self._subject(launch)
 
-    def _ring(self, launch: Launch) -> str | None:
+    def _ring(self, launch: RunContext) -> str | None:
         if "compiled" in launch.traits:
             return "a ring inside a graph has not been tried; leave compile out, or take how=gather"
         if launch.device == "cuda" and "half_compute" not in launch.traits:
             return "its kernel takes 16 bits on GPUs; add bf16, or take how=gather"
         return launch.subject.lacks("attend", "take how=ulysses or how=gather")
 
-    def _ranks(self, launch: Launch) -> str | None:
+    def _ranks(self, launch: RunContext) -> str | None:
         count = launch.processes
         if "one_process" in launch.traits:
             others = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
@@ -88,7 +86,7 @@ class SequenceParallel(Strategy):
             return f"{told}; use --processes {self.ranks}, or ranks={count}"
         return None
 
-    def _subject(self, launch: Launch) -> str | None:
+    def _subject(self, launch: RunContext) -> str | None:
         subject = launch.subject
         if "stripes" not in subject.parts:
             return subject.lacks("stripes", "leave sp out")
@@ -115,7 +113,7 @@ class SequenceParallel(Strategy):
 
         attention.install(module, subject)
 
-    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         from strategies.parallel.sequence import attention
 
         around = attention.kind(self.how, self.ranks)
@@ -124,12 +122,12 @@ class SequenceParallel(Strategy):
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
-    def observe(self, trained: Trained) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.parallel.sequence import effects
 
         return effects.observe(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.sequence import attention, effects
 
         return effects.evidence(trained, self.note(trained), attention.kind(self.how, self.ranks))

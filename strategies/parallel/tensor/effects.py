@@ -15,11 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from strategies import initial
 from strategies.base import demand
-from strategies.engine import Trained
-from strategies.evidence import forward
+from strategies.engine import TrainingRun
+from strategies.evidence import states
 from strategies.evidence.reference_check import close_to, random_sample
-from strategies.evidence.together import together
-from strategies.evidence.updates import relative_error
+from strategies.evidence.rules import relative_error, together
 from strategies.parallel.sequence.effects import attention_operands
 from strategies.parallel.tensor.layers import (
     LAYERS,
@@ -29,8 +28,6 @@ from strategies.parallel.tensor.layers import (
     share_of,
 )
 from strategies.parallel.tensor.saving import group_of
-
-__all__ = ["evidence"]
 
 HALVES = 2
 """Halves of a block: attention and MLP."""
@@ -45,7 +42,7 @@ BY_TOKENS = {
 rank keeps its stripe, and sums the gradients of the modulation."""
 
 
-def evidence(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
+def evidence(trained: TrainingRun, *, by_tokens: bool) -> dict[str, Any]:
     """Return facts of the weights held, of the watched step and of a comparison with whole blocks;
     every rank takes part. ``by_tokens``: each rank is to have a stripe between the halves.
 
@@ -60,7 +57,7 @@ def evidence(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
     return facts | alike | _as_whole_blocks(trained)
 
 
-def _seen(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
+def _seen(trained: TrainingRun, *, by_tokens: bool) -> dict[str, Any]:
     layout = trained.launch.layout
     facts: dict[str, Any] = {"ranks_a_weight": layout.tensor, "data_parallel": layout.data}
     facts |= _held(trained)
@@ -70,7 +67,7 @@ def _seen(trained: Trained, *, by_tokens: bool) -> dict[str, Any]:
     return facts
 
 
-def _held(trained: Trained) -> dict[str, Any]:
+def _held(trained: TrainingRun) -> dict[str, Any]:
     """Check the shapes of the cut layers against the plain model's, and their number."""
     parts, subject = trained.launch.layout.tensor, trained.subject
     with initial.valueless():
@@ -89,7 +86,7 @@ def _held(trained: Trained) -> dict[str, Any]:
     return {"share_of_a_block": round(mine / total, 4)}
 
 
-def _attended(trained: Trained) -> dict[str, Any]:
+def _attended(trained: TrainingRun) -> dict[str, Any]:
     """Check the heads, queries and keys of torch's attention in the watched step."""
     parts = trained.launch.layout.tensor
     wanted = {(a.heads // parts, a.queries, a.keys) for a in trained.subject.survey.attention}
@@ -103,7 +100,7 @@ def _attended(trained: Trained) -> dict[str, Any]:
     return {"heads_inside": max(heads for heads, *_ in wanted)}
 
 
-def _alike(trained: Trained) -> dict[str, Any]:
+def _alike(trained: TrainingRun) -> dict[str, Any]:
     """Check that whole weights are equal on all ranks of the group."""
     group = group_of(trained.module)
     with torch.no_grad():
@@ -120,7 +117,7 @@ def _alike(trained: Trained) -> dict[str, Any]:
 # ---- collectives ----
 
 
-def _exchanged(trained: Trained, by_tokens: bool) -> dict[str, Any]:
+def _exchanged(trained: TrainingRun, by_tokens: bool) -> dict[str, Any]:
     """Count the group's collectives of each block and micro batch. Blocks that backward recomputes
     repeat those of forward."""
     group = group_of(trained.module).group_name
@@ -142,7 +139,7 @@ def _exchanged(trained: Trained, by_tokens: bool) -> dict[str, Any]:
     return {**counts, "exchanged_bytes" if by_tokens else "summed_bytes": size}
 
 
-def _between(trained: Trained) -> dict[str, Any]:
+def _between(trained: TrainingRun) -> dict[str, Any]:
     """Count the tokens that the blocks' norms have in forward; the final layer's has all."""
     parts, blocks = trained.launch.layout.tensor, len(trained.blocks())
     own = trained.subject.dimensions.tokens // parts
@@ -156,14 +153,14 @@ def _between(trained: Trained) -> dict[str, Any]:
 # ---- a block beside the same block with whole weights ----
 
 
-def _as_whole_blocks(trained: Trained) -> dict[str, Any]:
+def _as_whole_blocks(trained: TrainingRun) -> dict[str, Any]:
     """Return the largest distance of a block's output from that of the same block with whole
     weights. It covers the order of heads and every sum. One block is whole at a time."""
     given: list[Any] = []
     blocks = trained.blocks()
     handles = [b.register_forward_hook(_keep(given), with_kwargs=True) for b in blocks]
     try:
-        with torch.no_grad(), forward.eager(trained):
+        with torch.no_grad(), states.eager(trained):
             trained.subject.predict(trained.model, *random_sample(trained))
     finally:
         for handle in handles:
@@ -194,7 +191,7 @@ def _keep(given: list[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _whole(block: Any, trained: Trained) -> Iterator[None]:
+def _whole(block: Any, trained: TrainingRun) -> Iterator[None]:
     """Give the block plain layers with whole weights within the context."""
     cut = {name: block.get_submodule(name) for name in LAYERS}
     heads = block.attn.num_heads
@@ -209,7 +206,7 @@ def _whole(block: Any, trained: Trained) -> Iterator[None]:
             block.set_submodule(name, layer)
 
 
-def _plain(layer: Any, trained: Trained) -> nn.Linear:
+def _plain(layer: Any, trained: TrainingRun) -> nn.Linear:
     """Return an ordinary layer with the weights of all ranks."""
     mine = [p for p in (layer.weight, layer.bias) if p is not None]
     weight, *bias = (p.detach() for p in trained.engine.whole(trained, mine))

@@ -32,20 +32,6 @@ from strategies.activations.runners import surround
 from strategies.base import BadInput
 from strategies.subject import Subject
 
-__all__ = [
-    "LAYERS",
-    "ColumnParallel",
-    "ParallelLinear",
-    "RowParallel",
-    "Share",
-    "all_tokens",
-    "cut_block",
-    "has_stripe",
-    "parallel_layers",
-    "run_on_stripes",
-    "share_of",
-]
-
 LAYERS = {"attn.qkv": 0, "attn.proj": 1, "mlp.fc1": 0, "mlp.fc2": 1}
 """Name of each layer of a block that is cut -> axis of its weight along which it is cut."""
 PACKED = 3

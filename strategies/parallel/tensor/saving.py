@@ -15,13 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from strategies.holdings import Fragment
+from strategies.inventory import Fragment
 from strategies.parallel.tensor.layers import ParallelLinear, Share, parallel_layers, share_of
 
 if TYPE_CHECKING:
-    from strategies.engine import Trained
-
-__all__ = ["group_of", "norm", "placed", "save_whole", "whole"]
+    from strategies.engine import TrainingRun
 
 
 def group_of(module: nn.Module) -> Any:
@@ -41,7 +39,7 @@ def whole(mine: Tensor, p: Tensor, module: nn.Module) -> Tensor:
     return share.joined(parts)
 
 
-def norm(trained: Trained) -> Tensor:
+def norm(trained: TrainingRun) -> Tensor:
     """Return the global L2 norm of the gradients: each share counts once, and so does a gradient
     that all ranks have."""
     grads = [(p.grad, share_of(p)) for p in trained.module.parameters() if p.grad is not None]
@@ -57,7 +55,7 @@ def _squared(gradients: list[Tensor]) -> Tensor:
     return found.float().square()
 
 
-def placed(trained: Trained, own: Iterable[Fragment], *, copies: bool) -> Iterator[Fragment]:
+def placed(trained: TrainingRun, own: Iterable[Fragment], *, copies: bool) -> Iterator[Fragment]:
     """Yield the engine's ``own`` fragments with their offsets in whole parameters. Only the first
     rank of the group yields whole parameters, unless ``copies`` is set."""
     parameters = dict(trained.module.named_parameters())
@@ -83,7 +81,7 @@ def _within(piece: Fragment, share: Share) -> Iterator[Fragment]:
 # ---- state dicts ----
 
 
-def save_whole(trained: Trained) -> None:
+def save_whole(trained: TrainingRun) -> None:
     """Install hooks by which the model's and the optimizer's state dicts hold whole weights. All
     ranks must ask for a state dict. The main process gets whole tensors in host memory; torch's
     distributed checkpoints get each rank's rows."""

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot
-from strategies.engine import Launch, Trained
+from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Dimensions, Subject
-
-__all__ = ["TensorParallel"]
 
 BESIDE = {
     "cut_samples": "ranks share the tokens of samples or the weights, not both; leave sp out",
@@ -73,13 +71,13 @@ class TensorParallel(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"cut_weights"})
 
-    def refuses(self, launch: Launch) -> str | None:
+    def refuses(self, launch: RunContext) -> str | None:
         return self._subject(launch.subject) or self._beside(launch) or self._ranks(launch)
 
-    def _beside(self, launch: Launch) -> str | None:
+    def _beside(self, launch: RunContext) -> str | None:
         return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
 
-    def _ranks(self, launch: Launch) -> str | None:
+    def _ranks(self, launch: RunContext) -> str | None:
         if "one_process" in launch.traits:
             return "one process has nobody to share weights with; take ddp"
         if not launch.traits & {"replicas", "dtensor_weights"}:
@@ -129,7 +127,7 @@ class TensorParallel(Strategy):
         for block in subject.blocks(module):
             layers.cut_block(block, rank % self.ranks, self.ranks, by_tokens=self.by_tokens)
 
-    def configure(self, accelerator: Any, module: Any, launch: Launch) -> None:
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         from strategies.parallel import groups
         from strategies.parallel.tensor import layers
 
@@ -143,12 +141,12 @@ class TensorParallel(Strategy):
         if self.by_tokens:
             layers.run_on_stripes(module, launch.subject, parts)
 
-    def attach(self, trained: Trained) -> None:
+    def attach(self, trained: TrainingRun) -> None:
         from strategies.parallel.tensor import saving
 
         saving.save_whole(trained)
 
-    def evidence(self, trained: Trained) -> dict[str, Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.tensor import effects
 
         return effects.evidence(trained, by_tokens=self.by_tokens)

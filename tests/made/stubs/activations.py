@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from strategies.activations import kernels
+from strategies.activations import attend as kernels
 from strategies.activations.attend import Attend
+from strategies.activations.block_parts import Recompute, segments
 from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile
-from strategies.activations.host import Host
-from strategies.activations.offload_activations import OffloadActivations
-from strategies.activations.parts import Recompute
-from strategies.activations.splits import segments
+from strategies.activations.offload_activations import Host, OffloadActivations
 from tests.made.stubs.parts import Table, nothing
 
 COMPILE = Compile.edit_model

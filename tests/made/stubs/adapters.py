@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from strategies.adapters import coded, lora
+from strategies.adapters import lora, quantised_base
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
 from strategies.adapters.lora import Dora, Lora, Qlora, inject
 from strategies.adapters.partial import DiffFit, Head
-from strategies.evidence import frozen
+from strategies.evidence import states
 from tests.made.stubs.parts import Table, nothing
 
 CONTROL = ControlNet.edit_model
@@ -17,7 +17,7 @@ CONTROL = ControlNet.edit_model
 
 def adapters_left_frozen(self, module, subject):
     inject(module, subject, self.rank)
-    frozen.train_only(module, {"final_layer.linear.weight"})
+    states.train_only(module, {"final_layer.linear.weight"})
 
 
 def full_precision(self, module, subject):
@@ -36,7 +36,7 @@ def rounded_by_each_step(self, trained):
             p.data = p.data.bfloat16().float()
 
     trained.inner_optimizer.register_step_post_hook(rounded)
-    return frozen.Frozen(trained)
+    return states.Frozen(trained)
 
 
 def of_blocks_alone(self, module, subject):
@@ -58,7 +58,7 @@ def everything_trains(self, module, subject):
 
 def biases_only(self, module, subject):
     names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
-    frozen.train_only(module, names)
+    states.train_only(module, names)
 
 
 def cut_off(self, module, subject):
@@ -78,23 +78,23 @@ def rank_by_name_alone(self, module, subject):
 
 
 def other_codes(self, module, subject):
-    coded.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
+    quantised_base.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
 
 
 def all_but_one(self, module, subject):
-    coded.code(module, subject.linears[1:], self.to)
+    quantised_base.code(module, subject.linears[1:], self.to)
 
 
 def kept_beside(self, module, subject):
     whole = {name: module.get_submodule(name).weight.detach() for name in subject.linears}
-    coded.code(module, subject.linears, self.to)
+    quantised_base.code(module, subject.linears, self.to)
     for name, weight in whole.items():
         module.get_submodule(name).whole = weight
 
 
 def decoded_once(self, module, subject):
     """Codes are there, and what is multiplied by is a copy that was decoded once."""
-    coded.code(module, subject.linears, self.to)
+    quantised_base.code(module, subject.linears, self.to)
     for name in subject.linears:
         module.get_submodule(name).forward = once(module.get_submodule(name))
 
@@ -103,7 +103,9 @@ def once(layer):
     known = []
 
     def forward(x):
-        known[:] = known or [coded.decoded(layer.weight, layer.scale, layer.to_type, x.dtype)]
+        known[:] = known or [
+            quantised_base.decoded(layer.weight, layer.scale, layer.to_type, x.dtype)
+        ]
         return torch.nn.functional.linear(x, known[0], layer.bias)
 
     return forward

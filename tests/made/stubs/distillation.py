@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.distillation.distill import Distill
 from strategies.distillation.distilled import Distilled
-from strategies.distillation.lesson import Lesson, relative, squared
+from strategies.distillation.teacher import Lesson, relative, squared
 from tests.made.stubs.parts import Table, nothing
 
 ATTACH, EDIT = Distill.attach, Distill.edit_model

@@ -5,14 +5,10 @@ from __future__ import annotations
 import torch
 
 from strategies.evidence import states
-from strategies.optimizers.adafactor import Adafactor
-from strategies.optimizers.adamw import AdamW
-from strategies.optimizers.adamw_bf16 import AdamWBf16
-from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
+from strategies.optimizers.adamw import Adafactor, AdamW, AdamWBf16, Sgd
+from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit, torchao_adam
 from strategies.optimizers.muon import Muon
 from strategies.optimizers.offload_adamw import OffloadAdamW
-from strategies.optimizers.quantised import torchao_adam
-from strategies.optimizers.sgd import Sgd
 from tests.made.stubs.parts import Table
 
 

@@ -6,8 +6,7 @@ import torch
 
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.fp8 import Fp8
-from strategies.precision.fp16 import Fp16
-from strategies.precision.mixed import Bf16, Fp32, Tf32
+from strategies.precision.mixed import Bf16, Fp16, Fp32, Tf32
 from tests.made.stubs.parts import Table, nothing
 
 AS_BF16 = {"mixed_precision": "bf16"}

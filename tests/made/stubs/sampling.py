@@ -8,15 +8,14 @@ from strategies.activations.attend import Attend
 from strategies.activations.captured import Captured
 from strategies.activations.compile import Compile
 from strategies.activations.cuda_graphs import CudaGraphs
-from strategies.adapters.injected import inject
+from strategies.adapters.lora import inject
 from strategies.precision.bfloat import Bf16Pure
-from strategies.precision.half import Fp16Pure
-from strategies.precision.mixed import Bf16, Fp32
-from strategies.sampling import adapting, eight_bits, layers, palettes
+from strategies.precision.mixed import Bf16, Fp16Pure, Fp32
+from strategies.sampling import adapting, eight_bits, palettes
+from strategies.sampling import eight_bits as layers
 from strategies.sampling.adapter import Adapter
-from strategies.sampling.float8 import Float8
 from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Int8, Nf4
+from strategies.sampling.quantised import Float8, Int8, Nf4
 from strategies.streaming.block_swap import BlockSwap
 from tests.made.stubs import streaming
 from tests.made.stubs.parts import Table, nothing

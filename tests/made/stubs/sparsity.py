@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from strategies.communication.sparse_embedding import SparseEmbedding
-from strategies.sparsity.prune import Prune
-from strategies.sparsity.prune_structured import PruneStructured, prune_heads
+from strategies.sparsity.prune import Prune, PruneStructured, prune_heads
 from strategies.sparsity.sparse24 import Sparse24
 from tests.made.stubs.parts import Table, nothing
 

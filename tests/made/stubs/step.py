@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from strategies.step.accumulate import Accumulate
-from strategies.step.backward import Backward
-from strategies.step.caller import Caller
+from strategies.step.backward import Accumulate, Backward, Caller
 from strategies.step.ema import Average, Ema
-from strategies.step.in_backward import InBackward
-from strategies.step.optimizer_in_backward import OptimizerInBackward
+from strategies.step.optimizer_in_backward import InBackward, OptimizerInBackward
 from tests.made.stubs.parts import Table, nothing
 
 

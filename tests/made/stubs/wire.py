@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from strategies.communication import compress, power_sgd, topk, wire
+from strategies.communication import compress, topk, wire
+from strategies.communication import compress as power_sgd
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.optimizers.onebit_adam import OneBitAdam

@@ -1,0 +1,154 @@
+"""The pictures of a story, beside its tables: memory and work against depth, peaks against the
+batch, speed and memory against the number of processes."""
+
+from __future__ import annotations
+
+from harness.analyses import claim_rules, scale, suites
+from harness.report.data.lookup import Rows
+from harness.report.data.rows import Report
+from harness.report.figures import numbers, units
+from harness.report.rendering.charts import line_style
+from harness.report.rendering.svg import WIDTH, Scale, axes, element, picture, polyline
+
+Lines = dict[str, list[tuple[int, float]]]
+"""Recipe -> (depth or batch, value) of its points."""
+
+
+def pictures(report: Report) -> list[tuple[str, str, str]]:
+    """(caption, small print, SVG) of each picture; none for a story that has none."""
+    draw = PICTURES.get(report.suite.story)
+    return draw(report) if draw else []
+
+
+def keys(report: Report) -> list[tuple[str, str, str]]:
+    """Label, colour and dash of each recipe's line in the pictures."""
+    lines = KEYS.get(report.suite.story)
+    recipes = lines(report) if lines else ()
+    return [(recipe, *line_style(index)) for index, recipe in enumerate(recipes)]
+
+
+def _of_depth(report: Report) -> list[tuple[str, str, str]]:
+    points_of = suites.series(report)
+    if not points_of:
+        return []
+    small = "one step; both axes logarithmic"
+    memory = {r: [(p.at, p.beyond / units.MIB) for p in line] for r, line in points_of.items()}
+    work = {r: suites.work(line) for r, line in points_of.items()}
+    seconds = {r: [(p.at, p.seconds) for p in line] for r, line in points_of.items()}
+    return [
+        ("Memory beyond the state", small, _chart(memory, "MiB")),
+        (
+            "Forward passes of blocks",
+            f"{small}; equal ones lie on one line",
+            _chart(work, "block forwards"),
+        ),
+        ("Seconds a step", small, _chart(seconds, "seconds")),
+    ]
+
+
+def sweep_lines(report: Report) -> Lines:
+    """Recipe -> (batch, its step's peak in % of what it is compared with), of two batches on."""
+    found = claim_rules.sweeps(Rows(report))
+    lines = {r: [(p.at, 100 * p.ours / p.base) for p in s.peaks] for (r, _), s in found.items()}
+    return {recipe: line for recipe, line in lines.items() if len(line) > 1}
+
+
+def _of_claims(report: Report) -> list[tuple[str, str, str]]:
+    lines = sweep_lines(report)
+    if not lines:
+        return []
+    small = "% of what each is compared with, at an equal global batch; batches logarithmic"
+    every = [point for line in lines.values() for point in line]
+    batches, shares = zip(*every, strict=True)
+    marks = tuple(sorted(set(batches)))
+    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
+    y = Scale(0.0, max(shares) * 1.05, 220.0, 26.0)
+    curves = _picture(lines, x, y, ("global batch", "% of the peak"))
+    return [("A step's peak against the batch", small, curves)]
+
+
+def scaling_recipes(report: Report) -> list[str]:
+    """The recipes of all lines, in their order."""
+    found = [line.recipe for of in _scaled(report).values() for line in of]
+    return list(dict.fromkeys(found))
+
+
+def _scaled(report: Report) -> dict[tuple[str, str], list[numbers.Line]]:
+    """(regime, where) -> its lines: measured, and predicted."""
+    found = {(r, "measured"): scale.measured_lines(report, r) for r in numbers.REGIMES}
+    forecast = report.suite.forecast
+    if forecast:
+        where = f"predicted, {forecast.model} on {forecast.gpu}"
+        found |= {(r, where): scale.foretold_lines(forecast, r) for r in numbers.REGIMES}
+    return {key: lines for key, lines in found.items() if lines}
+
+
+def _of_scale(report: Report) -> list[tuple[str, str, str]]:
+    order, shared = scaling_recipes(report), scale.shared(report)
+    found = []
+    for (regime, where), lines in _scaled(report).items():
+        told = regime.capitalize(), where
+        cores = shared and where == "measured"
+        small = "of one process's samples/s, on the same cores" if cores else "samples/s of a GPU"
+        shares = {line.recipe: _shares(line, cores) for line in lines}
+        found.append((f"{told[0]} scaling, {told[1]}", small, _against(shares, order, "%")))
+        peaks = {line.recipe: _peaks(line) for line in lines}
+        name = "Memory of a process" if where == "measured" else "Memory of a GPU"
+        found.append((f"{name}: {regime}, {told[1]}", "", _against(peaks, order, "GiB")))
+    return [picture for picture in found if picture[2]]
+
+
+def _shares(line: numbers.Line, cores: bool) -> list[tuple[int, float]]:
+    pairs = [(p.count, line.base and numbers.efficiency(p, line.base, cores)) for p in line.points]
+    own = [] if line.base in (None, *line.points) else [(line.base.count, 100.0)]
+    return own + [(count, 100 * share[1]) for count, share in pairs if share]
+
+
+def _peaks(line: numbers.Line) -> list[tuple[int, float]]:
+    found = [(p.count, scale.bytes_of(p)) for p in line.points]
+    return [(count, size / units.GIB) for count, size in found if size]
+
+
+def _against(lines: Lines, order: list[str], name: str) -> str:
+    """Values against processes, whose axis is logarithmic; the colours are those of ``order``."""
+    every = [point for points in lines.values() for point in points]
+    if not every:
+        return ""
+    counts, values = zip(*every, strict=True)
+    marks = tuple(sorted(set(counts)))
+    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
+    y = Scale(0.0, max(values) * 1.05, 220.0, 26.0)
+    ordered = {recipe: lines.get(recipe, []) for recipe in order}
+    return _picture(ordered, x, y, ("processes", name))
+
+
+def _chart(lines: Lines, name: str) -> str:
+    every = [point for points in lines.values() for point in points]
+    if not every:
+        return ""
+    depths, values = zip(*every, strict=True)
+    marks = tuple(sorted(set(depths)))
+    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
+    y = Scale(min(values) * 0.8, max(values) * 1.25, 220.0, 26.0, log=True)
+    return _picture(lines, x, y, ("blocks", name))
+
+
+def _picture(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
+    parts = axes(x, y, *names, y.end)
+    for index, (recipe, points) in enumerate(lines.items()):
+        colour, dash = line_style(index)
+        spots = [(x(d), y(v)) for d, v in points]
+        if not spots:
+            continue
+        tip = element("title", recipe)
+        look = {"stroke": colour, "stroke_dasharray": dash or None, "class_": "curve"}
+        parts.append(element("path", tip, d=polyline(spots), **look))
+        parts += [element("circle", cx=a, cy=b, r=2.5, fill=colour) for a, b in spots]
+    title = f"{names[1]} against {'depth' if names[0] == 'blocks' else names[0]}"
+    return picture(WIDTH, 260, parts, title)
+
+
+PICTURES = {"depth": _of_depth, "claims": _of_claims, "scale": _of_scale}
+"""Story -> its pictures."""
+KEYS = {"depth": suites.series, "claims": sweep_lines, "scale": scaling_recipes}
+"""Story -> the recipes whose lines they have."""

@@ -1,0 +1,192 @@
+"""The claims at the size that people train: the same rules over predicted rows, beside the
+measured ones.
+
+What was predicted is read as it was recorded (``harness.planner.forecast``): nothing is predicted
+here. A verdict that the uncertainty of its predictions can turn is not decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from harness.analyses import claim_rules
+from harness.analyses.claim_sweeps import Judgement, Rule, Verdict, applied, share
+from harness.memory.record import measured
+from harness.planner.forecast import Forecast, Foretold
+from harness.report.data.grid import Grid
+from harness.report.data.lookup import Rows
+from harness.report.data.rows import Row, Unfinished
+from harness.report.figures.numbers import numbers
+from harness.report.figures.units import GIB
+from harness.result import Categories, Peak, Rank, Result, Status
+
+PEAK_SPREAD = 0.005
+"""Share within which a predicted peak is taken to be known: what the trace was found to be off by
+on CPUs (docs/plan.md, held by tests/predict/test_predict_truth.py)."""
+BASES = {*claim_rules.AGAINST.values(), "single+attend"}
+"""The recipes that others are compared with."""
+WORDS = {
+    Verdict.HOLDS: "holds",
+    Verdict.ONLY: "holds only",
+    Verdict.NOT: "does not hold",
+    Verdict.NEAR: "not decided:",
+    Verdict.OPEN: "not predicted",
+}
+"""Verdict -> what it says of a size that was predicted."""
+
+
+class ForecastRows(Rows):
+    """The rows of a forecast, as the rules look them up. ``off``: the share by which each peak is
+    taken to be larger, and that of what it is compared with smaller."""
+
+    def __init__(self, forecast: Forecast, off: float = 0.0) -> None:
+        self.foretold = {row.spec: row for row in forecast.rows}
+        self.rows = [_as_row(row, off) for row in forecast.rows if row.fits]
+        self.unfinished = [_unfinished(row, forecast) for row in forecast.rows if not row.fits]
+        self.model, self.device = forecast.model, "cuda"
+
+    def times(self, recipe: str, base: str, **fields: object) -> str:
+        """Samples a second as a multiple of ``base``'s, between what the uncertainty allows."""
+        return self.rate_ratio(*(self.get(r, **fields) for r in (recipe, base)))
+
+    def rate_ratio(self, row: Row, base: Row) -> str:
+        """As ``plan`` tells rows apart: each step at the near half of its uncertainty, or at the
+        far one."""
+        ours, theirs = (_seconds(self.foretold[of.spec]) for of in (row, base))
+        batches = row.spec.global_batch / base.spec.global_batch
+        low, best, high = (batches * b / a for a, b in zip(ours, reversed(theirs), strict=True))
+        undecided = ": not decided" if low < 1 < high else ""
+        return f"x{best:.2f} (x{low:.2f} to x{high:.2f}{undecided})"
+
+    def _ending(self, unfinished: Unfinished) -> str:
+        if unfinished.status is Status.GPU_OOM:
+            return f"predicted not to fit: {unfinished.reason}"
+        return f"not predicted: {unfinished.reason}"
+
+
+def _seconds(row: Foretold) -> tuple[float, float, float]:
+    """A step's seconds, slow first."""
+    half = row.spread_seconds / 2
+    return row.step_seconds + half, row.step_seconds, row.step_seconds - half
+
+
+def _as_row(row: Foretold, off: float) -> Row:
+    """A prediction in the form of a measured row, so that one set of rules judges both."""
+    result = _as_result(row, 1 - off if row.spec.recipe in BASES else 1 + off)
+    return Row(label=row.spec.recipe, results=(result,), numbers=numbers([result]))
+
+
+def _as_result(row: Foretold, scale: float) -> Result:
+    """Never written, and in no ranking: nothing was run."""
+    parts = Categories(
+        **measured(row.categories, row.buckets),
+        phase=row.peak_phase,
+        where="",
+        beyond_state=row.beyond_state_bytes,
+    )
+    rank = Rank(
+        rank=0,
+        device="cuda:0",
+        baseline_bytes=0,
+        phases={"steady": Peak(allocated=round(scale * row.peak_bytes))},
+        categories=parts,
+        host_peak_bytes=0,
+        pinned_bytes=0,
+        nvme_bytes=0,
+        warmup_seconds=[],
+        step_seconds=[row.step_seconds],
+        phase_seconds={},
+    )
+    counted = row.block_forwards
+    facts = {"checkpoint": {"block_forwards": counted}} if counted is not None else {}
+    return Result(status=Status.OK, spec=row.spec, meter="cuda", ranks=[rank], evidence=facts)
+
+
+def _unfinished(row: Foretold, forecast: Forecast) -> Unfinished:
+    """A row that would run out of memory, or that cannot be predicted."""
+    too_large = row.verdict == "no"
+    need = f"{row.need_bytes / GIB:.1f} of {forecast.gpu_bytes / GIB:.1f} GiB" if too_large else ""
+    status = Status.GPU_OOM if too_large else Status.UNSUPPORTED
+    return Unfinished(
+        label=row.spec.recipe,
+        status=status,
+        reason=need or row.reason,
+        so_far_bytes=None,
+        result=Result(status=status, spec=row.spec),
+    )
+
+
+# ---- verdicts ----
+
+
+def at_size(rules: Sequence[Rule], forecast: Forecast) -> list[Judgement]:
+    """What each rule says of the predictions; not decided where their uncertainty turns it."""
+    plain, *shifted = (ForecastRows(forecast, off) for off in (0.0, PEAK_SPREAD, -PEAK_SPREAD))
+    return [
+        _decided(applied(rule, plain), [applied(rule, rows) for rows in shifted]) for rule in rules
+    ]
+
+
+def _decided(found: Judgement, shifted: Sequence[Judgement]) -> Judgement:
+    unlike = [other for other in shifted if other.verdict is not found.verdict]
+    if not unlike or found.verdict in (Verdict.NEAR, Verdict.OPEN):
+        return found
+    why = (
+        f"as predicted it {words(found)}; with peaks {share(PEAK_SPREAD, 0.0)} off, those that are "
+        f"compared in opposite ways, it {words(unlike[0])}"
+    )
+    return Judgement(Verdict.NEAR, found.numbers, why)
+
+
+def words(judgement: Judgement) -> str:
+    """A verdict on a predicted size."""
+    return f"{WORDS[judgement.verdict]} {judgement.condition}".strip()
+
+
+# ---- tables ----
+
+
+def beside(grid: Grid, rules: Sequence[Rule], forecast: Forecast) -> Grid:
+    """The table of measured claims with a column of verdicts on what was predicted, and one of its
+    figures."""
+    cells = [[words(found), found.numbers] for found in at_size(rules, forecast)]
+    heads = (f"At {forecast.model}", "Predicted there")
+    return dataclasses.replace(
+        grid,
+        title=f"{grid.title}; predicted for {_where(forecast)}",
+        heads=[*grid.heads, *heads],
+        kinds=[*grid.kinds, *("text" for _ in heads)],
+        lines=[line + more for line, more in zip(grid.lines, cells, strict=True)],
+        note=f"{grid.note}\n\n{_note(forecast)}",
+    )
+
+
+def _where(forecast: Forecast) -> str:
+    return f"{forecast.model} on one {forecast.gpu} ({forecast.gpu_bytes / GIB:.1f} GiB)"
+
+
+def _note(forecast: Forecast) -> str:
+    heads = f"At {forecast.model}, Predicted there"
+    return (
+        f"{heads}: nothing was run. The same rules over the same recipes and batches, each "
+        f"predicted for {_where(forecast)} as ./run.sh plan does; growth with depth and tokens at "
+        "that width; rows of replicas on two such cards. Peaks are the traced tensors' of a later "
+        f"step; each is taken to be known within {share(PEAK_SPREAD, 0.0)}, what the trace was off "
+        "by on CPUs (plan.md), and a verdict that such errors turn is not decided. Behind "
+        "each speed, in brackets, what half of the plan's uncertainty of either step leaves "
+        "possible: not decided where that is faster or slower. No verdict rests on a speed. "
+        f"{forecast.assumed}"
+    )
+
+
+def tables(forecast: Forecast) -> list[Grid]:
+    """The sweeps and the growths that these verdicts were taken from."""
+    return [
+        dataclasses.replace(
+            grid,
+            key=f"predicted_{grid.key}",
+            title=f"Predicted for {forecast.model}: {grid.title[0].lower()}{grid.title[1:]}",
+        )
+        for grid in claim_rules.tables(ForecastRows(forecast))
+    ]

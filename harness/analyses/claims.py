@@ -1,0 +1,179 @@
+"""The story "claims": what posts and docs say about saving memory, judged by measured rows.
+
+The rule of each claim is a small function in ``claim_sweeps`` (over batches) or ``claim_rules``
+(over depth and tokens): the numbers decide, and a claim whose rows were not measured stays open,
+with the reason. The suite is ``harness/suite/catalog/claims.yaml``; every claim is about one DiT,
+one machine and one step, which the report names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.analyses import claim_forecast, claim_rules, claim_sweeps
+from harness.analyses import claim_rules as claim_tables
+from harness.analyses.claim_sweeps import (
+    FRACTION,
+    HALF,
+    MUCH,
+    SOME,
+    Judgement,
+    applied,
+    share,
+)
+from harness.analyses.claim_sweeps import (
+    Rule as Rule,
+)
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.lookup import Rows
+from harness.report.data.rows import Report
+from harness.report.figures.fits import Band
+
+HEADS = ("Claim", "Who says so", "Verdict", "Measured")
+KINDS = {"#": "count", **dict.fromkeys(HEADS, "text")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """``says`` is the claim in our words, ``where`` who makes it."""
+
+    says: str
+    where: str
+    rule: Rule
+
+
+def tables(report: Report) -> list[Grid]:
+    """Each claim, who makes it, the verdict and the numbers; then what they were taken from."""
+    rows = Rows(report)
+    title = f"Claims, measured on {rows.model}" if rows.model else "Claims, measured"
+    grid = text_grid("claims", title, KINDS, lines(judge(report)), _note(report))
+    if report.suite.forecast is None:
+        grid = dataclasses.replace(grid, note=f"{grid.note} {WAY}")
+        return [grid, *claim_tables.tables(rows)]
+    at_size = claim_forecast.beside(grid, [claim.rule for claim in CLAIMS], report.suite.forecast)
+    return [at_size, *claim_tables.tables(rows), *claim_forecast.tables(report.suite.forecast)]
+
+
+WAY = (
+    "./run.sh plan --claims DIR --gpu A100-80GB sets what is predicted for DiT-XL/2 on one such "
+    "card beside the results in DIR."
+)
+"""To a column that is not there yet."""
+
+
+def _note(report: Report) -> str:
+    much, half, fraction, some = map(share, (MUCH, HALF, FRACTION, SOME))
+    by = "the allocator's" if _on_gpu(report) else "the traced tensors'"
+    return (
+        f"Here: the model, machine and step of this page. Peaks are {by}, of one training step. "
+        f"Each claim of a saving is judged at every batch measured. Much: from {much} of the peak "
+        f"on; half: from {half}; down to a fraction: from {fraction}; any, or little: from {some}; "
+        f"little to medium: from {some} to less than {half}. Where a verdict turns between two "
+        "batches, both peaks are taken to be linear between them, as a peak is but where it moves "
+        "to another instant of the step: the neighbours are certain, the batch between them is "
+        "not. Limit for large batches: the ratio of what one more sample adds to each, beyond the "
+        "state, from the two largest batches; behind +- how far the pair before them is from it, "
+        "in points. Powers: least squares through the logarithms of all points, +- the standard "
+        "error of the slope. Speeds are of the few steps that each row took: other work on the "
+        "machine shows in them."
+    )
+
+
+def _on_gpu(report: Report) -> bool:
+    return any(group.meter == "cuda" for group in report.groups[:1])
+
+
+def judge(report: Report) -> list[tuple[Claim, Judgement]]:
+    """Every claim with its judgement."""
+    return judged(CLAIMS, Rows(report))
+
+
+def judged(claims: Sequence[Claim], rows: Rows) -> list[tuple[Claim, Judgement]]:
+    """Each of ``claims`` with its judgement by these rows."""
+    return [(claim, applied(claim.rule, rows)) for claim in claims]
+
+
+def lines(judgements: list[tuple[Claim, Judgement]]) -> list[list[str]]:
+    """The lines of a table of ``KINDS``."""
+    return [
+        [
+            str(number),
+            claim.says,
+            claim.where,
+            f"{judgement.verdict.value} {judgement.condition}".strip(),
+            judgement.numbers,
+        ]
+        for number, (claim, judgement) in enumerate(judgements, 1)
+    ]
+
+
+CLAIMS = (
+    Claim(
+        says="gradient checkpointing saves a medium to high share of memory",
+        where="trainers' guides; DeepSpeed and Hugging Face performance docs",
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+checkpoint", Band(least=MUCH)),
+    ),
+    Claim(
+        says="mixed precision saves much memory",
+        where="trainers' guides",
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+bf16", Band(least=MUCH)),
+    ),
+    Claim(
+        says="mixed precision halves memory",
+        where="posts on AMP and bf16",
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+bf16", Band(least=HALF)),
+    ),
+    Claim(
+        says="training in pure bf16 halves memory",
+        where="posts on low-memory fine-tuning",
+        rule=claim_sweeps.pure_bf16,
+    ),
+    Claim(
+        says="gradient accumulation saves little to medium memory at an equal global batch",
+        where="trainers' guides",
+        rule=claim_sweeps.accumulation,
+    ),
+    Claim(
+        says="pruning saves much memory in training",
+        where="posts",
+        rule=lambda rows: claim_sweeps.pruning(rows, Band(least=MUCH)),
+    ),
+    Claim(says="smaller batches save memory", where="everywhere", rule=claim_sweeps.smaller_batch),
+    Claim(
+        says="torch.autograd.grad or retain_graph=True costs memory",
+        where="forum answers on out-of-memory errors",
+        rule=claim_sweeps.graph_kept,
+    ),
+    Claim(
+        says="compressing or sparsifying gradients saves memory",
+        where="posts; papers on communication are quoted for it",
+        rule=claim_sweeps.compression,
+    ),
+    Claim(
+        says="activations, not weights, fill the memory of diffusion models",
+        where="posts on training diffusion models",
+        rule=claim_sweeps.activations_fill,
+    ),
+    Claim(
+        says="sqrt(L) checkpoints take O(sqrt L) memory for one more forward",
+        where="Chen et al. 2016 (arXiv:1604.06174); lectures",
+        rule=claim_rules.root_of_depth,
+    ),
+    Claim(
+        says="fused (flash) attention makes memory linear in the number of tokens",
+        where="Dao et al. 2022 (arXiv:2205.14135)",
+        rule=claim_rules.linear_in_tokens,
+    ),
+    Claim(
+        says="paged optimizers avoid running out of memory",
+        where="Dettmers et al. 2023 (arXiv:2305.14314); bitsandbytes docs",
+        rule=claim_rules.paged,
+    ),
+    Claim(
+        says="LoRA needs a fraction of full fine-tuning's memory",
+        where="Hu et al. 2021 (arXiv:2106.09685); posts",
+        rule=lambda rows: claim_sweeps.by_batch(rows, "single+lora", Band(least=FRACTION)),
+    ),
+)

@@ -1,0 +1,282 @@
+"""The story "scale": weak and strong scaling, measured on the processes that exist and predicted
+for GPUs that do not.
+
+What was predicted is read as it was recorded (``harness.planner.forecast``), by ``./run.sh plan
+--scale``, which prints the same tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.planner.forecast import Forecast, Foretold
+from harness.planner.speed.roofline import Sent
+from harness.report.data import lookup
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.rows import Report, Row
+from harness.report.figures import numbers, units
+from harness.report.figures.numbers import REGIMES, Line, Point
+from harness.report.figures.predicted import relative_error
+from strategies import parse
+
+HALF = 0.5
+"""Of a step: more communication that nothing hides, and more GPUs are for waiting."""
+KEPT = {"weak": "the samples of a process stay", "strong": "the samples of a step stay"}
+ON_CPU = (
+    "All processes share the same {cores} cores, whatever their number, so nothing here can show a "
+    "speed-up: {kept} of one process's samples a second is what is left when the same cores are "
+    "cut among several processes that communicate through memory. More processes than cores take "
+    "turns: their speed says nothing, and is not told. None seen: the noise floor explains it."
+)
+ON_GPU = (
+    "{kept}: samples a second of a GPU against plain training on one of the same recipe, which "
+    "does nothing for the sake of others, or where that was not measured against the recipe's own "
+    "fewest GPUs, whose number is behind it. None seen: the noise floor explains the difference."
+)
+MEMORY = (
+    "Peak: the traced tensors of a step on the rank that the prediction stands for, beside the "
+    "prediction. Sent: bytes that a rank sends in a step if each collective is a ring: of what "
+    "this rank was seen to hand over in a watched step, beside what was predicted; a dash where "
+    "not all collectives are among all ranks, whose shares the record does not tell."
+)
+
+
+def tables(report: Report) -> list[Grid]:
+    """What was measured, a table a regime; then what was predicted, if anything was."""
+    measured = [_measured(report, regime) for regime in REGIMES]
+    kept = [grid for grid in measured if grid.lines]
+    forecast = report.suite.forecast
+    return kept + (predicted(forecast) if forecast else [])
+
+
+# ---- measured ----
+
+
+def measured_lines(report: Report, regime: str) -> list[Line]:
+    """The lines of measured rows, in the suite's order."""
+    rows = [row for group in report.groups for row in group.rows]
+    order = {recipe: place for place, recipe in enumerate(report.suite.order)}
+    ordered = sorted(rows, key=lambda row: order.get(row.spec.recipe, len(order)))
+    return numbers.lines([_point(row) for row in ordered], regime)
+
+
+def shared(report: Report) -> bool:
+    """Whether the measured processes share a machine's cores."""
+    return bool(report.groups) and report.groups[0].meter != "cuda"
+
+
+def bytes_of(point: Point) -> int | None:
+    """A point's memory: a measured step's peak, or what a GPU is predicted to need."""
+    row = point.row
+    return row.need_bytes if isinstance(row, Foretold) else row.numbers.peak_bytes
+
+
+def _point(row: Row) -> Point:
+    spec, cores = row.spec, cores_of(row)
+    told = cores is None or spec.processes <= cores
+    seconds = row.numbers.step_seconds_median if told else None
+    batch = {"count": spec.processes, "batch": spec.global_batch}
+    return Point(recipe=spec.recipe, **batch, seconds=seconds, row=row)
+
+
+def cores_of(row: Row) -> int | None:
+    """Cores that its processes share; None of GPUs, of which each has its own."""
+    if row.first.meter == "cuda":
+        return None
+    return int(row.first.environment.get("cores") or 1)
+
+
+def _measured(report: Report, regime: str) -> Grid:
+    found, cores = measured_lines(report, regime), shared(report)
+    head = "Kept %" if cores else "Efficiency %"
+    kinds = {"Recipe": "text", "Processes": "count", "Batch a process": "text"}
+    kinds |= {"Samples/s": "rate", head: "text", "Peak MiB": "mib", "Predicted MiB": "mib"}
+    kinds |= {"Error %": "error", "Sent MiB": "mib", "Sent, predicted MiB": "mib"}
+    points = numbers.told_once(found)
+    columns = zip(*(_values(*pair, cores) for pair in points), strict=True)
+    cells = [units.column(kind, of) for kind, of in zip(kinds.values(), columns, strict=False)]
+    rows = [list(line) for line in zip(*cells, strict=True)]
+    title = f"{regime.capitalize()} scaling, measured: {KEPT[regime]}"
+    return text_grid(f"scale_{regime}", title, kinds, rows, _note(report, cores, head))
+
+
+def _values(line: Line, point: Point, cores: bool) -> list[object]:
+    row, beside = point.row, point.row.predicted
+    wanted = beside.step_predicted if beside else None
+    peak = beside.step_measured if wanted else row.numbers.peak_bytes
+    share = point.batch / point.count
+    return [
+        *(point.recipe, point.count, f"{share:g}", point.rate, _kept(point, line, cores)),
+        *(peak, wanted, relative_error(wanted, peak)),
+        *(sent_of(row), _total(beside.sent) if beside else None),
+    ]
+
+
+def _kept(point: Point, line: Line, cores: bool) -> str:
+    found = numbers.efficiency(point, line.base, cores) if line.base else None
+    if found is None:
+        return units.NONE
+    if point is not line.base and _in_the_noise(found[1], point.row, line.base.row):
+        return lookup.NONE_SEEN
+    behind = "" if line.base.count == 1 else f" (of {line.base.count})"
+    return f"{units.one('percent', found[1])}{behind}"
+
+
+def _in_the_noise(share: float, row: Row, base: Row) -> bool:
+    """Whether the noise of the two rows explains how far a share is from all of it."""
+    margin = lookup.margin_fraction(row, base)
+    return margin is not None and abs(math.log(share)) <= math.log1p(margin)
+
+
+def sent_of(row: Row) -> int | None:
+    """Bytes that a rank was seen to send in a watched step; None where that is not known."""
+    recipe, ranks = parse(row.spec.recipe), row.spec.processes
+    layout = recipe.sharding.engine(row.spec.device).chosen(recipe.sharding.choices).layout(ranks)
+    several = layout.replicate > 1 and layout.shard > 1
+    if ranks == 1 or several or recipe.together > 1 or layout.pipeline > 1:
+        return None
+    facts = row.first.evidence.get(recipe.sharding.name) or {}
+    return numbers.ring_bytes(facts["sent_bytes"], ranks) if facts.get("sent_bytes") else None
+
+
+def _total(sent: Sent | None) -> int | None:
+    return sent.within + sent.across or None if sent else None
+
+
+def _note(report: Report, cores: bool, head: str) -> str:
+    found = {cores_of(row) for group in report.groups for row in group.rows} - {None}
+    how = ON_CPU.format(cores=" or ".join(map(str, sorted(found))), kept=head) if cores else ""
+    return f"{how or ON_GPU.format(kept=head)} {MEMORY}"
+
+
+# ---- predicted ----
+
+
+def foretold_lines(forecast: Forecast, regime: str) -> list[Line]:
+    """The lines of predicted rows, in the order in which they were asked for."""
+    return numbers.lines([_foretold_point(row) for row in forecast.rows], regime)
+
+
+def _foretold_point(row: Foretold) -> Point:
+    ends = (row.slow_links_seconds, row.slow_card_seconds)
+    return Point(
+        recipe=row.asked or row.spec.recipe,
+        count=row.spec.processes,
+        batch=row.spec.global_batch,
+        seconds=row.step_seconds if row.fits else None,
+        ends=ends if row.fits and None not in ends else (),
+        row=row,
+    )
+
+
+def predicted(forecast: Forecast) -> list[Grid]:
+    """A table a regime that was predicted, and where each recipe stops to pay."""
+    lines_of = {regime: foretold_lines(forecast, regime) for regime in REGIMES}
+    grids = [_foretold(forecast, regime, found) for regime, found in lines_of.items() if found]
+    return [*grids, _ends(forecast, lines_of)] if grids else []
+
+
+def _foretold(forecast: Forecast, regime: str, found: Sequence[Line]) -> Grid:
+    kinds = {"Recipe": "text", "GPUs": "count", "Batch a GPU": "text", "": "flag"}
+    kinds |= {"Needs GiB": "gib", "Step ms": "text", "Img/s a GPU": "rate", "Efficiency %": "text"}
+    kinds |= {"In node GiB": "gib", "Between GiB": "gib", "Exposed %": "percent"}
+    points = numbers.told_once(found)
+    columns = zip(*(_foretold_values(*pair) for pair in points), strict=True)
+    cells = [units.column(kind, of) for kind, of in zip(kinds.values(), columns, strict=True)]
+    title = f"{regime.capitalize()} scaling, predicted for {forecast.model} on {forecast.gpu}"
+    lines = [list(line) for line in zip(*cells, strict=True)]
+    return text_grid(f"foretold_{regime}", f"{title}: {KEPT[regime]}", kinds, lines,
+                     foretold_note(forecast))  # fmt: skip
+
+
+def _foretold_values(line: Line, point: Point) -> list[object]:
+    row: Foretold = point.row
+    step, pace = units.NONE, None
+    if row.step_seconds is not None:
+        step = f"{row.step_seconds * 1e3:.0f} +-{row.spread_seconds * 1e3:.0f}"
+        pace = point.batch / row.step_seconds / point.count
+    share = f"{point.batch / point.count:g}"
+    return [
+        *(point.recipe, point.count, share, row.verdict, row.need_bytes, step, pace),
+        *(_between(point, line), row.within_bytes, row.across_bytes, exposed(row)),
+    ]
+
+
+def _between(point: Point, line: Line) -> str:
+    """An efficiency with what the uncertainty leaves possible."""
+    found = numbers.efficiency(point, line.base) if line.base else None
+    if found is None:
+        return units.NONE
+    if point is line.base:
+        return "base"
+    least, told, most = (f"{100 * share:.0f}" for share in found)
+    return f"{told} ({least}-{most})"
+
+
+def exposed(row: Foretold) -> float | None:
+    """The share of a step that is communication which nothing hides."""
+    return row.exposed_seconds / row.step_seconds if row.step_seconds else None
+
+
+def foretold_note(forecast: Forecast) -> str:
+    """What the columns mean, and what no prediction has in it."""
+    return (
+        f"Nothing was run. Nodes of {forecast.node} {forecast.gpu} "
+        f"({forecast.gpu_bytes / units.GIB:.1f} GiB each). Needs: of one GPU, on which the noise "
+        "of the whole batch is drawn, as every rank does here. Efficiency: images a second of a "
+        "GPU against plain training on one, or where that does not fit against the "
+        "recipe's own fewest GPUs that do (base); above 100 % where an engine steps a share of the "
+        "weights alone, or casts them less often. In brackets: between a quick card on slow links "
+        "and a slow card on quick ones, each by the plan's uncertainty, alike for both. In node "
+        "and Between: what a GPU sends in a step if each collective is a ring; one that spans "
+        "nodes counts as sent between them. Exposed: the share of a step that is communication "
+        "which nothing hides. Not in it: that a collective among many ranks takes longer to begin "
+        "than one among few, ranks that are slower than others, and links that jobs share; on many "
+        "nodes a step takes longer for that. "
+        f"{forecast.assumed}"
+    )
+
+
+# ---- where it stops ----
+
+
+def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
+    kinds = {"Recipe": "text", "Scaling": "text", "Pays up to": "text", "Then": "text"}
+    cells = [
+        [line.recipe, regime, *until(line)] for regime, found in lines_of.items() for line in found
+    ]
+    note = (
+        "Of the numbers of GPUs that were asked for. It stops where a GPU does less than "
+        f"{HALF:.0%} of what it did at the base, where more than {HALF:.0%} of a step is "
+        "communication that nothing hides, where the memory does not suffice any more, or where a "
+        "batch cannot be divided further (strong)."
+    )
+    title = f"Where more GPUs stop to pay, predicted for {forecast.model} on {forecast.gpu}"
+    return text_grid("scale_ends", title, kinds, cells, note)
+
+
+def until(line: Line) -> tuple[str, str]:
+    """The most GPUs up to which a line pays, and why not further; ``-`` where none does."""
+    last = units.NONE
+    for point in line.points:
+        why = _stops(point, line)
+        if why and (last != units.NONE or point is line.points[-1]):
+            return last, f"at {point.count}: {why}"
+        last = last if why else str(point.count)
+    end = line.points[-1]
+    return last, "one sample a GPU: nothing to divide" if end.batch == end.count else "no end seen"
+
+
+def _stops(point: Point, line: Line) -> str:
+    """Why so many GPUs do not pay; empty where they do."""
+    row: Foretold = point.row
+    if row.verdict == "no":
+        return "does not fit"
+    if not row.fits:
+        return row.reason or row.verdict
+    if exposed(row) > HALF:
+        return f"{exposed(row):.0%} of a step is exposed communication"
+    found = numbers.efficiency(point, line.base) if line.base else None
+    told = f"a GPU does {found[1]:.0%} of what it did at {line.base.count}" if found else ""
+    return told if found and found[1] < HALF else ""

@@ -1,0 +1,420 @@
+"""The story "depth": how memory and work of each recipe grow with the number of blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.analyses import each
+from harness.data.feed import check_data
+from harness.report.data import lookup
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.lookup import Missing, Rows, beyond_state, step_bytes
+from harness.report.data.rows import Report, Row
+from harness.report.figures import derive, units
+from harness.report.figures.floor import Floor, Runs, swing
+from harness.subjects.dit.presets import shape_of
+
+NOTE = (
+    "L: blocks. Memory: the most that one step held at once beyond parameters, gradients, "
+    "optimizer state and average. Added by a block: between the two deepest models. Powers: "
+    "least squares through the logarithms; one block's own activations, which every regime "
+    "computes, and what does not depend on depth flatten them. Forwards a block: counted in one "
+    "step, in the least and in the deepest model; times the blocks it is the work of the forward "
+    "passes. Behind +-: how far the noise floor lets the power of time lie from it, where a row "
+    "was measured more than once."
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a recipe: ``at`` how many blocks (in another story: tokens), bytes beyond the
+    state, seconds a step, forward passes of a block in one step (None: not known); its timed steps,
+    and the noise floor of its group."""
+
+    at: int
+    beyond: float
+    seconds: float
+    forwards: float | None
+    runs: Runs = ()
+    floor: Floor | None = None
+
+
+def tables(report: Report) -> list[Grid]:
+    """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
+    points_of = series(report)
+    depths = sorted({p.at for points in points_of.values() for p in points})
+    columns = [memory_at(depth, points_of) for depth in depths]
+    columns.append(units.column("mib", [_added(points) for points in points_of.values()]))
+    lines = [
+        [recipe, *cells, *_growth(points_of[recipe])]
+        for recipe, *cells in zip(points_of, *columns, strict=True)
+    ]
+    kinds = {"Recipe": "text", **{f"L={d} MiB": "mib" for d in depths}}
+    kinds |= {"Added by a block MiB": "mib", "Memory ~ L^": "ratio", "Forwards a block": "text"}
+    kinds |= {"Forward work ~ L^": "ratio", "Step time ~ L^": "text"}
+    return [text_grid("depth", "Memory and work against depth", kinds, lines, NOTE)]
+
+
+def memory_at(depth: int, points_of: dict[str, list[Point]]) -> list[str]:
+    """The cells of one depth: each recipe's MiB, or a dash."""
+    beyond = [{p.at: p.beyond for p in points} for points in points_of.values()]
+    return units.column("mib", [by_depth.get(depth) for by_depth in beyond])
+
+
+def _growth(points: list[Point]) -> list[str]:
+    return [
+        power([(p.at, p.beyond) for p in points]),
+        _span([p.forwards for p in points]),
+        power(work(points)),
+        time_power(points),
+    ]
+
+
+def _added(points: list[Point]) -> float | None:
+    """Bytes that each block adds, from the two deepest models."""
+    if len(points) < 2:
+        return None
+    low, high = points[-2:]
+    return (high.beyond - low.beyond) / (high.at - low.at)
+
+
+def _span(values: list[float | None]) -> str:
+    """From the least to the deepest model; one number where they are equal."""
+    ends = list(dict.fromkeys(units.one("ratio", v) for v in (values[0], values[-1])))
+    return " to ".join(ends)
+
+
+def work(points: list[Point]) -> list[tuple[int, float]]:
+    """(depth, forward passes of all blocks in one step) of each point where they are known."""
+    return [(p.at, p.at * p.forwards) for p in points if p.forwards]
+
+
+def power(points: list[tuple[int, float]]) -> str:
+    """The power of depth that a value grows with; a dash for a single model."""
+    if len(points) < 2:
+        return units.NONE
+    return units.one("ratio", derive.power(*zip(*points, strict=True)))
+
+
+def time_power(points: list[Point]) -> str:
+    """The power that a step's seconds grow with, and how far the noise lets it lie from there."""
+    found = power([(p.at, p.seconds) for p in points])
+    floors = [p.floor for p in points]
+    if len(points) < 2 or None in floors:
+        return found
+    logs = [math.log(p.at) for p in points]
+    middle = statistics.fmean(logs)
+    square = sum((x - middle) ** 2 for x in logs)
+    # The slope is a sum of the logarithms of the seconds, by these weights.
+    weighted = [((x - middle) / square, p.runs) for x, p in zip(logs, points, strict=True)]
+    spread = max(swing(floor, weighted) for floor in floors)
+    return f"{found} +- {units.one('ratio', spread)}"
+
+
+def series(report: Report, at: Callable[[Row], int] | None = None) -> dict[str, list[Point]]:
+    """Recipe, in the suite's order -> its points, by what ``at`` says (None: by depth); without
+    rows that were not traced."""
+    at = at or _depth
+    rows = [row for group in report.groups for row in group.rows]
+    order = {recipe: place for place, recipe in enumerate(report.suite.order)}
+    points_of: dict[str, list[Point]] = {}
+    for row in sorted(rows, key=lambda r: (order.get(r.spec.recipe, len(order)), at(r))):
+        try:
+            beyond = beyond_state(row)
+        except Missing:
+            continue
+        median = row.numbers.step_seconds_median
+        point = Point(at(row), beyond, median, _forwards(row), row.runs, row.floor)
+        points_of.setdefault(row.spec.recipe, []).append(point)
+    return points_of
+
+
+def _depth(row: Row) -> int:
+    return shape_of(row.spec.model).depth
+
+
+def _forwards(row: Row) -> float | None:
+    """Forward passes of a block in one step: one where nothing is recomputed; None: not counted."""
+    facts = row.first.evidence.get("checkpoint")
+    return 1.0 if facts is None else facts.get("block_forwards")
+
+
+# ---- ladder ----
+# The story "ladder": each row keeps what the rows above it brought, and adds one technique.
+
+
+RUN = "Whole run GiB"
+KINDS = {
+    "What was added": "text",
+    "Peak GiB": "gib",
+    RUN: "gib",
+    "Saved by it": "percent",
+    "Saved in all": "percent",
+    "Samples/s": "rate",
+    "Speed x": "ratio",
+    "Losses": "text",
+}
+LADDER_NOTE = (
+    "Each row keeps what the rows above it brought; a technique in place of another cannot "
+    "stand beside it. Peak: live tensors on the device in a step; saved: of that. Whole run: on a "
+    "GPU what a device must have free, without one the resident mark of a process, loading and "
+    "libraries included. Speed against the row above, where the noise does not explain it."
+)
+
+
+def ladder_tables(report: Report) -> list[Grid]:
+    """Rows in the suite's order, each against the one above that was measured."""
+    rows, lines, above, first = Rows(report), [], None, None
+    for recipe in report.suite.order:
+        try:
+            row = rows.get(recipe)
+            lines.append(_rung(row, above, first))
+            above, first = row, first or row
+        except Missing as missing:
+            lines.append([f"+ {recipe}", *[units.NONE] * 6, str(missing)])
+    return [text_grid("ladder", "The ladder", KINDS, lines, LADDER_NOTE)]
+
+
+def _rung(row: Row, above: Row | None, first: Row | None) -> list[str]:
+    size = step_bytes(row)
+    pace = units.one("rate", row.numbers.samples_per_second)
+    cells = [_ladder_added(row, above), *(units.one("gib", b) for b in (size, whole_run(row)))]
+    if above is None or first is None:
+        return [*cells, units.NONE, units.NONE, pace, units.NONE, row.versus.parity]
+    saved = [units.one("change", size / step_bytes(other) - 1) + " %" for other in (above, first)]
+    ratio = units.one("ratio", lookup.ratio(row, above))
+    return [*cells, *saved, pace, ratio, row.versus.parity]
+
+
+def whole_run(row: Row) -> int | None:
+    """Bytes that a device must have free on a GPU; without one the resident mark."""
+    numbers = row.numbers
+    return numbers.need_bytes if row.first.meter == "cuda" else numbers.resident_peak_bytes
+
+
+def _ladder_added(row: Row, above: Row | None) -> str:
+    if above is None:
+        return row.label
+    here, there = (r.spec.recipe.split("+") for r in (row, above))
+    new, gone = [p for p in here if p not in there], [p for p in there if p not in here]
+    return f"+ {', '.join(new)}" + (f" (in place of {', '.join(gone)})" if gone else "")
+
+
+# ---- long ----
+# The story "long": how memory and time of a step grow with the tokens of a sample.
+
+
+LONG_NOTE = (
+    "T: tokens of a sample. Memory: the most that one step held at once beyond parameters, "
+    "gradients, optimizer state and average, on the fullest rank; ranks that share samples (sp) "
+    "hold a part of the tokens each. All rows take the same samples a step. Powers: least squares "
+    "through the logarithms; what does not depend on tokens flattens them. Behind +-: how far the "
+    "noise floor lets the power of time lie from it, where a row was measured more than once."
+)
+
+
+def long_tables(report: Report) -> list[Grid]:
+    """One line a recipe: memory beyond the state and time at each length, and how they grow."""
+    points_of = series(report, tokens)
+    processes = _processes(report)
+    lengths = sorted({p.at for points in points_of.values() for p in points})
+    columns = [memory_at(length, points_of) for length in lengths]
+    columns += [_milliseconds_at(length, points_of) for length in lengths]
+    lines = [
+        [recipe, str(processes[recipe]), *cells, *_long_growth(points_of[recipe])]
+        for recipe, *cells in zip(points_of, *columns, strict=True)
+    ]
+    kinds = {"Recipe": "text", "Processes": "count", **{f"T={n} MiB": "mib" for n in lengths}}
+    kinds |= {f"T={n} ms": "ms" for n in lengths}
+    kinds |= {"Memory ~ T^": "ratio", "Step time ~ T^": "text"}
+    return [text_grid("long", "Memory a rank and time against tokens", kinds, lines, LONG_NOTE)]
+
+
+def tokens(row: Row) -> int:
+    """Tokens of one sample of a row of a DiT."""
+    of_frame = shape_of(row.spec.model).tokens(check_data(row.spec.data).input_size)
+    return of_frame * max(1, row.spec.frames)
+
+
+def _processes(report: Report) -> dict[str, int]:
+    """Recipe -> on how many processes it ran."""
+    rows = [row for group in report.groups for row in group.rows]
+    return {row.spec.recipe: row.spec.processes for row in rows}
+
+
+def _milliseconds_at(length: int, points_of: dict[str, list[Point]]) -> list[str]:
+    """The cells of one length: each recipe's milliseconds a step, or a dash."""
+    seconds = [{p.at: p.seconds for p in points} for points in points_of.values()]
+    return units.column("ms", [by_length.get(length) for by_length in seconds])
+
+
+def _long_growth(points: list[Point]) -> list[str]:
+    return [power([(p.at, p.beyond) for p in points]), time_power(points)]
+
+
+# ---- vocabulary ----
+# The story "vocabulary": what a loss without all logits saves of a step's peak, by vocabulary.
+
+
+MATTERS = 0.10
+"""Share of a peak from which on a saving counts."""
+VOCABULARY_KINDS = {"Vocabulary": "text", **each.KINDS}
+
+
+def vocabulary_tables(report: Report) -> list[Grid]:
+    """Rows by vocabulary, each against the reference of its own; which save much is the note."""
+    rows, lines = Rows(report), []
+    saved: dict[str, dict[int, float]] = {}
+    for words, model in sorted(_models(report).items()):
+        for recipe in dict.fromkeys(report.suite.order):
+            try:
+                row, base = (rows.get(r, model=model) for r in (recipe, report.suite.reference))
+            except Missing as missing:
+                dashes = [units.NONE] * (len(VOCABULARY_KINDS) - 3)
+                lines.append([f"{words:,}", recipe, *dashes, str(missing)])
+                continue
+            lines.append([f"{words:,}", *each.against(row, base)])
+            with contextlib.suppress(Missing):  # of a row that was not traced no saving is known
+                if row is not base:
+                    share = rows.saved(recipe, report.suite.reference, model=model)
+                    saved.setdefault(recipe, {})[words] = share
+    return [
+        text_grid("vocabulary", "Memory against vocabulary", VOCABULARY_KINDS, lines, _note(saved))
+    ]
+
+
+def words_of(model: str) -> int:
+    """The size of the vocabulary that a model's name says; 0 where it says none."""
+    found = re.search(r"tokens=(\d+)", model)
+    return int(found[1]) if found else 0
+
+
+def _models(report: Report) -> dict[int, str]:
+    """Vocabulary -> model, of every row that was begun."""
+    specs = [row.spec for group in report.groups for row in group.rows]
+    specs += [ended.result.spec for ended in report.unfinished]
+    return {words_of(spec.model): spec.model for spec in specs}
+
+
+def _note(saved: dict[str, dict[int, float]]) -> str:
+    told = [f"{recipe} {judged(shares)}" for recipe, shares in saved.items()]
+    return " ".join(
+        [
+            "Peak of one step. Saved and speed: against all logits at the same vocabulary. The "
+            f"claim, that a loss without them saves memory (a share of {MATTERS:.0%} or more):",
+            f"{'; '.join(told)}." if told else "nothing to judge it by was measured.",
+        ]
+    )
+
+
+def judged(shares: dict[int, float]) -> str:
+    """At which vocabularies a recipe saves enough, in words."""
+    enough = sorted(words for words, share in shares.items() if share >= MATTERS)
+    if not enough:
+        return f"at no vocabulary up to {max(shares):,}"
+    others = [words for words in shares if words not in enough]
+    if not others:
+        return f"at every vocabulary from {enough[0]:,} on"
+    if max(others) < enough[0]:
+        return f"from {enough[0]:,} words on, not at {max(others):,}"
+    return f"at {', '.join(f'{words:,}' for words in enough)} words alone"
+
+
+# ---- fast dit ----
+# The story "fast_dit": the table of fast-DiT's README, and the same techniques measured here.
+
+
+PUBLISHED = (
+    # checkpointing, mixed precision, features extracted before; steps/s, MB of device memory
+    (False, False, False, None, None),
+    (True, False, False, 0.43, 44045),
+    (True, True, False, 0.56, 40461),
+    (True, True, True, 0.84, 27485),
+)
+"""github.com/chuanyangjin/fast-DiT, README: DiT-XL/2, global batch 128, one A100."""
+FAST_DIT_KINDS = {
+    "Checkpointing": "text",
+    "Mixed precision": "text",
+    "Pre-extracted": "text",
+    "Published steps/s": "rate",
+    "Published MB": "count",
+    "Steps/s here": "rate",
+    "Speed x": "ratio",
+    "Needs here": "gib",
+}
+FAST_DIT_NOTE = (
+    "Published: fast-DiT's README, DiT-XL/2 at a global batch of 128 on one A100. Without "
+    "pre-extraction a VAE encodes images in every step; its weights are random, which changes "
+    "neither memory nor speed. Speed: against the row above that was measured, where the noise "
+    "does not explain it. Model, batch and device of these rows are named below."
+)
+
+
+CAREFUL = {
+    "Recipe": "text",
+    "Steps/s here": "rate",
+    "Speed x": "ratio",
+    "Needs here": "gib",
+    "Against theirs %": "change",
+}
+CAREFUL_NOTE = (
+    "The last published row's order of things, as above, and what the same features need with "
+    "gradients let go behind the step, so that they do not live through the next one's passes; "
+    "with fused attention, which keeps no score matrix; and with the average in host memory."
+)
+
+
+def fast_dit_tables(report: Report) -> list[Grid]:
+    """One line for each published row, beside the suite's row in the same place; and the rows
+    behind them, against the last of these."""
+    published, behind = report.suite.order[: len(PUBLISHED)], report.suite.order[len(PUBLISHED) :]
+    grids = [_published(Rows(report), published)]
+    if behind:
+        grids.append(_careful(Rows(report), published[-1], behind))
+    return grids
+
+
+def _published(rows: Rows, order: Sequence[str]) -> Grid:
+    lines, above = [], None
+    for published, recipe in zip(PUBLISHED, order, strict=False):
+        marks = ["yes" if on else "no" for on in published[:3]]
+        theirs = ["out of memory"] * 2 if published[3] is None else [str(v) for v in published[3:]]
+        try:
+            row = _here(rows, recipe, extracted=published[2])
+            lines.append([*marks, *theirs, *_cells(row, above)])
+            above = row
+        except Missing as missing:
+            lines.append([*marks, *theirs, str(missing), units.NONE, units.NONE])
+    return text_grid("fast_dit", "The fast-DiT table", FAST_DIT_KINDS, lines, FAST_DIT_NOTE)
+
+
+def _careful(rows: Rows, theirs: str, behind: Sequence[str]) -> Grid:
+    lines, above = [], None
+    for recipe in (theirs, *behind):
+        try:
+            row = _here(rows, recipe, extracted=True)
+        except Missing as missing:
+            lines.append([recipe, str(missing), *[units.NONE] * 3])
+            continue
+        above = above or row
+        less = row.numbers.need_bytes / above.numbers.need_bytes - 1
+        saved = units.NONE if row is above else units.one("change", less)
+        lines.append([recipe, *_cells(row, None if row is above else above), saved])
+    return text_grid("careful", "A careful trainer", CAREFUL, lines, CAREFUL_NOTE)
+
+
+def _here(rows: Rows, recipe: str, *, extracted: bool) -> Row:
+    """Our row of a recipe, which is there with a VAE in its step, or without."""
+    return rows.get(recipe, data=lambda data: data.startswith("vae") is not extracted)
+
+
+def _cells(row: Row, above: Row | None) -> list[str]:
+    """Steps/s, what became of them since the row above, and need."""
+    seconds = row.numbers.step_seconds_median
+    ratio = units.NONE if above is None else units.one("ratio", lookup.ratio(row, above))
+    return [units.one("rate", 1 / seconds), ratio, units.gib(row.numbers.need_bytes)]

@@ -1,1 +1,0 @@
-"""``./run.sh plan``: what it is asked, what it answers, and how each answer is shown."""

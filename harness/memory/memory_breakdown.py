@@ -1,0 +1,156 @@
+"""The anatomy of one run, as data: ``harness.memory.dissect`` collects it, a page is drawn from it.
+
+Raw numbers in base units (bytes, seconds, FLOPs, elements); no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.json_files import BadFile, read_json, write_json
+from harness.memory.record import INFERENCE, MEASURED
+from harness.result import BadResult
+
+SCHEMA = 1
+
+
+@dataclass(kw_only=True)
+class Timeline:
+    """Bytes alive over one step, by category. ``op`` counts the operations run so far; each
+    sample is the fullest instant since the one before. ``marks`` are [op, phase]."""
+
+    op: list[int]
+    bytes: dict[str, list[int]]
+    marks: list[list[Any]]
+    peak_op: int
+    peak_phase: str
+    peak_maker: str
+    peak_module: str
+    peak_site: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes at the highest instant."""
+        return sum(self.at_peak().values())
+
+    def at_peak(self, among: Iterable[str] = MEASURED) -> dict[str, int]:
+        """Bytes of each category where they, taken together, are highest."""
+        totals = [sum(v) for v in zip(*(self.bytes[name] for name in among), strict=True)]
+        at = totals.index(max(totals))
+        return {name: self.bytes[name][at] for name in among}
+
+
+@dataclass(kw_only=True)
+class Lump:
+    """Storages alive at the peak that are alike: category, the op and the module that made them."""
+
+    category: str
+    maker: str
+    module: str
+    count: int
+    bytes: int
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """Activations of the modules of one name (``blocks.*.mlp.fc1``) when backward begins.
+
+    ``made``: bytes of storages made in the module's forward and still alive, by the trace.
+    ``saved``: bytes that autograd saved while it ran, by saved-tensors hooks, each storage once.
+    """
+
+    module: str
+    count: int
+    made: int
+    saved: int
+
+
+@dataclass(kw_only=True)
+class OpCost:
+    """All calls of one operation in one phase. ``bytes``: read and written, each operand once."""
+
+    op: str
+    phase: str
+    calls: int
+    flops: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Point:
+    """Activation bytes and FLOPs of one training step (forward and backward) of a small DiT."""
+
+    varies: str
+    batch: int
+    tokens: int
+    hidden: int
+    depth: int
+    heads: int
+    parameters: int
+    activation_bytes: int
+    flops: int
+
+
+@dataclass(kw_only=True)
+class Portrait:
+    """Everything that the page of one run shows. ``inference`` is of the same batch without
+    gradients. ``peak_flops`` (a second) and ``bandwidth`` (bytes a second) were measured on the
+    device, in ``dtype``: by the run itself, or by the calibration that ``ceilings`` names."""
+
+    recipe: str
+    device: str
+    dtype: str
+    global_batch: int
+    micro_batch: int
+    processes: int
+    model: str
+    tokens: int
+    hidden: int
+    depth: int
+    heads: int
+    parameters: int
+    step_peak_bytes: int
+    timeline: Timeline
+    lumps: list[Lump]
+    kept: list[Kept]
+    kept_elsewhere: int
+    saved_total: int
+    inference: Timeline
+    ops: list[OpCost]
+    peak_flops: float
+    bandwidth: float
+    points: list[Point]
+    world: int = 0
+    ceilings: str = ""
+    schema: int = SCHEMA
+
+    @property
+    def inference_alone(self) -> dict[str, int]:
+        """Bytes of inference in a process of its own: nothing that only training holds."""
+        return self.inference.at_peak(INFERENCE)
+
+    @property
+    def made_total(self) -> int:
+        """Activation bytes alive when backward begins, by the trace."""
+        return sum(kept.made for kept in self.kept)
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, atomically."""
+        write_json(path, dataclasses.asdict(self))
+
+
+def load(path: Path) -> Portrait:
+    """Read one portrait.
+
+    Raises:
+        BadResult: unreadable, or of another schema; names the file.
+    """
+    try:
+        return read_json(path, Portrait, name="anatomy", schema=SCHEMA)
+    except BadFile as error:
+        raise BadResult(str(error)) from None

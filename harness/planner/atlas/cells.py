@@ -1,0 +1,262 @@
+"""One cell of the atlas: a model, what is trained of it, a card, how many of them. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from harness.planner import overhead, verdict
+from harness.planner.plan.answer import ADAPTED, gib, rate_in_words
+from harness.planner.plan.candidates import Asked
+from harness.planner.plan.table import SHOWN
+from harness.planner.plan.tracing import PlanProgress, judged
+from harness.planner.prediction import Prediction
+from harness.planner.speed.cards import Card
+from harness.planner.verdict import Fit, judge
+from harness.resolve import Resolved, resolve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# ---- sizes ----
+# Samples that grow: the next size that does not fit is sought among them. No torch.
+
+
+DOUBLINGS = 3
+"""How often the elements of a sample are doubled at the most, until one does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A row whose sample has ``times`` the elements of the usual one."""
+
+    row: Resolved
+    times: float
+
+    @property
+    def name(self) -> str:
+        """Its pixels and frames."""
+        return name_of(self.row)
+
+
+def name_of(row: Resolved) -> str:
+    """The pixels and frames of a row's sample."""
+    return row.subject.size_in_words.partition(",")[0]
+
+
+def larger(row: Resolved, doublings: int) -> Iterator[Size]:
+    """Samples of twice the elements, of four times, ...: more frames of a video, larger sides of an
+    image."""
+    subject = row.subject
+    sizes = subject.samples_up("frames") or subject.samples_up("resolution")
+    for power in range(1, doublings + 1):
+        found = next((pair for pair in sizes if pair[1] >= 2**power), None)
+        if found is None:
+            return
+        fields, times = found
+        yield Size(row=resolve(dataclasses.replace(row.spec, **fields)), times=times)
+
+
+TRAININGS = {"LoRA": True, "all weights": False}
+"""What is trained -> whether some of the model's weights are frozen for it."""
+HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
+         "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "+-", "Speed", "Too large",
+         "Command")  # fmt: skip
+"""Of the page's columns; those of ``SHOWN`` are GiB by category at the peak instant."""
+WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The fastest recipe predicted to fit, or, where none does, the one that needs least; None
+    where nothing could be predicted, for ``reason``. ``beyond``: where it fits, the smallest sample
+    that does not, as far as one was sought."""
+
+    model: str
+    training: str
+    gpus: int
+    card: str
+    card_bytes: int
+    fit: Fit | None
+    reason: str
+    command: str
+    beyond: str = ""
+
+    @property
+    def texts(self) -> list[str]:
+        """A text for each of ``HEADS``."""
+        first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
+        if self.fit is None:
+            blank = [""] * (len(HEADS) - 9)
+            return [*first, "", "not predicted", self.reason, *blank, self.command]
+        fit, instant = self.fit, self.fit.prediction.peak
+        kinds = [
+            gib(sum(instant.categories.get(n, 0) for n in names)) if instant else ""
+            for names in SHOWN.values()
+        ]
+        seconds = fit.seconds
+        times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
+        speed = rate_in_words(fit) if seconds else ""
+        need = [name_of(fit.resolved), WORD[fit.verdict], fit.label]
+        need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
+        host = [gib(fit.host_bytes), gib(fit.host_memory)]
+        return [*first, *need, *kinds, *host, *times, speed, self.too_large, self.command]
+
+    @property
+    def too_large(self) -> str:
+        """The smallest sample that does not fit, as far as it is known."""
+        short = self.fit is not None and not self.fit.fits
+        return name_of(self.fit.resolved) if short else self.beyond
+
+
+def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
+    """Those that train what is meant."""
+    frozen = TRAININGS[training]
+    return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
+
+
+def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cell:
+    """The cell of one training; ``named`` are its model, GPUs and card."""
+    some = of_training(fits, training)
+    best = verdict.fastest(some) or verdict.nearest(some)
+    reason = next((fit.lack or fit.prediction.reason for fit in some), "no recipe")
+    command = f"./run.sh plan --model {named['model']} --gpus {named['gpus']}"
+    card = str(named["card"])
+    command += f" --gpu-memory {card}" if card[0].isdigit() else f" --gpu {card}"
+    command += f" --recipes {best.label}" if best else ""
+    return Cell(
+        training=training,
+        fit=best,
+        reason="" if best else reason,
+        command=command,
+        **named,
+    )
+
+
+# ---- progress ----
+# How an atlas tells that it goes on: what is predicted anew, a line every few models. No torch.
+
+
+class AtlasProgress(PlanProgress):
+    """Of ``models`` models. What an earlier card or call predicted is said by its number alone."""
+
+    def __init__(self, console: Console, models: int) -> None:
+        super().__init__(console)
+        self.models, self.at, self.why, self.told = models, 0, "", ""
+        self.since, self.made = 0.0, 0
+
+    def begin_models(self, names: Sequence[str]) -> None:
+        """The cells of some models begin."""
+        first, self.at = self.at + 1, self.at + len(names)
+        self.since, self.made, self.told = time.monotonic(), 0, ""
+        which = f"model {first}" if len(names) == 1 else f"models {first} to {self.at}"
+        line = Text.assemble((", ".join(names), "bold"), f"  {which} of {self.models}")
+        self.console.print(line, soft_wrap=True)
+
+    def begin(
+        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
+    ) -> None:
+        """Nothing is said yet."""
+        self.names, self.kept, self.began, self.why = list(names), kept, time.monotonic(), why
+
+    def done(self, index: int, prediction: Prediction) -> None:
+        """A line for what was made now, below what it is for."""
+        if index in self.kept:
+            return
+        if self.told != self.why:
+            self.told = self.why
+            self._say(f"  {self.why}")
+        self.made += 1
+        why = "" if prediction.method == "trace" else f": {prediction.reason}"
+        self._say(f"    {self.names[index]}{why}  {time.monotonic() - self.began:.0f} s")
+
+    def end(self) -> None:
+        """Nothing is said."""
+
+    def end_models(self, cells: int) -> None:
+        """All cells of these models are there."""
+        left = self.models - self.at
+        after = f"{left} model{'s' * (left != 1)} left" if left else "the last model"
+        seconds = time.monotonic() - self.since
+        self._say(f"  {cells} cells, {self.made} predictions made, {seconds:.0f} s; {after}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)
+
+
+# ---- places ----
+# Where an atlas asks: one model on so many of one card; and how, all places at once, so that
+# every
+# core has work. No torch.
+
+
+@dataclass(kw_only=True, eq=False)
+class Scenario:
+    """A model on so many of one card: what is asked there, and each fit that is known."""
+
+    model: str
+    card: str
+    asked: Asked
+    fits: list[Fit] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """Of the card, by its kernels of attention: cards of a kind share their traces."""
+        return overhead.preferred(self.asked.gpu.capability)
+
+    def cell(self, training: str) -> Cell:
+        """The answer of one training."""
+        named = {"model": self.model, "gpus": self.asked.processes, "card": self.card}
+        memory = self.asked.gpu.memory_bytes
+        return cell_of(self.fits, training, named | {"card_bytes": memory})
+
+
+Pairs = Sequence[tuple[Scenario, Resolved]]
+Cells = Sequence[tuple[Scenario, Cell]]
+Ask = Callable[[Pairs, str], list[Fit]]
+"""A fit of each row at its place, in order; with what they are asked for."""
+
+
+def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
+    """An ``Ask``: all by one call."""
+    asked = [(row, place.asked.gpu) for place, row in pairs]
+    return judged(asked, _name, why, jobs=jobs, told=progress)
+
+
+def _name(row: Resolved, gpu: Card) -> str:
+    gpus = f" x {row.spec.processes}" if row.spec.processes > 1 else ""
+    return f"{row.spec.model} {row.recipe}{gpus}"
+
+
+class Replicas:
+    """An ``Ask`` for which DDP's rows of a library's models are traced on one number of GPUs, the
+    first that is asked for: a rank holds and does the same however many there are, and
+    ``tests/predict/test_replicas.py`` holds that. Of the own DiT each draws the noise of all.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.traced: dict[str, Resolved] = {}
+
+    def __call__(self, pairs: Pairs, why: str) -> list[Fit]:
+        rows = [self._traced(row) for _, row in pairs]
+        asked = [(place, row) for (place, _), row in zip(pairs, rows, strict=True)]
+        return [
+            fit if fit.lack or fit.resolved is row else judge(row, fit.prediction, fit.gpu)
+            for fit, (_, row) in zip(self.ask(asked, why), pairs, strict=True)
+        ]
+
+    def _traced(self, row: Resolved) -> Resolved:
+        """The row whose trace is this one's."""
+        processes = row.spec.processes
+        alone = "replicas" in row.launch.traits and row.launch.layout.alike == processes
+        if not alone or not row.subject.of_library:
+            return row
+        each = {"processes": 2, "global_batch": 2 * row.spec.global_batch // processes}
+        return self.traced.setdefault(dataclasses.replace(row.spec, **each).key, row)

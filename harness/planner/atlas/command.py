@@ -1,0 +1,131 @@
+"""``./run.sh atlas``: every public model by every common card, LoRA and all weights, as a page.
+
+Predictions are kept as a plan's are, so that an atlas that was interrupted goes on where it was;
+its files are written anew after each few models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from harness import ROOT
+from harness.commands.console import OK, make_console, short
+from harness.planner import pool
+from harness.planner import pool as workers
+from harness.planner.atlas.cells import (
+    DOUBLINGS,
+    AtlasProgress,
+    Cell,
+    Replicas,
+    Scenario,
+    predicted,
+)
+from harness.planner.atlas.growth import cells_at
+from harness.planner.atlas.page import from_csv, write
+from harness.planner.plan.candidates import PlanError, asked_for
+from harness.planner.plan.command import add_arguments as plan_arguments
+from harness.planner.speed import cards
+from harness.subjects.library import families
+from harness.suite.run import check_out
+from strategies.recipe import nearest
+
+CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB", "A100-80GB",
+         "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
+"""Common cards, by name or by their memory."""
+COUNTS = (1, 4, 8)
+TOGETHER = 4
+"""Models that are asked for at once: at the end of each request a core waits for another."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``atlas``."""
+    add = parser.add_argument
+    add("--models", nargs="+", metavar="M", help="public models (default: all)")
+    told = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"
+    add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=told)
+    add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
+        help="how many of a card (default: 1 4 8)")  # fmt: skip
+    told = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
+    add("--growth", type=int, metavar="N", default=DOUBLINGS, help=told)
+    told = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
+    add("--from", dest="csv", type=Path, metavar="CSV", help=told)
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
+    add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
+
+
+def atlas(options: argparse.Namespace) -> int:
+    """Predict cell by cell, write the files after each model; the exit code.
+
+    Raises:
+        BadInput: an unknown model or card, or no CSV of an atlas; OutputError: the folder cannot be
+            written.
+    """
+    console, models = make_console(), options.models or list(families.table())
+    _check(models, options.cards, options)
+    lines = from_csv(options.csv) if options.csv else []
+    folder = (options.out or ROOT / "results" / "atlas").absolute()
+    check_out(folder)
+    if lines:
+        paths = write(lines, folder)
+    else:
+        paths = _predicted(models, options, folder, AtlasProgress(console, len(models)))
+    for path in paths:
+        console.print(Text(str(short(path))), soft_wrap=True)
+    return OK
+
+
+def _predicted(
+    models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
+) -> list[Path]:
+    """The files, written after each few models."""
+    lines: list[list[str]] = []
+    with workers.standing():
+        for first in range(0, len(models), TOGETHER):
+            some = models[first : first + TOGETHER]
+            progress.begin_models(some)
+            found = [cell.texts for cell in cells_of(some, options, progress)]
+            progress.end_models(len(found))
+            lines += found
+            paths = write(lines, folder)
+    return paths
+
+
+def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:
+    for model in models:
+        if model not in families.table():
+            hint = nearest(model, families.table())
+            raise PlanError(f"models has {model!r}, which is no public model; {hint}")
+    for name in names:
+        cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
+    if options.growth < 0:
+        raise PlanError(f"growth is {options.growth}; give --growth 0 or more")
+    if min(options.gpus) < 1:
+        raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
+
+
+def cells_of(
+    models: Sequence[str], options: argparse.Namespace, progress: AtlasProgress
+) -> list[Cell]:
+    """The cells of some models, by counts and cards."""
+    jobs = options.jobs or pool.default_jobs()
+    ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
+    places = [place for model in models for place in places_of(model, options)]
+    return cells_at(places, ask, options.growth)
+
+
+def places_of(model: str, options: argparse.Namespace) -> list[Scenario]:
+    """One model on each number of each card."""
+    parser = argparse.ArgumentParser()
+    plan_arguments(parser)
+    places = []
+    for gpus, card in itertools.product(options.gpus, options.cards):
+        what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
+        words = ["--model", model, "--gpus", str(gpus), what, card]
+        places.append(Scenario(model=model, card=card, asked=asked_for(parser.parse_args(words))))
+    return places

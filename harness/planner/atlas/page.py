@@ -1,0 +1,239 @@
+"""The atlas as one HTML page that opens from disk and filters: its cells as JSON, and a script
+that shows those that are chosen. No torch."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from harness.json_files import whole
+from harness.planner.atlas.cells import HEADS
+from harness.planner.plan.candidates import PlanError
+from harness.planner.plan.table import SHOWN
+from strategies.files import bounded_text, cell, printable
+
+# ---- lines ----
+# The atlas as lines of text, a text for each of ``HEADS``: its CSV, and what it covers. No
+# torch.
+
+
+Lines = Sequence[Sequence[str]]
+NOTE = (
+    "Predicted without a GPU, one sample a GPU at each model's usual size, encoders and VAE not on "
+    "the GPU: the fastest of the recipes that ./run.sh plan tries, or, where none fits, the one "
+    "that needs least. Too large: the first of twice, four and eight times the sample that does "
+    "not fit with that recipe, by a prediction of it, or where others leave no doubt. Memory "
+    "was checked against what public projects measured (docs/models.md: where they state all "
+    "settings, tensors between steps within 0.5 % and what the allocator reserves within 3 %; "
+    "where some were inferred, within 5 % but for two models' 13 and 15 %). A recipe fits where "
+    "the upper ends of its needs do, of a GPU and of the host: 64 GiB of host memory are assumed "
+    "for each desktop card and 256 for each other. Times are typical figures with the uncertainty "
+    "that stands beside them, and no GPU of these was measured here."
+)
+FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
+
+
+def at(line: Sequence[str], head: str) -> str:
+    """The text below ``head``."""
+    return line[HEADS.index(head)]
+
+
+def values(lines: Lines, head: str) -> list[str]:
+    """The different texts below ``head``, in their order."""
+    return list(dict.fromkeys(at(line, head) for line in lines))
+
+
+def covered(lines: Lines) -> str:
+    """What the atlas is of, in a sentence: what is not named was left out."""
+    fits = [line for line in lines if at(line, "Fits") in ("yes", "tight")]
+    sought = values([line for line in fits if at(line, "Too large")], "GPUs")
+    sizes = ", and the next size that does not fit was not sought"
+    if sought:
+        some = sought != values(fits, "GPUs")
+        sizes = f"{sizes} but for {', '.join(sought)} GPU{'s' * (sought != ['1'])}" if some else ""
+    models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
+    return (
+        f"{len(lines)} cells: {len(models)} models ({', '.join(models)}), on "
+        f"{', '.join(gpus)} GPUs of {', '.join(cards)}; what is not named was left out{sizes}."
+    )
+
+
+def as_csv(lines: Lines) -> str:
+    """The text of ``atlas.csv``."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([HEADS, *(map(cell, line) for line in lines)])
+    return out.getvalue()
+
+
+def from_csv(path: Path) -> list[list[str]]:
+    """The lines of an ``atlas.csv``.
+
+    Raises:
+        PlanError: it cannot be read, or has other columns or none of the cells.
+    """
+    try:
+        heads, *lines = csv.reader(io.StringIO(printable(bounded_text(path))))
+    except (OSError, ValueError, csv.Error) as error:
+        raise PlanError(f"from is {str(path)!r}, which is no atlas.csv ({error})") from error
+    if tuple(heads) != HEADS or not lines or any(len(line) != len(HEADS) for line in lines):
+        raise PlanError(f"from is {str(path)!r}, which has not the columns of an atlas.csv")
+    for name in values(lines, "Model"):
+        if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+            raise PlanError(f"from is {str(path)!r}, whose model {name!r:.60} is no model's name")
+    return lines
+
+
+CATEGORIES = {
+    "params": "weights",
+    "grads": "gradients",
+    "optim": "optimizer",
+    "ema": "average",
+    "activ": "activations",
+    "other": "other",
+}
+"""Head of a category -> its word on the page; colours follow their order."""
+assert tuple(CATEGORIES) == tuple(SHOWN)
+PLAIN = ("Model", "Training", "GPUs", "Card", "Fits", "Needs GiB", "Needs +-", "Host GiB",
+         "Step s", "Speed", "Too large")  # fmt: skip
+NUMBERS = ("GPUs", "Needs GiB", "Needs +-", "Host GiB", "Step s", "Speed")
+VERDICTS = {
+    "yes": "fits",
+    "tight": "tight: what there is lies within the range of the need",
+    "host": "host: only the host's memory is short",
+    "no": "does not fit",
+    "not": "not predicted",
+}
+"""Class of a square of the overview -> what it means."""
+STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
+
+
+def page(lines: Lines) -> str:
+    """The text of ``atlas.html``."""
+    chosen = "".join(_select(head, lines) for head in FILTERS)
+    heads = "".join(f"<th>{html.escape(head)}</th>" for head in (*PLAIN, "Recipe and memory", ""))
+    gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
+    order = f"{', '.join(gpus)} GPUs, each {', '.join(trainings)}"
+    squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
+    colours = [f'<i class="c{i}"></i>{word}' for i, word in enumerate(CATEGORIES.values())]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Atlas</title>\n<style>\n{STYLE.read_text('utf-8')}</style></head>\n"
+        f'<body><h1>What fits which card</h1>\n<p class="note">{html.escape(NOTE)}</p>\n'
+        f'<p class="note">{html.escape(covered(lines))}</p>\n'
+        "<noscript><p>The cells are shown by a script; atlas.csv has the same.</p></noscript>\n"
+        f'<form>{chosen}<button type="reset">Show all</button><span id="count"></span></form>\n'
+        "<h2>Models by cards</h2>\n"
+        f'<p class="note">A square for each chosen cell ({html.escape(order)}), with its step time '
+        "where there is one alone; a click chooses the model and the card.</p>\n"
+        f'{_legend(squares.values())}\n<div class="scroll"><table id="overview"></table></div>\n'
+        f'<h2>Cells</h2>\n{_legend(colours)}\n<table id="cells"><thead><tr>{heads}</tr></thead>'
+        '<tbody id="rows"></tbody></table>\n<button id="more" hidden></button>\n'
+        f'<script type="application/json" id="data">{_data(lines)}</script>\n'
+        f"<script>\n{SCRIPT.read_text('utf-8')}</script>\n</body></html>\n"
+    )
+
+
+def _data(lines: Lines) -> str:
+    """What the script reads. A "<" of a text does not end its element."""
+    what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES, "lines": lines}
+    return json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
+
+
+def _legend(told: Iterable[str]) -> str:
+    return f'<div class="legend">{"".join(f"<span>{text}</span>" for text in told)}</div>'
+
+
+def _select(head: str, lines: Lines) -> str:
+    options = "".join(f"<option>{html.escape(value)}</option>" for value in values(lines, head))
+    return (
+        f'<label>{head}<select id="{head}"><option value="">all</option>{options}</select></label>'
+    )
+
+
+# ---- markdown ----
+# The atlas as Markdown: an overview of models by cards, and a page a model. No torch.
+
+
+FOLDER = "models"
+"""Where the pages of models lie, beside the overview."""
+SHORT = ("Training", "GPUs", "Card", "Fits", "Recipe", "Needs GiB", "Needs +-", "Host GiB",
+         "Step s", "Speed", "Too large")  # fmt: skip
+READING = (
+    "Below: seconds of a step where a recipe is predicted to fit (tight: what there is lies within "
+    "the range of what it needs), else the GiB of a GPU, or of the host where that alone is short, "
+    "of the recipe that lacks the least. A model's page names the recipes."
+)
+
+
+def overview(lines: Lines) -> str:
+    """``atlas.md``: models by cards, a table for each training and number of GPUs."""
+    files = "[atlas.html](atlas.html) filters them all; [atlas.csv](atlas.csv) has each number."
+    return "\n\n".join(
+        ["# Atlas", NOTE, covered(lines), f"{READING} {files}", *_tables(lines)]
+    ) + "\n"  # fmt: skip
+
+
+def of_model(model: str, lines: Lines) -> str:
+    """The page of one model, a row a cell."""
+    rows = [[at(line, head) for head in SHORT] for line in lines if at(line, "Model") == model]
+    return f"# {model}\n\n{_table(SHORT, rows)}\n\nHow to read it: [the atlas](../atlas.md).\n"
+
+
+def _tables(lines: Lines) -> Iterator[str]:
+    cards, gpus = values(lines, "Card"), values(lines, "GPUs")
+    for training in values(lines, "Training"):
+        for number in gpus:
+            some = [x for x in lines if (at(x, "Training"), at(x, "GPUs")) == (training, number)]
+            told = {(at(line, "Model"), at(line, "Card")): _told(line) for line in some}
+            rows = [
+                [
+                    f"[{model}]({FOLDER}/{model}.md)",
+                    *(told.get((model, card), "") for card in cards),
+                ]
+                for model in values(some, "Model")
+            ]
+            count = f"{number} GPU{'s' * (number != '1')}"
+            yield f"## {training[0].upper()}{training[1:]}, {count}\n\n" + _table(
+                ["Model", *cards], rows
+            )
+
+
+def _told(line: Sequence[str]) -> str:
+    """A cell in a few characters."""
+    fits = at(line, "Fits")
+    if fits in ("yes", "tight"):
+        return f"{at(line, 'Step s')} s" + " tight" * (fits == "tight")
+    if fits == "host":
+        return f"host: {at(line, 'Host GiB')} GiB"
+    return f"no: {at(line, 'Needs GiB')} GiB" if fits == "no" else fits
+
+
+def _table(heads: Sequence[str], rows: Lines) -> str:
+    told = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in told)
+
+
+# ---- files ----
+# The files of the atlas. No torch.
+
+
+def write(lines: Lines, folder: Path) -> list[Path]:
+    """Write ``atlas.csv``, ``atlas.md`` with a page a model beside it, and ``atlas.html`` into
+    ``folder``; the paths of the three."""
+    pages = folder / FOLDER
+    pages.mkdir(exist_ok=True)
+    if pages.is_symlink():
+        raise PlanError(f"{pages} is a symbolic link; remove it, or give another --out")
+    texts = {pages / f"{name}.md": of_model(name, lines) for name in values(lines, "Model")}
+    made = {"csv": as_csv(lines), "md": overview(lines), "html": page(lines)}
+    texts |= {folder / f"atlas.{kind}": text for kind, text in made.items()}
+    for path, text in texts.items():
+        with whole(path) as stream:
+            stream.write(text)
+    return [folder / f"atlas.{kind}" for kind in made]

@@ -1,0 +1,440 @@
+"""``./run.sh calibrate``: measure what predictions assume of this machine, and keep it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from harness import ROOT
+from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
+from harness.commands.options import check_file
+from harness.json_files import write_json
+from harness.planner import overhead, pool
+from harness.planner.calibrate.ending import Left, leave
+from harness.planner.calibrate.parts import PARTS, Outcome, Planned, Setting, schedule
+from harness.planner.calibrate.running import run_part
+from harness.planner.calibrate.session import Session, clock
+from harness.planner.calibrate.table import Table, lines
+from harness.planner.calibration import store
+from harness.planner.calibration import store as here
+from harness.planner.calibration.record import Calibration, public
+from harness.planner.plan.tracing import PlanProgress
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards, rates
+from harness.planner.speed.cards import Card
+from harness.planner.speed.rates import measured_on
+from harness.planner.speed.roofline import Seconds, Work, seconds
+from harness.report.data.grid import Grid, text_grid
+from harness.report.figures import derive
+from harness.report.rendering.narrow import print_grid
+from harness.resolve import resolve
+from harness.result import Result, Status, load_all
+from harness.spec import DEVICES, SpecError
+from harness.suite.run import SuiteInterrupted, check_out
+from harness.system import process
+from harness.system.gpus import has_driver
+from harness.system.machine import Machine, recall
+from harness.system.requirements import lacks_sight
+
+# ---- against ----
+# Times of a plan held to results that were measured: by typical figures, and calibrated.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A measured step, and what it was predicted to take. Seconds."""
+
+    recipe: str
+    processes: int
+    work: tuple[Work, ...]
+    measured: float
+
+    def predicted(self, card: Card) -> Seconds:
+        """By the rates of ``card``."""
+        return seconds(self.work, card, self.processes, "tf32" in self.recipe.split("+"))
+
+    def error(self, card: Card) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted(card).total / self.measured - 1
+
+
+def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> list[Held]:
+    """The rows that ended well and have a prediction with work; a repeated row by its first run."""
+    rows = []
+    for result in results:
+        found = predictions.get(result.spec.key)
+        good = derive.effective_status(result)[0].value == "ok" and not result.spec.repeat
+        if good and found and found.work and not result.spec.world:
+            rows.append(
+                Held(
+                    recipe=result.spec.recipe,
+                    processes=result.spec.processes,
+                    work=tuple(found.work),
+                    measured=derive.quantile(derive.step_seconds(result), 0.5),
+                )
+            )
+    return sorted(rows, key=lambda row: row.measured)
+
+
+def table(rows: Sequence[Held], card: Card) -> Table:
+    """Each row by typical figures and by ``card``'s calibration, and the errors in sum."""
+    ways = {"typical": dataclasses.replace(card, calibrated=None)}
+    ways |= {"calibrated": card} if card.calibrated else {}
+    heads = ["Row", "Processes", "Measured ms"]
+    for name in ways:
+        heads += [f"{name.capitalize()} ms", "Error %"]
+    lines = [[*_measured(row), *(c for one in ways.values() for c in _cells(row, one))]
+             for row in rows]  # fmt: skip
+    note = " ".join(_summary(name, rows, one) for name, one in ways.items())
+    return Table(f"Steps of {card.name}, planned and measured", heads, lines, note)
+
+
+def _measured(row: Held) -> list[str]:
+    return [row.recipe, str(row.processes), f"{1e3 * row.measured:.0f}"]
+
+
+def _cells(row: Held, card: Card) -> list[str]:
+    found = row.predicted(card)
+    error = f"{100 * row.error(card):+.0f}"
+    return [f"{1e3 * found.total:.0f} +-{1e3 * found.spread:.0f}", error]
+
+
+def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
+    if not rows:
+        return ""
+    errors = [abs(row.error(card)) for row in rows]
+    within = sum(
+        abs(found.total - row.measured) <= found.spread
+        for row in rows
+        for found in [row.predicted(card)]
+    )
+    middle, worst = 100 * statistics.median(errors), 100 * max(errors)
+    said = f"{name.capitalize()}: median error {middle:.0f} %, largest {worst:.0f} %"
+    return f"{said}, {within} of {len(rows)} within the uncertainty."
+
+
+def as_json(rows: Sequence[Held]) -> list[dict[str, Any]]:
+    """Plain data, for a file."""
+    return [dataclasses.asdict(row) for row in rows]
+
+
+def from_json(data: Sequence[Mapping[str, Any]]) -> list[Held]:
+    """What ``as_json`` made."""
+    return [Held(**{**row, "work": tuple(Work(**w) for w in row["work"])}) for row in data]
+
+
+# ---- calibrate against ----
+# ``./run.sh calibrate --against DIR``: planned times beside measured ones, with and without the
+# calibration of the device that the results are of.
+
+
+def against(options: argparse.Namespace, console: Console) -> int:
+    """Predict every row of the results anew, and print the table; the exit code."""
+    results = _results(options.against)
+    card = _card(results[0])
+    rows = held(results, _predictions(results, console))
+    if options.json:
+        write_json(options.json, as_json(rows))
+    console.print(escape(lines(f"Against {options.against}", [table(rows, card)])), soft_wrap=True)
+    console.print(escape(rates.words(card)), highlight=False)
+    return 0
+
+
+def _results(folder: Path) -> list[Result]:
+    """Those that ended well and stand for what they say: no repetitions, no simulated worlds,
+    and no rows of several machines, whose network no calibration has measured."""
+    found = [
+        result
+        for result in load_all(folder)[0]
+        if result.status is Status.OK
+        and not result.spec.repeat
+        and not result.spec.world
+        and result.spec.nodes == 1
+    ]
+    if not found:
+        raise SpecError(f"{folder}: no results in it; give a folder that ./run.sh run made")
+    return found
+
+
+def _card(result: Result) -> Card:
+    """The device of the results, with the calibration that is kept for it."""
+    facts = result.environment
+    alike = [one for one in store.every() if rates.measured_on(facts, one.device)]
+    found = store.choose(alike)
+    if found is not None:
+        card = rates.of_environment(facts, found.calibration)
+        assert card is not None
+        return card
+    name = str(facts.get("device") or "")
+    card = cards.named(name)
+    if card is None and name == "cpu":
+        card = cards.of_cpu(str(facts["cpu"]), int(facts["cores"]), int(facts["memory_bytes"]))
+    if card is None:
+        raise SpecError(f"{name} is not in the table of cards and was not calibrated; run "
+                        "./run.sh calibrate there first")  # fmt: skip
+    return card
+
+
+def _predictions(results: Sequence[Result], console: Console) -> dict[str, Prediction]:
+    rows = [resolve(result.spec) for result in results]
+    kind = overhead.taken(results[0].environment)
+    progress = PlanProgress(console)
+    progress.begin([str(row.recipe) for row in rows], pool.default_jobs())
+    found = pool.predict_all(rows, pool.default_folder(), kind=kind, done=progress.done)
+    progress.end()
+    return {row.spec.key: prediction for row, prediction in zip(rows, found, strict=True)}
+
+
+WIDE = 132
+OPS = {"cpu_adam", "async_io", "shm_comm"}
+USUAL = ("memory",)
+SMALL_STEPS = {"model": "DiT-T/8", "steps": 1, "warmup": 1, "noise_floor": 1}
+SHARED = "others"
+"""Whose a shared calibration is, to its reader."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``calibrate``."""
+    add = parser.add_argument
+    told = "what to do: all of the catalog, what predictions assume, or the first suites " \
+        "(default: memory; may be given again)"  # fmt: skip
+    add("--part", choices=PARTS, action="append", help=told)
+    told = "stop beginning stations that would not fit (default: no limit)"
+    add("--minutes", type=minutes, metavar="M", help=told)
+    told = "write it for others to use (default: not written)"
+    add("--share", type=Path, metavar="FILE", help=told)
+    told = "rows that were measured earlier on this machine (default: some are run)"
+    add("--rows", type=Path, metavar="DIR", help=told)
+    told = "hold planned times to the results in DIR, with and without it (default: calibrate)"
+    add("--against", type=Path, metavar="DIR", help=told)
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="what --against compared as JSON (default: not written)",
+    )
+    add("--dry-run", action="store_true", help="say stations, order and minutes; start nothing")
+    told = "a rehearsal: tiny models and shapes, whose numbers are not kept"
+    add("--small", action="store_true", help=told)
+    add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
+    add("--model", default="", help="of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
+    add("--steps", type=int, default=0, metavar="N", help="timed steps of a row (default: usual)")
+    add("--jobs", type=int, default=0, metavar="N", help="checks at a time (default: what fits)")
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
+    add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
+
+
+def minutes(text: str) -> float:
+    """A number of minutes above 0, for argparse."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
+    return value
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Measure, or only say what would be; the exit code."""
+    console = make_console(WIDE)
+    _check(options)
+    if options.against:
+        return against(options, console)
+    if has_driver() and not options.dry_run and not recall(ROOT).gpus:
+        examined(console, ROOT, set())  # what nvidia-smi does not show (WSL2) names the folder too
+    folder = _folder(options)
+    if options.dry_run:
+        return _dry_run(_session(options, folder, recall(folder), console), options, console)
+    if options.share and not options.part:
+        kept = store.choose(_own(options, recall(folder)), torch=here.torch())
+        if kept is not None:
+            return _share(kept.calibration, options.share, console)
+    _sighted(options.device or recall(folder).device, recall(folder))
+    check_out(folder)
+    session = _session(options, folder, examined(console, folder, OPS), console)
+    outcomes = _run(session, options.part or USUAL)
+    if outcomes is None:
+        return INTERRUPTED
+    left = leave(session, outcomes)
+    _show(left, console)
+    if options.share:
+        _share(left.calibration, options.share, console)
+    return _code(outcomes)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("steps", "jobs"):
+        if getattr(options, name) < 0:
+            raise SpecError(f"{name} is {getattr(options, name)}; give --{name} at least 1")
+    for name in ("share", "json"):
+        if getattr(options, name):
+            check_file(getattr(options, name), name)
+    if options.json and not options.against:
+        raise SpecError("--json is of what --against compared; give --against DIR")
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    if options.out:
+        return options.out.absolute()
+    parent = ROOT / "results" / "calibrate"
+    machine = recall(ROOT)
+    device = options.device or machine.device
+    name = machine.device_names[0] if device == "cuda" and machine.gpus else here.processor()
+    return parent / (slug(name.lower()) + ("-small" if options.small else ""))
+
+
+def _session(
+    options: argparse.Namespace, folder: Path, machine: Machine, console: Console
+) -> Session:
+    device = options.device or machine.device
+    if not options.dry_run:
+        _sighted(device, machine)
+    setting = Setting(
+        device=device,
+        gpus=len(machine.gpus) or int(device == "cuda"),
+        gpu_bytes=machine.smallest_gpu_bytes or 80 * 2**30,
+        small=options.small,
+        model=options.model,
+        steps=options.steps,
+        rows_known=options.rows is not None,
+    )
+    return Session(
+        folder=folder,
+        machine=machine,
+        setting=setting,
+        budget=clock(options.minutes),
+        tell=lambda text: console.print(Text(text), soft_wrap=True),
+        fresh=options.fresh,
+        jobs=options.jobs,
+        known=_known(options, device, machine),
+        overrides=_overrides(options),
+    )
+
+
+def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[Result]:
+    """The results in ``--rows`` that are of this device and ended well, none twice."""
+    if options.rows is None:
+        return []
+    own = here.device(device, machine)
+    found = [
+        result
+        for result in load_all(options.rows)[0]
+        if result.status is Status.OK
+        and not result.spec.repeat
+        and measured_on(result.environment, own)
+    ]
+    if not found:
+        raise SpecError(f"{options.rows}: no results of {own.name} in it; give another --rows DIR")
+    return found
+
+
+def _sighted(device: str, machine: Machine) -> None:
+    """Refuse a GPU that is not there; one with a driver may be seen once torch was asked."""
+    asked = machine.probe is not None or not has_driver()
+    if device == "cuda" and not machine.gpus and asked:
+        raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
+    lack = lacks_sight(machine) if device == "cuda" else None
+    if lack:
+        raise SpecError(f"{lack.reason}; {lack.way_out}")
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, object]:
+    """What the suites of the story are given."""
+    given = dict(SMALL_STEPS) if options.small else {}
+    given |= {"model": options.model} if options.model else {}
+    return given | ({"steps": options.steps} if options.steps else {})
+
+
+def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
+    """The outcomes of the parts in their own order; None where Ctrl-C ended them."""
+    outcomes: list[Outcome] = []
+    try:
+        for part in (part for part in PARTS if part in parts):
+            outcomes += run_part(part, session)
+    except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
+        session.tell("interrupted; what has ended is kept, and the same command goes on")
+        return None
+    return outcomes
+
+
+def _code(outcomes: Sequence[Outcome]) -> int:
+    return FAILED if any(o.status in ("failed", "partly") for o in outcomes) else OK
+
+
+# ---- words ----
+
+
+def _dry_run(session: Session, options: argparse.Namespace, console: Console) -> int:
+    jobs = session.jobs_at_a_time
+    parts = [part for part in PARTS if part in (options.part or USUAL)]
+    stations = [station for part in parts for station in session.stations(part)]
+    done = {station.key for station in stations if session.earlier(station)}
+    planned = schedule(stations, options.minutes, done, jobs)
+    heads = {"#": "count", "Station": "text", "Minutes": "ratio", "Then": "text", "Why": "text"}
+    lines = [
+        [str(index), one.station.key, f"{one.station.minutes:.1f}", one.action, one.reason]
+        for index, one in enumerate(planned, 1)
+    ]
+    print_grid(text_grid("stations", "", heads, lines), console, least_worth=())
+    console.print(_sum(planned, jobs), highlight=False)
+    return OK
+
+
+def _sum(planned: Sequence[Planned], jobs: int) -> str:
+    run = [one.station for one in planned if one.action == "run"]
+    spent = sum(s.minutes / (jobs if s.kind == "check" else 1) for s in run)
+    skipped = sum(one.action == "skip" for one in planned)
+    words = f"{len(run)} stations to run, about {spent:.0f} minutes on a free machine"
+    words += f"; checks {jobs} at a time" if any(s.kind == "check" for s in run) else ""
+    return words + (f"; {skipped} do not fit and are skipped" if skipped else "")
+
+
+def _show(left: Left, console: Console) -> None:
+    for table in left.tables:
+        print_table(table, console)
+    kept = store.applied(left.calibration, torch=here.torch())
+    if left.kept:
+        console.print(Text(f"{kept.words} Predictions use it from now on: {short(left.kept)}"))
+    else:
+        console.print("Nothing is kept for predictions: a rehearsal, or nothing was measured.")
+    for path in (left.page, left.archive):
+        console.print(Text(str(short(path))), soft_wrap=True)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """One table and its note."""
+    console.print(f"[italic]{escape(table.title)}[/italic]", highlight=False)
+    # A column of more than a number and its unit may break between words.
+    short = [
+        max((len(c.split()) for c in cells), default=0) <= 2
+        for cells in zip(*table.rows, strict=True)
+    ]
+    kinds = ["count" if index and short[index] else "text" for index in range(len(table.heads))]
+    lines = [list(row) for row in table.rows]
+    marks = [() for _ in lines]
+    heads = list(table.heads)
+    grid = Grid(key="calibration", title="", heads=heads, kinds=kinds, lines=lines, marks=marks)
+    print_grid(grid, console, least_worth=())
+    if table.note:
+        console.print(escape(table.note), highlight=False)
+
+
+def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
+    """What is kept of this machine's device."""
+    name = here.device(options.device or machine.device, machine).name
+    return [one for one in store.every(store.OWN) if one.device.name == name]
+
+
+def _share(calibration: Calibration, path: Path, console: Console) -> int:
+    """A file that others can use: put it into their results/calibrations, or name it to plan."""
+    public(calibration, SHARED).write(path)
+    told = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
+    console.print(Text(f"{short(path)}: {told}"), soft_wrap=True)
+    return OK

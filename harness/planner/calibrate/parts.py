@@ -1,0 +1,425 @@
+"""The stations of each part, in order of worth, with the minutes that are expected. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.data.feed import check_data
+from harness.json_files import BadFile, read_json, write_json
+from harness.launch.sources import digest
+from harness.planner.calibration.record import (
+    Calibration,
+    Ceilings,
+    Device,
+    MeasuredRow,
+    StandingBytes,
+)
+from harness.planner.calibration.store import Applied
+from harness.planner.fitting import fitting_batch
+from harness.planner.prediction import Prediction
+from harness.planner.speed import cards
+from harness.planner.speed.rates import rates
+from harness.planner.speed.roofline import parts_of, seconds
+from harness.report.figures import derive
+from harness.report.figures.predicted import predicted_and_measured
+from harness.result import Result, Status
+from harness.spec import Spec
+from harness.suite import matrix
+from harness.suite.file import load_suite
+from strategies import parse
+from strategies.workloads import TRAIN
+
+# ---- station ----
+# Stations and their order, a budget of minutes, and what is to be done of them. Pure; no torch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Station:
+    """One thing that is measured. ``minutes`` are expected on this kind of machine.
+
+    ``kind``: measure (``harness.planner.calibrate.stations``), row (one recipe with its prediction), check
+    (one recipe of the catalog, beside others), suite, or tests. ``spec`` is a row's or a check's.
+    """
+
+    name: str
+    part: str
+    kind: str
+    minutes: float
+    spec: Spec | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name, unique among all parts."""
+        return f"{self.part} {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A station and what is to be done with it: run, done (an earlier call did it), or skip."""
+
+    station: Station
+    action: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Minutes that a call may take (None: as long as it takes), by a clock in seconds."""
+
+    minutes: float | None
+    now: Callable[[], float]
+    began: float
+
+    @property
+    def left(self) -> float | None:
+        """Minutes that are left; None without a limit."""
+        return None if self.minutes is None else self.minutes - (self.now() - self.began) / 60
+
+    def lacks(self, minutes: float) -> str:
+        """Why something of so many minutes is not begun; empty where it may be."""
+        left = self.left
+        if left is None or minutes <= left:
+            return ""
+        return f"needs about {minutes:.1f} min, {max(left, 0.0):.1f} of {self.minutes:g} are left"
+
+
+def schedule(
+    stations: Sequence[Station], minutes: float | None, done: Collection[str], at_a_time: int = 1
+) -> list[Planned]:
+    """What a call would do, in order, if each took what is expected. Checks run ``at_a_time``."""
+    planned, spent = [], 0.0
+    for station in stations:
+        if station.key in done:
+            planned.append(Planned(station=station, action="done", reason="by an earlier call"))
+            continue
+        budget = Budget(minutes=minutes, now=lambda spent=spent: 60 * spent, began=0.0)
+        cost = station.minutes / (at_a_time if station.kind == "check" else 1)
+        lack = budget.lacks(cost)
+        if not lack:
+            spent += cost
+        action = "skip" if lack else "run"
+        planned.append(Planned(station=station, action=action, reason=lack))
+    return planned
+
+
+PARTS = ("check", "memory", "story")
+"""In the order of a first day: does all of it run, what predictions assume, the first pictures."""
+GOAL_BATCH = 128
+"""Samples of the batch that fast-DiT published a speed for."""
+LOW = (
+    "single+bf16_pure+checkpoint+adam8bit+accumulate:steps=4+ema:place=cpu",
+    "single+bf16_pure+checkpoint+adam8bit+accumulate:steps=8+ema:place=cpu",
+)
+"""Recipes of little memory that train that batch on one GPU."""
+MEASURES = {
+    "cuda": {"products": 1.0, "streams": 0.5, "standing": 0.3, "attention": 1.5, "copies": 0.4,
+             "collective": 0.8},
+    "cpu": {"products": 0.7, "streams": 0.4, "standing": 0.2, "attention": 0.5, "collective": 0.3},
+}  # fmt: skip
+"""Device -> station -> minutes."""
+ROWS = {
+    "cuda": (
+        "single+bf16+checkpoint", "single+bf16", "single", "zero2+bf16+checkpoint of 8",
+        "single+bf16+checkpoint+adam8bit", "zero2_offload+bf16+checkpoint",
+        "zero3+bf16+checkpoint of 8", "ddp+bf16", "zero2+bf16+checkpoint", "zero3+bf16+checkpoint",
+        "zero3_offload+bf16+checkpoint",
+        "single+bf16+checkpoint+offload_activations:what=checkpoints", "single+bf16+compile",
+    ),
+    "cpu": (
+        "single", "single+bf16", "single+checkpoint", "ddp", "zero2", "zero3", "zero2_offload",
+        "single+bf16+checkpoint", "single+adam8bit", "zero3_offload", "ddp+bf16", "zero2 of 8",
+        "zero3 of 8", "single+offload_activations", "single+compile",
+    ),
+}  # fmt: skip
+"""Device -> recipes that are run and predicted, in order of worth: "of 8" is rank 0 of so many."""
+MINUTES = {"cuda": 1.5, "cpu": 0.5}
+"""Of a row with its prediction, on a free machine."""
+CHECK_MINUTES = {"cuda": 0.6, "cpu": 0.4}
+SUITES = {
+    "cuda": {"default": 30.0, "fast_dit_table": 12.0, "ladder": 15.0},
+    "cpu": {"default": 9.0, "fast_dit_table": 5.0, "ladder": 6.0},
+}
+SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 1.0, "meter": 1.0}
+"""Of the minutes, in a rehearsal: most of them are the starts of processes."""
+WORLD = 8
+CPU_PROCESSES = 2
+SMALL_MODEL = "DiT-T/8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The machine as far as stations depend on it, and what was asked for. ``model``: of the rows
+    (empty: usual). ``small``: a rehearsal, of tiny models and shapes.
+    ``rows_known``: rows that were measured earlier stand for those of the memory part.
+    """
+
+    device: str
+    gpus: int = 0
+    gpu_bytes: int = 0
+    small: bool = False
+    model: str = ""
+    steps: int = 0
+    rows_known: bool = False
+
+    @property
+    def usual_model(self) -> str:
+        """What rows train where no model is asked for."""
+        if self.small:
+            return SMALL_MODEL
+        return "DiT-XL/2" if self.device == "cuda" else "DiT-S/4"
+
+    @property
+    def processes(self) -> int:
+        """Of a recipe of several."""
+        return self.gpus if self.device == "cuda" else CPU_PROCESSES
+
+
+def stations_of(part: str, setting: Setting) -> list[Station]:
+    """The stations of a part in order of worth."""
+    made = {"check": _check, "memory": _memory, "story": _story}[part](setting)
+    if not setting.small:
+        return made
+    return [_replaced(s, minutes=s.minutes * SMALL_SHARE[s.kind]) for s in made]
+
+
+def _replaced(station: Station, minutes: float) -> Station:
+    return Station(**{**vars(station), "minutes": minutes})
+
+
+# ---- memory: ceilings, then rows ----
+
+
+def _memory(setting: Setting) -> list[Station]:
+    measures = [
+        Station(name=name, part="memory", kind="measure", minutes=minutes)
+        for name, minutes in MEASURES[setting.device].items()
+        if name != "collective" or setting.processes > 1
+    ]
+    if setting.rows_known:
+        return measures
+    rows = [_row(text, setting) for text in ROWS[setting.device] if _can_be(text, setting)]
+    first = len(measures) if setting.device == "cpu" else 3
+    low = [_low(recipe, setting) for recipe in LOW] if setting.device == "cuda" else []
+    # On a GPU the first rows tell more than attention, copies and collectives.
+    return [*measures[:first], *rows[:3], *measures[first:], *low, *rows[3:]]
+
+
+def _can_be(text: str, setting: Setting) -> bool:
+    """Whether a recipe of several processes has them. On one GPU replicas are the plain loop, and
+    shards are whole; an offload works there too."""
+    if " of " in text or setting.processes > 1:
+        return True
+    return parse(text).alone(setting.device) or "offload" in text
+
+
+def _row(text: str, setting: Setting) -> Station:
+    recipe, _, world = text.partition(" of ")
+    alone = world or parse(recipe).alone(setting.device)
+    processes = 1 if alone else setting.processes
+    spec = Spec(
+        recipe=parse(recipe).text,
+        global_batch=_batch(setting) * (int(world) if world else processes),
+        processes=processes,
+        world=int(world or 0),
+        **_usual(setting),
+    )
+    return Station(name=text, part="memory", kind="row", minutes=MINUTES[setting.device], spec=spec)
+
+
+def _low(recipe: str, setting: Setting) -> Station:
+    spec = Spec(recipe=parse(recipe).text, global_batch=GOAL_BATCH, **_usual(setting))
+    name = f"{recipe} at batch {GOAL_BATCH}"
+    return Station(name=name, part="memory", kind="row", minutes=2 * MINUTES["cuda"], spec=spec)
+
+
+def _usual(setting: Setting) -> dict[str, object]:
+    """Spec fields of every row."""
+    short = setting.small
+    steps = setting.steps or (1 if short else 10 if setting.device == "cuda" else 5)
+    return {
+        "model": setting.model or setting.usual_model,
+        "data": "synthetic",
+        "device": setting.device,
+        "steps": steps,
+        "warmup": 1 if short else 3 if setting.device == "cuda" else 2,
+    }
+
+
+def _batch(setting: Setting) -> int:
+    """Samples a process: what plain training fits, on a CPU a few."""
+    if setting.device == "cpu" or setting.small:
+        return 8
+    usual = {name: value for name, value in _usual(setting).items() if name != "device"}
+    check_data(str(usual["data"]))
+    return fitting_batch(usual, setting.gpu_bytes, 1)
+
+
+# ---- check: the whole catalog on a small model ----
+
+
+def _named(spec: Spec) -> str:
+    """A row's name: one recipe may train and draw samples."""
+    return spec.recipe if spec.workload == TRAIN else f"{spec.workload} {spec.recipe}"
+
+
+def _check(setting: Setting) -> list[Station]:
+    suite = load_suite("check", setting.device)
+    model = setting.model or (SMALL_MODEL if setting.small else suite.settings["model"])
+    # In the suite's place: a row that needs another kind of model keeps its own.
+    suite = dataclasses.replace(suite, settings={**suite.settings, "model": model})
+    given: dict[str, object] = {}
+    if setting.small or setting.steps:
+        given = {"steps": setting.steps or 1, "warmup": 1}
+    suite, _ = matrix.on_processes(suite, given, gpus=setting.gpus)
+    specs = matrix.specs(suite, given, gpus=setting.gpus, gpu_bytes=setting.gpu_bytes)
+    minutes = CHECK_MINUTES[setting.device]
+    rows = [
+        Station(name=_named(spec), part="check", kind="check", minutes=minutes, spec=spec)
+        for spec in specs
+    ]
+    if setting.device != "cuda":
+        return rows
+    tests = Station(name="gpu tests", part="check", kind="tests", minutes=3.0)
+    meter = Station(name="what measuring costs", part="check", kind="meter", minutes=4.0)
+    return [tests, *rows, meter]
+
+
+# ---- story: the suites of the first pictures ----
+
+
+def _story(setting: Setting) -> list[Station]:
+    return [
+        Station(name=name, part="story", kind="suite", minutes=minutes)
+        for name, minutes in SUITES[setting.device].items()
+    ]
+
+
+# ---- rows ----
+# A row that was run and predicted, as a calibration has it. Pure; no torch.
+
+
+def measured_row(
+    result: Result,
+    prediction: Prediction | None,
+    device: Device,
+    ceilings: Ceilings,
+    standing: StandingBytes,
+) -> MeasuredRow:
+    """``result`` beside its prediction, timed by these ceilings alone."""
+    spec, (status, reason) = result.spec, derive.effective_status(result)
+    found = {
+        "recipe": spec.recipe,
+        "model": spec.model,
+        "processes": spec.processes,
+        "global_batch": spec.global_batch,
+        "world": spec.world,
+        "status": status.value,
+        "reason": reason or "",
+    }
+    if status is not Status.OK:
+        return MeasuredRow(**found)
+    found |= _measured(result)
+    if prediction is None or prediction.method == "none":
+        why = prediction.reason if prediction else "it was not predicted"
+        return MeasuredRow(**found | {"reason": f"not predicted: {why}"})
+    alone = Calibration(device=device, measured="", ceilings=ceilings, standing=standing)
+    return MeasuredRow(
+        **found, **_parts(result, prediction, alone), **_bytes(result, prediction, alone)
+    )
+
+
+def _measured(result: Result) -> dict[str, object]:
+    median = derive.quantile(derive.step_seconds(result), 0.5)
+    return {
+        "step_seconds": median,
+        "flops_per_second": derive.flops_per_second(result.flops_per_step, median),
+        "precision": derive.precision(result.evidence) or "",
+        "needs_bytes": derive.need_bytes(result.ranks, result.meter),
+    }
+
+
+def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, float]:
+    """Seconds of each part at the ceilings, which a calibration without rows has; and of the whole
+    by typical figures."""
+    if not prediction.work:
+        return {}
+    typical = cards.of_device(alone.device)
+    card = cards.with_calibration(typical, Applied(calibration=alone))
+    processes = result.spec.processes
+    tf32 = "tf32" in result.spec.recipe.split("+")
+    parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
+    usual = seconds(prediction.work, typical, processes, tf32).total
+    return {**parts, "typical_seconds": usual}
+
+
+def _bytes(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, object]:
+    pair = predicted_and_measured([result], {result.spec.key: prediction}, alone)
+    if pair is None:
+        return {}
+    known = {
+        "step": (pair.step_predicted, pair.step_measured),
+        "run": (pair.run_predicted, pair.run_measured),
+        "reserved": (pair.reserved_predicted, pair.reserved_measured),
+    }
+    return {
+        **{name: list(both) for name, both in known.items() if all(both)},
+        "categories": {c.name: [c.predicted, c.measured] for c in pair.categories},
+    }
+
+
+# ---- outcome ----
+# How a station ended, as a file: what a call resumes from, and what the archive holds.
+
+
+DONE = ("ok", "partly", "lacking")
+"""Ends that another call would not change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """``status``: ok, partly (some rows of a suite did not end well), lacking (the machine cannot),
+    failed, or skipped (no time was left). ``facts`` are what it measured; ``mark`` says of which
+    device, sources and settings."""
+
+    station: str
+    part: str
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+    mark: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Keep it below the session's folder."""
+        write_json(outcome_file(self.part, self.station, folder), dataclasses.asdict(self))
+
+
+def outcome_file(part: str, name: str, folder: Path) -> Path:
+    """The file of a station's outcome."""
+    plain = re.sub(r"[^\w.-]+", "_", name)[:60]
+    key = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return folder / "stations" / f"{part}-{plain}-{key}.json"
+
+
+def kept(part: str, name: str, folder: Path) -> Outcome | None:
+    """The outcome of an earlier call; None where there is none to read."""
+    try:
+        return read_json(outcome_file(part, name, folder), Outcome)
+    except BadFile:
+        return None
+
+
+def mark_of(station: Station, device: Device, small: bool) -> str:
+    """A hash of all that decides what a station measures, but for rows and suites, which know for
+    themselves whether they must run again."""
+    spec = dataclasses.asdict(station.spec) if station.spec else None
+    sources = digest(("calibrate/stations",))
+    facts = [dataclasses.asdict(device), sources, station.key, small, spec]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

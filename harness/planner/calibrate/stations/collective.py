@@ -1,0 +1,111 @@
+"""An all-reduce among all GPUs of this machine (NCCL), or between two processes of a CPU (gloo)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import distributed
+
+from harness import ROOT
+from harness.launch.command import free_port
+from harness.planner.calibrate.stations.kernels import Asked
+from harness.system import machine
+
+KIB, MIB = 2**10, 2**20
+LARGE = {"cuda": 256 * MIB, "cpu": 32 * MIB}
+CPU_RANKS = 2
+SECONDS = 240
+
+
+def measure(asked: Asked) -> dict[str, Any]:
+    """``collective`` and, of GPUs, what NCCL holds of each (``communication``)."""
+    ranks = asked.ranks if asked.on_gpu else CPU_RANKS
+    if ranks < 2:
+        return {"missing": {"collective": "one GPU has nobody to communicate with"}}
+    children = [_child(rank, ranks, port, asked) for port in [free_port()] for rank in range(ranks)]
+    try:
+        said, errors = children[0].communicate(timeout=SECONDS)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    if not said.strip():
+        raise RuntimeError((errors.strip().splitlines() or ["no answer"])[-1])
+    return json.loads(said.strip().splitlines()[-1])
+
+
+def _child(rank: int, ranks: int, port: int, asked: Asked) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "harness.planner.calibrate.stations", "rank", os.devnull]
+    words += ["--device", asked.device.type, *(["--small"] if asked.small else [])]
+    threads = max(1, machine.cores() // ranks)
+    env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    env |= {"OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(
+        words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def take_part(asked: Asked) -> dict[str, Any]:
+    """One rank: prints what it measured, on the first."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", rank) if asked.on_gpu else asked.device
+    asked = Asked(device=device, small=asked.small, ranks=ranks)
+    if asked.on_gpu:
+        torch.cuda.set_device(device)
+    small = torch.ones(16 * KIB, device=device)
+    large = torch.ones((MIB if asked.small else LARGE[device.type]) // 4, device=device)
+    before = _beside(asked)
+    distributed.init_process_group("nccl" if asked.on_gpu else "gloo")
+    seconds = {len(tensor): _reduced(tensor, asked) for tensor in (small, large)}
+    held = _beside(asked) - before
+    distributed.barrier()
+    distributed.destroy_process_group()
+    found = _rates(seconds, ranks)
+    if asked.on_gpu:
+        found["communication"] = max(0, held)
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    return found
+
+
+def _reduced(tensor: torch.Tensor, asked: Asked) -> float:
+    """Seconds of one all-reduce: as many on every rank, or they would wait for ever."""
+    fixed = 3 if asked.small else 20
+    best = float("inf")
+    distributed.all_reduce(tensor)
+    for _ in range(fixed):
+        distributed.barrier()
+        best = min(best, _once(tensor, asked))
+        tensor.fill_(1.0)
+    return best
+
+
+def _once(tensor: torch.Tensor, asked: Asked) -> float:
+    asked.synchronize()
+    start = time.perf_counter()
+    distributed.all_reduce(tensor)
+    asked.synchronize()
+    return time.perf_counter() - start
+
+
+def _rates(seconds: dict[int, float], ranks: int) -> dict[str, Any]:
+    """Seconds of a small one, and bytes a second that pass the wire twice of a large one."""
+    (_, least), (count, most) = sorted(seconds.items())
+    on_wire = 2 * 4 * count * (ranks - 1) / ranks
+    rate = on_wire / max(most - least, 1e-6)
+    return {"collective": {"ranks": ranks, "seconds": least, "rate": rate}}
+
+
+def _beside(asked: Asked) -> int:
+    """What this GPU holds outside of torch's allocator; 0 on a CPU."""
+    if not asked.on_gpu:
+        return 0
+    free, total = torch.cuda.mem_get_info(asked.device)
+    return total - free - torch.cuda.memory_reserved(asked.device)

@@ -1,0 +1,379 @@
+"""A session as tables: ceilings, rows beside their predictions, stations, goals. No torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.planner import overhead
+from harness.planner.calibrate.parts import Outcome
+from harness.planner.calibration.record import (
+    Calibration,
+    Fitted,
+    MeasuredRow,
+    fitted,
+    left_out_errors,
+    predicted_seconds,
+)
+from harness.planner.speed import cards
+from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
+from harness.report.figures.units import CATEGORIES, GIB, MIB
+from strategies import parse
+
+# ---- goals ----
+# The numbers that a GPU must show, each judged by what was measured. Pure; no torch.
+
+
+ONE, SHARDED, RESERVED = 0.03, 0.05, 0.10
+PEAK = 0.55
+LOW_BYTES, LOW_BATCH, LOW_SPEED = 7 * 2**30, 128, 0.84
+"""fast-DiT's published speed of DiT-XL/2 at batch 128 on an A100, steps a second."""
+METER = 0.01
+LARGE = "DiT-XL/2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A goal beside what was measured. ``met``: None where nothing was measured, for ``why``."""
+
+    text: str
+    measured: str
+    met: bool | None
+
+    @property
+    def word(self) -> str:
+        return {True: "met", False: "not met", None: "unmeasured"}[self.met]
+
+
+Found = tuple[str, bool | None]
+"""What was measured, in words, and whether the goal is met."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal, and how it is judged of a calibration and the meter's cost (a share of a step)."""
+
+    text: str
+    judge: Callable[[Calibration, float | None], Found]
+
+
+def judged(calibration: Calibration, meter: float | None = None) -> list[Judged]:
+    """Every goal. A CPU can meet none of them."""
+    if calibration.device.kind != "cuda":
+        why = "no GPU was measured"
+        return [Judged(text=goal.text, measured=why, met=None) for goal in GOALS]
+    found = [(goal.text, *goal.judge(calibration, meter)) for goal in GOALS]
+    return [Judged(text=text, measured=measured, met=met) for text, measured, met in found]
+
+
+def _sharded(row: MeasuredRow) -> bool:
+    return row.world > 1 or row.processes > 1
+
+
+def _worst(rows: Sequence[MeasuredRow], name: str, limit: float) -> Found:
+    """The largest error of a pair of bytes among these rows."""
+    errors = {
+        row.label: abs(pair[0] / pair[1] - 1)
+        for row in rows
+        if len(pair := getattr(row, name)) == 2
+    }
+    if not errors:
+        return "no such row was measured and predicted", None
+    label = max(errors, key=errors.__getitem__)
+    return f"{100 * errors[label]:.1f} % ({label}; {len(errors)} rows)", errors[label] <= limit
+
+
+def _one_gpu(found: Calibration, meter: float | None) -> Found:
+    return _worst([row for row in found.rows if not _sharded(row)], "run", ONE)
+
+
+def _many_gpus(found: Calibration, meter: float | None) -> Found:
+    return _worst([row for row in found.rows if _sharded(row)], "run", SHARDED)
+
+
+def _reserved(found: Calibration, meter: float | None) -> Found:
+    return _worst(found.rows, "reserved", RESERVED)
+
+
+def _peak(found: Calibration, meter: float | None) -> Found:
+    """The best row of the large model that computes in bfloat16."""
+    products = found.ceilings.products.get("bfloat16")
+    rows = [
+        row
+        for row in found.rows
+        if row.model == LARGE and row.precision == "bfloat16" and row.flops_per_second
+        and not row.world
+    ]  # fmt: skip
+    if not products or not rows:
+        return f"no row of {LARGE} in bfloat16 beside measured products", None
+    best = max(rows, key=lambda row: row.flops_per_second / row.processes)
+    share = best.flops_per_second / best.processes / products
+    return f"{100 * share:.0f} % ({best.label})", share >= PEAK
+
+
+def _low(found: Calibration, meter: float | None) -> Found:
+    """The quickest row within the bytes; where none is within, the leanest."""
+    rows = [
+        row
+        for row in found.rows
+        if row.model == LARGE and row.global_batch == LOW_BATCH and not _sharded(row)
+        and row.step_seconds and row.needs_bytes
+    ]  # fmt: skip
+    if not rows:
+        return f"no row of {LARGE} at batch {LOW_BATCH}", None
+    lean = [row for row in rows if row.needs_bytes <= LOW_BYTES]
+    best = min(lean or rows, key=lambda r: r.step_seconds if lean else r.needs_bytes)
+    speed = 1 / best.step_seconds
+    words = f"{best.needs_bytes / 2**30:.2f} GiB at {speed:.2f} steps/s ({parse(best.recipe).text})"
+    return words, bool(lean) and speed >= LOW_SPEED
+
+
+def _meter(found: Calibration, meter: float | None) -> Found:
+    if meter is None:
+        return "the meter's cost was not measured", None
+    return f"{100 * meter:.2f} % of a step", meter < METER
+
+
+GOALS = (
+    Goal(f"allocated memory predicted within {100 * ONE:.0f} % on one GPU", _one_gpu),
+    Goal(f"allocated memory predicted within {100 * SHARDED:.0f} % sharded", _many_gpus),
+    Goal(f"reserved memory predicted within {100 * RESERVED:.0f} %", _reserved),
+    Goal(f"{LARGE} in bf16 at {100 * PEAK:.0f} % of the measured matmul peak, best recipe", _peak),
+    Goal(
+        f"global batch {LOW_BATCH} of {LARGE} on one GPU in at most {LOW_BYTES >> 30} GiB, at "
+        f"{LOW_SPEED} steps/s or more",
+        _low,
+    ),
+    Goal("the meter below 1 % of a step", _meter),
+)
+
+
+NONE = "-"
+
+
+class Table:
+    """A title, heads, lines, and a note below."""
+
+    def __init__(
+        self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+    ) -> None:
+        self.title, self.heads, self.rows, self.note = title, heads, rows, note
+
+
+def tables(
+    calibration: Calibration, outcomes: Sequence[Outcome], goals: Sequence[Judged]
+) -> list[Table]:
+    """Every table of a session that has a line."""
+    made = [
+        ceilings(calibration),
+        attention(calibration),
+        times(calibration),
+        memory(calibration),
+        categories(calibration),
+        stations(outcomes),
+        Table("Goals", ("Goal", "Measured", ""), [(g.text, g.measured, g.word) for g in goals]),
+    ]
+    return [table for table in made if table.rows]
+
+
+def lines(title: str, made: Sequence[Table]) -> str:
+    """The tables as Markdown."""
+    parts = [f"# {title}", ""]
+    for table in made:
+        parts += [f"## {table.title}", "", _line(table.heads)]
+        parts += [_line(["---", *["--:"] * (len(table.heads) - 1)])]
+        parts += [*map(_line, table.rows), "", *([table.note, ""] if table.note else [])]
+    return "\n".join(parts)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"
+
+
+# ---- ceilings ----
+
+
+def ceilings(found: Calibration) -> Table:
+    """What was measured, beside the figure that predictions take without it."""
+    card, made = cards.of_device(found.device), found.ceilings
+    rows = [
+        (f"products {name}", f"{rate / 1e12:.3g} TFLOP/s", _share(rate, _flops(card, name)))
+        for name, rate in made.products.items()
+    ]
+    rows += [
+        (f"products {name}, a DiT's shapes", f"{rate / 1e12:.3g} TFLOP/s",
+         _share(rate, _flops(card, name)))
+        for name, rate in made.model_products.items()
+    ]  # fmt: skip
+    rows += [
+        (f"elementwise, {s.bytes / MIB:.0f} MiB", _speed(s.rate), _share(s.rate, card.bandwidth))
+        for s in made.streams
+    ]
+    rows += [
+        (f"copies, {way}", _speed(rate), _share(rate, card.host_bandwidth))
+        for way, rate in made.copies.items()
+    ]
+    if made.host_rate:
+        rows.append(("host memory", _speed(made.host_rate), NONE))
+    if made.launch_seconds:
+        rows.append(("a launch", f"{1e6 * made.launch_seconds:.1f} us", NONE))
+    if made.collective:
+        c = made.collective
+        rows.append(
+            (f"all-reduce of {c.ranks}", f"{_speed(c.rate)}, {1e6 * c.seconds:.0f} us",
+             _share(c.rate, card.link_bandwidth))
+        )  # fmt: skip
+    return Table("Ceilings", ("What", "Measured", "Of the typical figure"), rows + _standing(found))
+
+
+def _standing(found: Calibration) -> list[tuple[str, str, str]]:
+    typical = overhead.standing(cards.of_device(found.device), 2)
+    names = {
+        "context": "context" if found.device.kind == "cuda" else "interpreter and libraries",
+        "libraries": "library workspaces",
+        "communication": "communication",
+    }
+    known = ((name, getattr(found.standing, name)) for name in names)
+    return [
+        (names[name], f"{size / MIB:.0f} MiB", _share(size, getattr(typical, name)))
+        for name, size in known
+        if size is not None
+    ]
+
+
+def _flops(card: cards.Card, name: str) -> float:
+    kind, tf32 = ("float32", True) if name == "tf32" else (name, False)
+    return card.peaks.get("tf32" if tf32 else kind) or 0.0
+
+
+def _share(value: float, typical: float) -> str:
+    return f"{100 * value / typical:.0f} %" if typical else NONE
+
+
+def _speed(rate: float) -> str:
+    return f"{rate / 1e9:.1f} GB/s"
+
+
+def attention(found: Calibration) -> Table:
+    """Each kernel, type and width."""
+    rows = [
+        (a.kernel, a.dtype, str(a.width), f"{a.rate / 1e12:.3g}", _mib(a.scratch_bytes),
+         _mib(a.formula_bytes))
+        for a in found.ceilings.attention
+    ]  # fmt: skip
+    heads = ("Kernel", "Type", "Head", "TFLOP/s", "Scratch MiB", "By formula MiB")
+    return Table("Attention, forward and backward", heads, rows)
+
+
+def _mib(size: int | None) -> str:
+    return NONE if size is None else f"{size / MIB:.1f}"
+
+
+# ---- rows ----
+
+
+def times(found: Calibration) -> Table:
+    """Predicted and measured steps: by typical figures, and by a fit to the other rows alone."""
+    fit, errors = fitted(found.rows), left_out_errors(found.rows)
+    timed = [row for row in found.rows if row.timed]
+    heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
+    rows = [_time(row, fit.factors, errors) for row in timed]
+    usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
+    return Table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
+
+
+def _of_times(
+    fit: Fitted,
+    timed: Sequence[MeasuredRow],
+    errors: Mapping[str, float],
+    usual: Mapping[str, float],
+) -> str:
+    """What was fitted, and how far off rows are then."""
+    if not fit.rows:
+        return "Too few rows to fit anything."
+    words = ", ".join(f"{part} x{factor:.2f}" for part, factor in fit.factors.items())
+    share = max(fit.shares.values())
+    typical = [abs(error) for row in timed if (error := _typical(row)) is not None]
+    told = [
+        f"Factors beyond the ceilings: {words}.",
+        f"Nine of ten predictions within {100 * share:.0f} % (typical figures claim "
+        f"{_range(list(usual.values()))}).",
+        f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
+        f"(left out) {_middle([abs(error) for error in errors.values()])}.",
+    ]
+    return " ".join(told)
+
+
+def _range(shares: Sequence[float]) -> str:
+    low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _middle(values: Sequence[float]) -> str:
+    return f"{100 * statistics.median(values):.0f} %" if values else "not known"
+
+
+def _typical(row: MeasuredRow) -> float | None:
+    """The error of typical figures."""
+    if row.typical_seconds is None or not row.step_seconds:
+        return None
+    return row.typical_seconds / row.step_seconds - 1
+
+
+def _time(row: MeasuredRow, factors: Mapping[str, float], errors: Mapping[str, float]) -> list[str]:
+    fit, took = predicted_seconds(row, factors), row.step_seconds or 0.0
+    cells = [row.label, f"{1e3 * took:.0f}", _percent(_typical(row))]
+    return [*cells, f"{1e3 * fit:.0f}", _percent(fit / took - 1), _percent(errors.get(row.label))]
+
+
+def _percent(error: float | None) -> str:
+    return NONE if error is None else f"{100 * error:+.1f}"
+
+
+def memory(found: Calibration) -> Table:
+    """Predicted and measured bytes."""
+    heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
+    rows = [
+        [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
+        for row in found.rows
+    ]
+    note = (
+        "GiB as measured. Step: tensors of a step, against the run's own trace. Run: the whole "
+        "run, against the meter, an independent measure. Why: there is no number."
+    )
+    return Table("Memory", heads, rows, note)
+
+
+def categories(found: Calibration) -> Table:
+    """The error of each category of a step, in percent."""
+    names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
+    rows = [
+        [row.label, *(_error(row.categories.get(name)) for name in names)]
+        for row in found.rows
+        if row.categories
+    ]
+    heads = ["Row", *(name.replace("_", " ").capitalize() for name in names)]
+    note = "Percent, predicted against traced; of categories above 5 % of the step's peak."
+    return Table("Memory by category, errors", heads, rows, note)
+
+
+def _error(pair: Sequence[int] | None) -> str:
+    if pair is None:
+        return NONE
+    return f"{100 * (pair[0] / pair[1] - 1):+.2f}" if pair[1] else "inf"
+
+
+def _pair(pair: Sequence[int]) -> tuple[str, str]:
+    if len(pair) != 2:
+        return NONE, NONE
+    return f"{pair[1] / GIB:.3f}", f"{100 * (pair[0] / pair[1] - 1):+.2f}"
+
+
+def stations(outcomes: Sequence[Outcome]) -> Table:
+    """How every station ended."""
+    rows = [
+        (f"{o.part}: {o.station}", o.status, f"{o.seconds:.0f}" if o.seconds else NONE, o.reason)
+        for o in outcomes
+    ]
+    return Table("Stations", ("Station", "Ended", "Seconds", "Why"), rows)

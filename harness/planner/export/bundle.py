@@ -1,0 +1,209 @@
+"""An export: all of its files, what is left to fill in, and the command that starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.planner.export import trainers as pages
+from harness.planner.export.lines import YAML, Lines, as_json, as_yaml, lines_of, settle
+from harness.planner.export.trainers import Translation, translated
+from harness.resolve import Resolved
+from strategies.inventory import ResolvedConfig
+
+# ---- script ----
+# train.py: the stand-in with a recipe's lines in their places, marked to be carried home.
+
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+BEGIN, END = "# >>>", "# <<<"
+PLACE = re.compile(r"^( *)(.*?)(?:  )?# \[(\w+)\]$")
+HEAD = '''"""{title}
+
+The lines between >>> and <<< are the recipe: carry them to your own trainer, in this order. All
+else stands in for it, so that this file runs by itself:
+
+    {command}
+{plan}"""
+'''
+PLAN = """
+The plan that says what it needs:
+
+    {}
+"""
+
+
+def script(
+    title: str,
+    commands: tuple[str, str],
+    lines: Sequence[Lines],
+    numbers: str,
+    handlers: Sequence[str],
+) -> str:
+    """The text of train.py.
+
+    Args:
+        commands: the one that starts it, and the one that plans it (empty: none is named).
+        numbers: the line that sets micro batch, accumulation and steps.
+        handlers: code of ``kwargs_handlers`` that the engine needs, beside those of the parts.
+    """
+    _, _, body = STAND_IN.read_text(encoding="utf-8").split('"""', 2)
+    made: list[str] = []
+    for line in body.lstrip("\n").splitlines():
+        found = PLACE.match(line)
+        if found is None:
+            made.append(line)
+            continue
+        indent, usual, place = found.groups()
+        made += _indented(_at(place, usual, lines, numbers, handlers), indent)
+    start, plan = commands
+    head = HEAD.format(title=title, command=start, plan=PLAN.format(plan) if plan else "")
+    text = head + "\n" + "\n".join(made) + "\n"
+    return re.sub(r"\n{4,}", "\n\n\n", text)
+
+
+def _at(
+    place: str, usual: str, lines: Sequence[Lines], numbers: str, handlers: Sequence[str]
+) -> list[str]:
+    """What stands at a place; ``usual`` is the stand-in's own line there."""
+    if place == "numbers":
+        return [numbers]
+    if place == "imports":
+        return _imports(lines, handlers)
+    if place == "accelerator":
+        return _accelerator(lines, handlers) or [usual]
+    blocks = [_marked(part, part.places[place]) for part in lines if place in part.places]
+    if place == "functions":
+        blocks = [["", *block, ""] for block in blocks]
+    return [line for block in blocks for line in block] or ([usual] if usual else [])
+
+
+def _marked(part: Lines, text: str) -> list[str]:
+    return [f"{BEGIN} {part.of}", *text.rstrip("\n").splitlines(), END]
+
+
+def _imports(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
+    """Each import once, under the names of the parts that want it."""
+    wanted = [line for part in lines for line in part.places.get("imports", "").splitlines()]
+    names = " ".join(part.of for part in lines if "imports" in part.places)
+    made = [f"{BEGIN} {names}", *dict.fromkeys(wanted), END] if wanted else []
+    own = sorted({handler.partition("(")[0] for handler in handlers})
+    return [*([f"from accelerate import {', '.join(own)}"] if own else []), *made]
+
+
+def _accelerator(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
+    """The call of ``Accelerator`` with what the parts ask of it; nothing where they ask nothing."""
+    given = [part.places["accelerator"].strip() for part in lines if "accelerator" in part.places]
+    handed = [part.places["handlers"].strip() for part in lines if "handlers" in part.places]
+    if handlers or handed:
+        given.append(f"kwargs_handlers=[{', '.join([*handlers, *handed])}]")
+    if not given:
+        return []
+    names = [part.of for part in lines if {"accelerator", "handlers"} & set(part.places)]
+    call = ["accelerator = Accelerator(", *(f"    {text}," for text in given), ")"]
+    return [f"{BEGIN} {' '.join(names)}", *call, END] if names else call
+
+
+def _indented(lines: Iterable[str], indent: str) -> list[str]:
+    return textwrap.indent("\n".join(lines), indent).splitlines()
+
+
+SCRIPT, PAGE = "train.py", "trainers.md"
+STEPS = 2
+HEAD_BLANK, PORT = "FILL.IN.THE.FIRST.MACHINE", 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """``files``: name -> text. ``blanks``: "file: key" -> what only the user can put there."""
+
+    folder: Path
+    title: str
+    files: Mapping[str, str]
+    blanks: Mapping[str, str]
+    lines: Sequence[Lines]
+    translations: Sequence[Translation]
+    command: str
+
+
+def bundle(
+    resolved: Resolved, folder: Path, trainers: Sequence[str], plan: str = "", machines: int = 1
+) -> Bundle:
+    """Everything, as text; nothing is written.
+
+    Args:
+        folder: where the files will lie, absolute: the launch file names others by it.
+        plan: the command that plans it, which train.py names.
+        machines: among which the GPUs are shared alike.
+        trainers: those whose options are told (``harness.planner.export.trainers.known``).
+
+    Raises:
+        BadInput: the recipe's numbers cannot be settled, or an unknown trainer.
+    """
+    made = [translated(name, resolved, str(folder / YAML)) for name in trainers]
+    settled, lines = settle(resolved, folder), lines_of(resolved)
+    title, line, file = _title(resolved), _command(resolved, folder), resolved.launch.engine.file
+    content, blanks = _among(machines, settled)
+    files = {YAML: as_yaml(content, file.title, file.source)}
+    files |= {name: as_json(content) for name, content in settled.files.items()}
+    files[SCRIPT] = script(title, (line, plan), lines, _numbers(resolved), settled.handlers)
+    carried = dict.fromkeys(path for part in lines for path in part.carry)
+    files |= {path.name: path.read_text(encoding="utf-8") for path in carried}
+    if made:
+        files[PAGE] = pages.page(title, made)
+    return Bundle(
+        folder=folder,
+        title=title,
+        files=files,
+        blanks=blanks,
+        lines=lines,
+        translations=made,
+        command=line,
+    )
+
+
+def _among(machines: int, settled: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """accelerate's file and its blanks for several machines: each gets the file with its rank."""
+    if machines == 1:
+        return settled.content, settled.blanks
+    own = {"num_machines": machines, "machine_rank": 0, "main_process_ip": HEAD_BLANK}
+    blanks = {
+        f"{YAML}: machine_rank": "0 on the first machine, 1 on the next, and so on",
+        f"{YAML}: main_process_ip": "the address of the first machine, on every machine",
+    }
+    return {**settled.content, **own, "main_process_port": PORT}, {**settled.blanks, **blanks}
+
+
+def write(made: Bundle) -> None:
+    """Write the files; the folder is made."""
+    made.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in made.files.items():
+        (made.folder / name).write_text(text, encoding="utf-8")
+
+
+def _title(resolved: Resolved) -> str:
+    spec, many = resolved.spec, resolved.launch.processes
+    where = "GPU" if spec.device == "cuda" else "process"
+    plural = "" if many == 1 else "s" if where == "GPU" else "es"
+    on = f"{many} {where}{plural}"
+    return f"{resolved.recipe} for {spec.model} on {on}, global batch {spec.global_batch}"
+
+
+def _numbers(resolved: Resolved) -> str:
+    values = f"{resolved.micro_batch}, {resolved.launch.accumulation}, {STEPS}"
+    return f"MICRO_BATCH, ACCUMULATION, STEPS = {values}"
+
+
+def _command(resolved: Resolved, folder: Path) -> str:
+    """The line that starts train.py from the folder in which the user is."""
+    here = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
+    added = resolved.launch.engine.environment(resolved.spec.device)
+    lead = [f"{key}={value}" for key, value in added.items()]
+    words = ["accelerate", "launch", "--config_file", str(here / YAML), str(here / SCRIPT)]
+    return shlex.join([*(["env", *lead] if lead else []), *words])

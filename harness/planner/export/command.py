@@ -1,0 +1,173 @@
+"""``./run.sh export``: a recipe as files, lines and options for a trainer of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from harness import ROOT
+from harness.commands.console import OK, make_console, short, slug
+from harness.planner import overhead, pool, verdict
+from harness.planner.export import trainers
+from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle, write
+from harness.planner.export.lines import YAML
+from harness.planner.plan.answer import lacks, reach
+from harness.planner.plan.candidates import Asked, asked_for
+from harness.planner.plan.request import add_question, without_counterpart, words
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec, SpecError
+from harness.spec import add_arguments as add_settings
+from strategies.workloads import TRAIN
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.planner.export.trainers import Translation
+
+
+# ---- export table ----
+# An export in a terminal: what was written, what to fill in, and the line that starts it.
+
+
+WHAT = {
+    YAML: "accelerate's launch file",
+    "deepspeed.json": "DeepSpeed's settings, every number settled",
+    SCRIPT: "a small trainer that runs; the recipe's lines stand between >>> and <<<",
+    PAGE: "the same in the options of other trainers",
+}
+CARRIED = "a module that train.py imports; copy it along"
+
+
+def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
+    """All of it; ``fit`` is what is known of the card, None where no card is meant."""
+    console.print(Text(made.title, style="bold"))
+    if fit is not None:
+        console.print(_predicted(fit), highlight=False, style="dim")
+    files = ((name, WHAT.get(name, CARRIED)) for name in made.files)
+    _part(console, f"written to {short(made.folder)}", files)
+    code = [(part.of, part.says) for part in made.lines if part.places]
+    _part(console, f"lines of code in {SCRIPT}", code)
+    _part(console, "no lines of code", ((p.of, p.why) for p in made.lines if not p.places))
+    told = ((t.trainer["title"], _counted(t)) for t in made.translations)
+    _part(console, f"other trainers in {PAGE}", told)
+    _part(console, "to be filled in", made.blanks.items())
+    moved = f"{YAML} names the other files by their folder: change that where you move them"
+    if len({name for name in made.files if name.endswith((".yaml", ".json"))}) > 1:
+        console.print(moved, style="dim", highlight=False)
+    console.print(Text("\nstart it", style="bold"))
+    console.print(Text(f"  {made.command}"), soft_wrap=True)
+
+
+def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """A title and a row a thing; nothing where there are none."""
+    rows = list(rows)
+    if not rows:
+        return
+    console.print(Text(f"\n{title}", style="bold"))
+    if max(len(name) for name, _ in rows) > console.width // 2:
+        for name, what in rows:  # a name that is folded cannot be searched for
+            console.print(Text(f"  {name}"), soft_wrap=True)
+            console.print(Text(f"    {what}"))
+        return
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for name, what in rows:
+        grid.add_row(Text(f"  {name}"), Text(what))
+    console.print(grid)
+
+
+def _counted(made: Translation) -> str:
+    missing = ", ".join(lack.what for lack in made.lacks)
+    return f"{len(made.options)} options" + (f"; no counterpart: {missing}" if missing else "")
+
+
+def _predicted(fit: Fit) -> str:
+    """What a plan knows of this recipe on this card; where none was made, how to ask for one."""
+    if fit.need_bytes is None:
+        return f"whether it fits {fit.gpu.words} was not predicted: ./run.sh plan says"
+    words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
+    word = words.get(fit.verdict, "predicted NOT to fit")
+    host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
+    return f"{word} {fit.gpu.words}: needs {reach(fit)}{host}"
+
+
+SETTINGS = ("learning_rate", "weight_decay", "beta2", "grad_clip", "ema")
+"""Fields of a spec that an export may be given; all others are a plan's."""
+AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
+AS_PLANNED |= dict.fromkeys(("largest", "check", "advise", "explain"))
+"""Options of a plan that an export leaves as they are."""
+COLUMNS = 80
+"""Of what is printed where there is no terminal to ask."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``export``."""
+    add = parser.add_argument
+    add("recipes", nargs=1, metavar="RECIPE", help="strategies joined by +")
+    add("--out", type=Path, metavar="DIR", help="folder (default: results/export/RECIPE)")
+    add_question(parser)
+    parser.set_defaults(**AS_PLANNED)
+    some = ", ".join(trainers.known())
+    told = f"those whose options are told (default: all): {some}"
+    add("--trainers", nargs="*", metavar="T", default=trainers.known(), help=told)
+    left = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS)
+    add_settings(parser.add_argument_group("the training's numbers"), leave_out=left)
+
+
+def export(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    """Write the files, say what they are; the exit code.
+
+    Raises:
+        BadInput: the recipe cannot be, as a plan says it; or the folder cannot be written.
+    """
+    asked, resolved = _resolved(options, given)
+    for name in options.trainers:
+        trainers.table(name)  # a name that there is none of, before anything else is done
+    folder = Path(options.out or ROOT / "results" / "export" / slug(options.recipes[0])).absolute()
+    machines = -(-resolved.spec.processes // asked.gpu.node)
+    made = bundle(resolved, folder, options.trainers, _plan(resolved, asked), machines)
+    try:
+        write(made)
+    except OSError as error:
+        raise SpecError(f"out is {folder}: {error.strerror}; give another --out DIR") from None
+    print_export(made, None if options.cpu else _known(resolved, asked), make_console(COLUMNS))
+    return OK
+
+
+def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[Asked, Resolved]:
+    """The recipe as a plan has it, with the numbers that were given; what a plan refuses is."""
+    asked, (recipe,) = asked_for(options), options.recipes
+    settings = {name: given[name] for name in SETTINGS if name in given}
+    resolved = resolve(dataclasses.replace(asked.resolved[0].spec, **settings))
+    lack = verdict.lack_of(resolved, asked.gpu)
+    if resolved.refusal or lack:
+        raise SpecError(f"{recipe}: {resolved.refusal or lack}")
+    if why := without_counterpart(resolved):
+        raise SpecError(why)
+    return asked, resolved
+
+
+def _plan(resolved: Resolved, asked: Asked) -> str:
+    """The command that plans what was exported; empty if no plan can be asked for it."""
+    if resolved.spec != asked.resolved[0].spec:
+        return ""
+    recipe = str(resolved.recipe)
+    return shlex.join(["./run.sh", "plan", "--recipes", recipe, *words(resolved, asked.gpu)])
+
+
+def _known(resolved: Resolved, asked: Asked) -> Fit:
+    """The card, and what an earlier plan predicted for it, if it was made."""
+    kind = overhead.preferred(asked.gpu.capability)
+    kept = pool.cached(resolved, pool.default_folder(), kind)
+    if kept is None:
+        return verdict.cannot(resolved, asked.gpu, "")
+    return verdict.judge(resolved, kept, asked.gpu)

@@ -1,0 +1,237 @@
+"""The options of other trainers that mean what a recipe means, and what has no counterpart there.
+
+A table a trainer in ``trainers/``, with the version that was read. What a table does not know, or
+knows as missing, is named: nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from harness.planner.export import lines
+from harness.planner.plan.request import defaults, numbers, parameters, techniques
+from harness.resolve import Resolved
+from strategies.base import BadInput, Slot
+from strategies.recipe import nearest
+
+FOLDER = Path(__file__).with_name("trainers")
+SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",
+            "all_weights")  # fmt: skip
+"""What a trainer must be told beside the techniques, in the order of its options."""
+NO_OPTION = "it has no such option"
+DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
+            Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
+"""Slots that decide what a training holds in memory."""
+
+
+class Missing(NamedTuple):
+    """What has no counterpart, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass
+class Translation:
+    """A recipe in a trainer's words. ``options``: name -> value, True where a flag stands alone.
+    ``beside``: what is said elsewhere than among them. ``notes``: (what, where it differs).
+    ``unplanned``: parts without a counterpart that decide the memory of the training."""
+
+    trainer: Mapping[str, Any]
+    start: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    beside: list[str] = field(default_factory=list)
+    notes: list[Missing] = field(default_factory=list)
+    lacks: list[Missing] = field(default_factory=list)
+    unplanned: list[str] = field(default_factory=list)
+
+    def add(self, what: str, rule: lines.Rule | None, values: Mapping[str, Any]) -> None:
+        """Take up what a rule says of ``what``; None: the table knows nothing of it."""
+        if rule is None:
+            rule = {"lacks": f"nobody has looked for it in {self.trainer['version']}"}
+        found = lines.filled(rule, values)
+        self.options |= found.get("options", {})
+        for key, kept in (("note", self.notes), ("lacks", self.lacks)):
+            if key in found:
+                kept.append(Missing(what, found[key]))
+        if "beside" in found:
+            self.beside.append(found["beside"])
+        self.start = found.get("start", self.start)
+
+
+def known() -> list[str]:
+    """The trainers that there are tables of."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def table(name: str) -> dict[str, Any]:
+    """A trainer's table.
+
+    Raises:
+        BadInput: there is none; names the nearest.
+    """
+    if name not in known():
+        raise BadInput(f"unknown trainer {name!r}; {nearest(name, known())}")
+    return lines.read(FOLDER / f"{name}.yaml")
+
+
+def translated(name: str, resolved: Resolved, config: str) -> Translation:
+    """``resolved`` in the words of the trainer ``name``; ``config`` is accelerate's file."""
+    trainer, launch, values = table(name), resolved.launch, numbers(resolved)
+    made = Translation(trainer)
+    values |= {"config": config, **_model(made, resolved)}
+    made.start = lines.filled(trainer["start"], values)
+    for what, rule in _found(trainer, resolved):
+        made.add(what, rule, values)
+        if what == launch.sharding and (rule is None or "lacks" in rule):
+            made.unplanned.append(what)
+    for part in techniques(resolved):
+        own = {**values, **parameters(part)}
+        written = trainer["strategies"].get(part.name, ())
+        rule = lines.fitting(written, parameters(part), launch, defaults(part))
+        unknown = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
+        rule = unknown if rule is None else rule
+        made.add(str(part), rule, own)
+        if part.slot in DECIDING and (rule is None or "lacks" in rule):
+            made.unplanned.append(str(part))
+    for option, why in trainer["models"].get(resolved.spec.model, {}).get("lacks", {}).items():
+        if made.options.pop(option, None) is not None:
+            made.lacks.append(Missing(option, why))
+    return made
+
+
+def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str, Any]]:
+    """What a table says of the sharding, of the training's numbers, and of places left empty."""
+    launch, values = resolved.launch, numbers(resolved)
+    yield launch.sharding, lines.fitting(trainer["sharding"], {}, launch)
+    for what in SETTINGS:
+        asked = {key: value for key, value in values.items() if key in _names(trainer, what)}
+        rule = lines.fitting(trainer["settings"].get(what, ()), asked, launch)
+        if rule is not None:
+            yield what.replace("_", " "), rule
+    for place, written in trainer.get("absent", {}).items():
+        if resolved.recipe.in_slot(Slot[place]) is None:
+            yield f"no {place.lower()}", lines.fitting(written, {}, launch)
+
+
+def _names(trainer: Mapping[str, Any], what: str) -> set[str]:
+    """The numbers that the rules of a setting ask for."""
+    written: Sequence[lines.Rule] = trainer["settings"].get(what, ())
+    return {name for rule in written for name in rule.get("for", {})}
+
+
+def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
+    """What the trainer calls the model, and by which script it is trained."""
+    kind = "lora" if "frozen_weights" in resolved.launch.traits else "full"
+    named, model = made.trainer["models"], resolved.spec.model
+    words = named.get(model, {})
+    found = words.get(kind, words.get("any"))
+    if found is None:
+        of = "an adapter of it" if kind == "lora" else "all of its weights"
+        why = f"no script is known that trains {of}" if model in named else "it has no such model"
+        made.lacks.append(Missing(model, f"{why}; the options are those of your own model's"))
+    else:
+        made.options |= lines.filled(made.trainer.get("model", {}), {"model": found})
+    return {"script": found or "SCRIPT", "model": found or "MODEL"}
+
+
+# ---- pages ----
+# trainers.md: a recipe in the words of other trainers, a section each.
+
+
+def page(title: str, translations: Sequence[Translation]) -> str:
+    """All sections, under what they are of."""
+    head = (
+        f"# {title}\n\nWhat means the same in other trainers. Each option was looked up in the "
+        "source named with it; another version may differ. What has no counterpart is named.\n"
+    )
+    return "\n".join([head, *(section(each) for each in translations)])
+
+
+def section(made: Translation) -> str:
+    """One trainer's."""
+    about = made.trainer
+    read = "".join(f"- `{path}`\n" for path in about["read"])
+    parts = [f"## {about['title']}\n", _unplanned(made), written(made)]
+    parts.append(_listed("Beside these", made.beside))
+    parts.append(_told("Where it differs", made.notes))
+    parts.append(_told("No counterpart", made.lacks))
+    parts.append(_evidence(made))
+    where = f"Read: {about['repository']} at {about['commit']} ({about['version']}):\n\n{read}"
+    return "\n".join([*(part for part in parts if part), where])
+
+
+def _unplanned(made: Translation) -> str:
+    """What keeps the trainer from training as planned, above its options."""
+    if not made.unplanned:
+        return ""
+    names = ", ".join(f"`{name}`" for name in made.unplanned)
+    return f"**The plan's memory does not hold here**: no counterpart for {names}.\n"
+
+
+def _evidence(made: Translation) -> str:
+    """Each option with its meaning in the source, as far as the table has it."""
+    known = made.trainer.get("evidence", {})
+    rows = [f"| `{name}` | {known[name]} |" for name in made.options if name in known]
+    head = ["| Option | Where it is read, and what it does |", "|---|---|"]
+    return "\n".join([*head, *rows]) + "\n" if rows else ""
+
+
+def written(made: Translation) -> str:
+    """The options as the trainer takes them, in a block of code."""
+    if made.trainer["form"] == "flags":
+        flags = "".join(f" \\\n    {line}" for line in _flags(made.options))
+        return f"```sh\n{made.start}{flags}\n```\n"
+    start, file = made.start, made.trainer["file"]
+    if made.trainer["form"] == "json":
+        text, kind = json.dumps(made.options, indent=2), "json"
+    elif made.trainer["form"] == "toml":
+        text, kind = _toml(made.options), "toml"
+    else:
+        text, kind = yaml.safe_dump(_nested(made.options), sort_keys=False).rstrip(), "yaml"
+    return f"```sh\n{start}\n```\n\n{file}:\n\n```{kind}\n{text}\n```\n"
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """``--name value``; a flag alone where it is on, several values for a list."""
+    lines = []
+    for name, value in options.items():
+        given = [] if value is True else value if isinstance(value, list) else [value]
+        lines.append(shlex.join([name, *map(str, given)]))
+    return lines
+
+
+def _toml(options: Mapping[str, Any]) -> str:
+    """Keys of the file, then its tables; strings, numbers and lists are written as in JSON."""
+    made = {name: value for name, value in options.items() if "." not in name}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in made.items()]
+    for table, keys in _nested({k: v for k, v in options.items() if "." in k}).items():
+        lines += ["", f"[{table}]", *(f"{name} = {json.dumps(v)}" for name, v in keys.items())]
+    return "\n".join(lines)
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``train.lr`` as a key within a key."""
+    made: dict[str, Any] = {}
+    for name, value in options.items():
+        *above, last = name.split(".")
+        block = made
+        for key in above:
+            block = block.setdefault(key, {})
+        block[last] = value
+    return made
+
+
+def _told(title: str, things: Sequence[Missing]) -> str:
+    return _listed(title, [f"`{what}`: {why}" for what, why in things])
+
+
+def _listed(title: str, lines: Sequence[str]) -> str:
+    return f"{title}:\n\n" + "".join(f"- {line}\n" for line in lines) if lines else ""

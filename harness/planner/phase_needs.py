@@ -1,0 +1,105 @@
+"""Needs of a training's phases beside its step, of a GPU and of the host. Pure functions. No torch.
+
+``load``: ``from_pretrained`` of diffusers fills a whole model in host memory in each process.
+DeepSpeed then moves the whole module to each GPU, in the type in which it trains, unless
+``zero.Init`` built it, which diffusers' classes do not use (DeepSpeed 0.19.8, runtime/engine.py,
+``_configure_distributed_model``). FSDP2 moves and cuts a block at a time (torch 2.13,
+_fully_shard/_fsdp_init.py, ``_move_states_to_device``), so that its set-up is the traced one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from harness.phases import planned
+from harness.planner.prediction import Aside, Prediction
+from harness.planner.resident_models import BYTES, STORED
+from harness.planner.speed.cards import Card
+from harness.resolve import Resolved
+
+STEP = "step"
+
+
+class Need(NamedTuple):
+    """Bytes of a GPU: comfortably, and at the ``least``; of a node's ``host`` memory if known; and
+    ``what`` is there, in words."""
+
+    gpu: int
+    least: int
+    host: int | None
+    what: str
+
+
+def needs(
+    resolved: Resolved, found: Prediction, card: Card, step: Need, more: int
+) -> dict[str, Need]:
+    """Phase -> its need, the step's among them, in the order in which they come. ``more``: bytes of
+    libraries and context."""
+    if found.between is None or not resolved.spec.phases:
+        return {STEP: step}
+    told = dict(_asked(resolved, found, card, more))
+    before = {name: told[name] for name in ("load", "encode") if name in told}
+    return before | {STEP: step} | {name: one for name, one in told.items() if name not in before}
+
+
+def _asked(
+    resolved: Resolved, found: Prediction, card: Card, more: int
+) -> Iterator[tuple[str, Need]]:
+    for phase, ways in planned(resolved.spec.phases).items():
+        if phase == "load":
+            yield phase, _load(resolved, card, ways, more)
+        elif phase == "encode":
+            yield phase, _encode(found, card, ways, more)
+        else:
+            yield phase, _validate(found, card, more)
+
+
+def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> Need:
+    """All weights in host memory, of each process or of rank 0 alone, and those that an engine or a
+    script (``card``) puts on a GPU before they are shared."""
+    spec, traits, count = resolved.spec, resolved.launch.traits, resolved.subject.parameters
+    kind = next((way for way in ways if way in BYTES), STORED)
+    copies = 1 if "rank0" in ways else min(card.node, spec.processes)
+    host = int(copies * count * BYTES[kind])
+    what = f"all weights in {kind} in host memory, {copies} times a node"
+    on_card = 0
+    if "card" in ways:
+        on_card, what = int(count * BYTES[kind]), f"{what}, and on each GPU"
+    elif "flat_weights" in traits:
+        half = "half_compute" in traits
+        on_card = count * (2 if half else 4)
+        what += f", and on each GPU in {'16 bits' if half else 'fp32'}, as DeepSpeed moves them"
+    gpu = on_card + card.beside + more
+    return Need(gpu, gpu, host, what)
+
+
+def _encode(found: Prediction, card: Card, ways: tuple[str, ...], more: int) -> Need:
+    """Encoders and VAE at work: alone, beside the weights that the training keeps, or beside all
+    that lives between two steps."""
+    one, kept, where = found.asides["encode"], 0, "alone"
+    if "step" in ways:
+        kept, where = found.between, "in the step"
+    elif "loaded" in ways:
+        kept, where = _weights(found), "beside the model"
+    return _beside(one, kept, card, more, f"{one.what} {where}")
+
+
+def _validate(found: Prediction, card: Card, more: int) -> Need:
+    """The fuller of a forward pass without gradients and of the VAE's decoding, beside all that
+    lives between two steps."""
+    one = found.asides["validate"]
+    decode = _beside(one, found.between, card, more, one.what)
+    if found.denoising is None:
+        return decode
+    still = Aside(weights=one.weights, allocated=0, reserved=0, what="denoising without gradients")
+    return max(decode, _beside(still, found.denoising, card, more, still.what))
+
+
+def _beside(one: Aside, kept: int, card: Card, more: int, what: str) -> Need:
+    there = kept + max(one.weights, card.beside) + more
+    return Need(there + one.reserved, there + one.allocated, None, what)
+
+
+def _weights(found: Prediction) -> int:
+    return found.steady.categories.get("parameters", 0)

@@ -1,0 +1,354 @@
+"""``plan --advise``: from one recipe, one knob moved at a time: what it buys, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from harness.commands.console import OK
+from harness.json_files import write_json
+from harness.planner import advice, verdict
+from harness.planner import advice as inverses
+from harness.planner.advice import SOUGHT, Advice, Move
+from harness.planner.plan.answer import answer, gib, lacks, near, reach
+from harness.planner.plan.candidates import Asked
+from harness.planner.plan.request import fit_as_json
+from harness.planner.plan.table import LOOK, WORD, host, notes, setting, uncertain
+from harness.planner.plan.tracing import Asking
+from harness.planner.search import Largest
+from harness.planner.suggestions import Ways
+from harness.planner.verdict import Fit
+from harness.report.data.grid import Grid, text_grid
+from harness.report.figures.units import GIB
+from harness.report.rendering.narrow import print_grid
+from harness.resolve import Resolved, resolve
+
+# ---- advice table ----
+# ``plan --advise`` in a terminal: a line a move, and where the recipe begins to fit.
+
+
+SAME = 0.005
+"""Share of a sample's time below which two are told as equal."""
+NAMED = 4
+"""Moves that a sentence names."""
+NOTE = (
+    "Buys: GiB less than the recipe needs. Time: of a sample, against the recipe's, by typical "
+    "figures."
+)
+
+
+def print_advice(found: Advice, ways: Ways | None, console: Console) -> None:
+    """The recipe, its moves by knob, and what follows."""
+    given = found.given
+    console.print(setting([given]), highlight=False)
+    console.print(f"From {escape(given.label)}: {escape(_state(given))}", highlight=False)
+    kinds = {"Knob": "text", "Moved to": "text", "": "flag"}
+    kinds |= dict.fromkeys(("Needs", "Buys", "Time"), "number")
+    lines, last = [], ""
+    for move, fit in found.moved:
+        lines.append(_cells(move, fit, given, named=move.knob != last))
+        last = move.knob
+    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
+    print_grid(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=looks)
+    for text in (NOTE, *notes([given])):
+        console.print(text, style="dim", highlight=False)
+    console.print()
+    for line in advice_lines(found, ways):
+        console.print(escape(line), highlight=False)
+
+
+def _state(fit: Fit) -> str:
+    if fit.need_bytes is None:
+        return f"{WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"
+    if not fit.may_fit:
+        return f"{WORD[fit.verdict]}, {lacks(fit)}"
+    return f"{WORD[fit.verdict]}, needs {reach(fit)}"
+
+
+def _cells(move: Move, fit: Fit, given: Fit, *, named: bool) -> list[str]:
+    need = near(fit.need_bytes, fit.spread_bytes)
+    cells = [move.knob if named else "", move.to, WORD[fit.verdict], need]
+    return [*cells, gib(_buys(fit, given)), time_of(fit, given)]
+
+
+def _buys(fit: Fit, given: Fit) -> int | None:
+    known = fit.need_bytes is not None and given.need_bytes is not None
+    return given.need_bytes - fit.need_bytes if known else None
+
+
+def time_of(fit: Fit, given: Fit) -> str:
+    """A sample's time against the given recipe's: ``+30 %``, ``x3.1``; ``-`` where not known."""
+    if not fit.samples_per_second or not given.samples_per_second:
+        return "-"
+    times = given.samples_per_second / fit.samples_per_second
+    if times >= 2:
+        return f"x{times:.1f}"
+    return "0 %" if abs(times - 1) < SAME else f"{100 * (times - 1):+.0f} %"
+
+
+def advice_lines(found: Advice, ways: Ways | None) -> list[str]:
+    """Where it begins to fit, or what it could be given up for, and how far the scales go."""
+    given, fits = found.given, [(move, fit) for move, fit in found.moved if fit.fits]
+    lines = []
+    if given.need_bytes is None:
+        lines.append("Without a prediction of the recipe nothing can be held to it.")
+    elif given.fits:
+        faster = [pair for pair in fits if _faster(pair[1], given)]
+        lines += _listed("It fits. Faster, and fits too", faster, given)
+    elif fits:
+        lines += _listed("It begins to fit with one move", fits, given)
+    else:
+        lines += ["No single move makes it fit.", *answer([given], ways)]
+    lines += [_end(what, one) for what, one in found.largest.items()]
+    return lines
+
+
+def _faster(fit: Fit, given: Fit) -> bool:
+    known = fit.samples_per_second and given.samples_per_second
+    return bool(known) and fit.samples_per_second > (1 + SAME) * given.samples_per_second
+
+
+def _listed(head: str, pairs: Sequence[tuple[Move, Fit]], given: Fit) -> list[str]:
+    """The quickest of ``pairs``, one a line."""
+    if not pairs:
+        return [f"{head}: none of these moves."]
+    quick = sorted(pairs, key=lambda pair: -(pair[1].samples_per_second or 0))[:NAMED]
+    return [f"{head}, the fastest first:", *(f"  {_told(move, fit, given)}" for move, fit in quick)]
+
+
+def _told(move: Move, fit: Fit, given: Fit) -> str:
+    return f"{move.knob}: {move.to} ({gib(fit.need_bytes)} GiB, time {time_of(fit, given)})"
+
+
+def _end(what: str, one: Largest) -> str:
+    """How far a scale goes."""
+    sought = SOUGHT[what]
+    if one.fits is None:
+        why = one.stopped or (f"not even {sought.named(one.over.resolved)}" if one.over else "none")
+        return f"Largest {sought.words} that fits: {why}"
+    size = sought.named(one.fits.resolved)
+    if one.over is None:
+        return f"Largest {sought.words} that fits: {size} or more"
+    over = f"{sought.named(one.over.resolved)} does not, with {gib(one.over.need_bytes)} GiB"
+    between = "" if one.exact else "; what lies between was not predicted"
+    head = f"Largest {sought.words} that fits: {size} ({gib(one.fits.need_bytes)} GiB)"
+    return f"{head}; {over}{between}"
+
+
+# ---- largest table ----
+# The answer of ``plan --largest`` in a terminal: what fits, what does not, and what is open.
+
+
+def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
+    """A line a recipe, as it was asked: the size that fits, and the next that does not."""
+    name = SOUGHT[what].named
+    heads = ["Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"]
+    lines = [
+        [
+            answer.recipe,
+            name(answer.fits.resolved) + _how(answer.fits) if answer.fits else "-",
+            _need(answer.fits),
+            name(answer.over.resolved) + _how(answer.over) if answer.over else "-",
+            _need(answer.over),
+        ]
+        for answer in answers
+    ]
+    console.print(_head(what, asked), highlight=False)
+    kinds = ["number" if "GiB" in head else "text" for head in heads]
+    none = [() for _ in lines]
+    grid = Grid(key="largest", title="", heads=heads, kinds=kinds, lines=lines, marks=none)
+    print_grid(grid, console, least_worth=())
+    for answer in answers:
+        for line in _remarks(answer, name):
+            console.print(f"{escape(answer.recipe)}: {escape(line)}", highlight=False)
+    for recipe, reason in asked.refused:
+        console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
+    known = [fit for answer in answers for fit in (answer.fits, answer.over) if fit]
+    told = [*uncertain(known), *(host(known[0]) if known else [])]
+    for text in (*told, verdict.assumed(asked.gpu)):
+        console.print(text, style="dim", highlight=False)
+    text = "Every size in the table was predicted by itself, none by a line through others."
+    console.print(text, style="dim", highlight=False)
+
+
+def _need(fit: Fit | None) -> str:
+    """GiB, to a hundredth: neighbours differ by little; with what they may be off by."""
+    return f"{fit.need_bytes / GIB:.2f} \u00b1{fit.spread_bytes / GIB:.1f}" if fit else "-"
+
+
+def _how(fit: Fit) -> str:
+    """A mark for a size that may fit, and for one for which only the host's memory is short."""
+    return {"tight": " (tight)", "host": " (host short)"}.get(fit.verdict, "")
+
+
+def _head(what: str, asked: Asked) -> str:
+    row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
+    fixed = [] if what == "model" else [row.spec.model]
+    size, processes = row.subject.size_in_words, row.spec.processes
+    fixed += [] if what in ("resolution", "frames") else [f"at {size}"]
+    batch = "" if what == "batch" else f", global batch {row.spec.global_batch}"
+    return f"Largest {SOUGHT[what].words}: {' '.join(fixed)}{batch}, {processes} x {card.words}"
+
+
+def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
+    """Where the answer is less than "this fits, and the next does not"."""
+    remarks = [answer.stopped] if answer.stopped else []
+    if answer.fits is None and answer.over is not None:
+        remarks.append(f"not even {name(answer.over.resolved)} fits")
+    if answer.fits is not None and not answer.exact and answer.over is not None:
+        remarks.append(
+            f"between {name(answer.fits.resolved)} and {name(answer.over.resolved)}, after "
+            f"{answer.tried} predictions; what lies between was not predicted"
+        )
+    if answer.fits is not None and answer.over is None and not answer.stopped:
+        end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
+        remarks.append(f"{name(answer.fits.resolved)} or more: {end}")
+    over = answer.over
+    if over is not None and over.may_fit:
+        remarks.append(f"{name(over.resolved)} may fit: {reach(over)}")
+    elif over is not None and over.verdict == "host":
+        remarks.append(f"{name(over.resolved)} {lacks(over)}")
+    return remarks
+
+
+# ---- largest ----
+# ``plan --largest``: the inverse of a plan, of each recipe that has such a size.
+
+
+def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) -> int:
+    """Seek, print each recipe's answer; the exit code.
+
+    Raises:
+        BadInput: no recipe has such a size.
+    """
+    what, asked = options.largest, _able(options.largest, asking.asked)
+    answers = asking.largest(what, asked.resolved)
+    print_largest(answers, what, asked, console)
+    if options.json:
+        write_json(options.json, largest_as_json(answers, asked))
+    return OK
+
+
+def _able(what: str, asked: Asked) -> Asked:
+    """Of the rows those whose largest ``what`` can be sought; the others are refused, with why."""
+    advice.refuse(what, asked.resolved)
+    reasons = [(row, advice.unable(what, row)) for row in asked.resolved]
+    refused = [(str(row.recipe), why) for row, why in reasons if why]
+    rows = [row for row, why in reasons if not why]
+    return dataclasses.replace(asked, resolved=rows, refused=[*asked.refused, *refused])
+
+
+def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
+    """Each recipe's bracket: the size that fits and the one that does not, in bytes of a GPU."""
+    rows = [
+        {**vars(a), "fits": side_as_json(a.fits), "over": side_as_json(a.over)} for a in answers
+    ]
+    refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
+    given = {"gpu": dataclasses.asdict(asked.gpu), "assumed": verdict.assumed(asked.gpu)}
+    return {**given, "rows": rows, "refused": refused}
+
+
+def side_as_json(fit: Fit | None) -> dict[str, object] | None:
+    """One end of a bracket."""
+    if fit is None:
+        return None
+    spec, sizes = fit.resolved.spec, ("model", "resolution", "frames", "data")
+    return {
+        **{name: getattr(spec, name) for name in sizes},
+        "recipe": spec.recipe,
+        "micro_batch": fit.resolved.micro_batch,
+        "verdict": fit.verdict,
+        "need_bytes": fit.need_bytes,
+        "need_high_bytes": fit.most_bytes,
+        "method": fit.prediction.method,
+    }
+
+
+def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -> int:
+    """Predict the recipe and every move from it, print what each does; the exit code."""
+    (row,) = asking.asked.resolved
+    moves = advice.moves(row, asking.asked.processes)
+    given, *fits = asking.fits([row, *(move.row for move in moves)])
+    # Without its own prediction there is nothing that a move could be held to.
+    scales = advice.SCALES if given.need_bytes is not None else ()
+    able = [what for what in scales if not inverses.unable(what, row)]
+    largest = {
+        what: asking.largest(what, [row], advice.TRIES, told=[given, *fits])[0] for what in able
+    }
+    found = Advice(given=given, moved=list(zip(moves, fits, strict=True)), largest=largest)
+    ways = asking.ways([given, *fits])
+    print_advice(found, ways, console)
+    if options.json:
+        write_json(options.json, as_json(found, ways))
+    return OK
+
+
+def as_json(found: Advice, ways: Ways | None) -> dict[str, object]:
+    """The recipe, its moves, the largest sizes, and what was tried where no move fits."""
+    return {
+        "given": fit_as_json(found.given),
+        "moves": [
+            {"knob": move.knob, "to": move.to, **fit_as_json(fit)} for move, fit in found.moved
+        ],
+        "largest": {
+            what: {**vars(one), "fits": side_as_json(one.fits), "over": side_as_json(one.over)}
+            for what, one in found.largest.items()
+        },
+        "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
+    }
+
+
+# ---- buckets ----
+# A plan over a cache: the largest of its samples decide; what each of the other sizes takes.
+
+
+Bucket = Mapping[str, Any]
+"""Fields of a spec that ask for samples of one size, and how many "samples" the cache has."""
+
+
+def fits_of(fits: Sequence[Fit], buckets: Sequence[Bucket], asking: Asking) -> list[Fit]:
+    """The recipe that answers the plan (the fastest that fits, or the nearest) at each size of the
+    cache; none where nothing could be predicted."""
+    answer = verdict.fastest(fits) or verdict.nearest(fits)
+    if answer is None or not buckets:
+        return []
+    rows = [_at(answer.resolved, bucket) for bucket in buckets]
+    return asking.fits(rows, f"{answer.label} at each size of the cache: ")
+
+
+def _at(row: Resolved, bucket: Bucket) -> Resolved:
+    sizes = {name: value for name, value in bucket.items() if name != "samples"}
+    return resolve(dataclasses.replace(row.spec, **sizes))
+
+
+def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Console) -> None:
+    """A line for each size, the largest first."""
+    if not fits:
+        return
+    kinds = dict.fromkeys(("Sample", "Samples", "Needs", "Free", "Step ms"), "number")
+    kinds |= {"Sample": "text", "": "flag"}
+    lines = [_buckets_cells(*pair) for pair in zip(fits, buckets, strict=True)]
+    order = ["Sample", "", "Samples", "Needs", "Free", "Step ms"]
+    grid = text_grid("buckets", "", {head: kinds[head] for head in order}, lines)
+    console.print(
+        f"{fits[0].label} at each size of the cache; the plan above is of the largest:",
+        highlight=False,
+    )
+    print_grid(grid, console, styles={"": {WORD[word]: look for word, look in LOOK.items()}})
+
+
+def _buckets_cells(fit: Fit, bucket: Bucket) -> list[str]:
+    size = fit.resolved.subject.size_in_words
+    step = f"{fit.seconds.total * 1e3:.0f}" if fit.seconds else "-"
+    need = [near(fit.need_bytes, fit.spread_bytes), gib(fit.margin_bytes)]
+    return [size, WORD[fit.verdict], str(bucket["samples"]), *need, step]
+
+
+def buckets_as_json(fits: Sequence[Fit], buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
+    """The same as JSON."""
+    return [{**bucket, **fit_as_json(fit)} for fit, bucket in zip(fits, buckets, strict=False)]

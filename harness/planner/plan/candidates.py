@@ -1,0 +1,443 @@
+"""What a plan is asked for: a model, a card and recipes, checked."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.commands import listing
+from harness.data.caches.named import KINDS, is_cache
+from harness.data.feed import check_data
+from harness.phases import planned, planned_text
+from harness.planner import resident_models
+from harness.planner.calibration import store
+from harness.planner.plan.request import HOST_GIVEN, LATENT
+from harness.planner.speed import cards, rates
+from harness.planner.speed.cards import Card
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec, SpecError, located
+from harness.subjects import kind_of
+from harness.suite.matrix import unreplicated
+from harness.system import gpus
+from harness.system.capability import shortfall
+from strategies import CATALOG, parse
+from strategies.base import BadInput, Slot
+from strategies.recipe import name_of
+from strategies.streaming.block_swap import AT_ONCE
+from strategies.subject import Shaping, Subject
+from strategies.workloads import SAMPLE
+
+# ---- across ----
+# What is planned of a public model on several nodes where no recipes are named: the ways to share
+# its weights, its samples and its blocks, each as wide as the nodes and the model allow.
+
+
+WHOLE = "+bf16+checkpoint"
+ALIKE = [
+    "ddp+bf16_pure+lora:rank=16+checkpoint",
+    f"zero3{WHOLE}",
+    f"fsdp2{WHOLE}",
+]
+"""Those that take any number of GPUs."""
+SHARING = (8, 4, 2)
+"""Of so many ranks, the first that a model can be cut for, samples are shared."""
+STAGES = (8, 4)
+"""Stages, as many as a node's GPUs or half of them: each is a row."""
+
+
+def recipes(gpus: int, node: int, refused: Callable[[str], bool]) -> list[str]:
+    """Recipes for so many ``gpus``, ``node`` of them in each machine; ``refused``: whether a recipe
+    cannot be. Where all ranks that would share samples are refused, the last is named."""
+    shared = [f"fsdp2+sp:ranks={ranks}{WHOLE}" for ranks in SHARING if ranks <= node]
+    staged = [n for n in STAGES if n <= node and gpus % n == 0]
+    found = [*ALIKE, f"hsdp:replicate={gpus // node}{WHOLE}"]
+    found += [next((text for text in shared if not refused(text)), shared[-1])] if shared else []
+    # One sample a GPU: as many micro batches pass as there are stages.
+    return found + [f"pp:stages={n},micro={n}{WHOLE}" for n in staged]
+
+
+DEFAULT_GPU_BATCH = 32
+"""Samples a GPU of a DiT; of a public model one, as its trainers begin."""
+DEFAULT_PIXELS = 256
+PUBLIC_ALONE = [
+    "single+bf16_pure+lora:rank=16",
+    "single+bf16_pure+lora:rank=16+checkpoint",
+    "single+bf16_pure+cast:to=fp8+lora:rank=16+checkpoint",
+    "single+bf16_pure+qlora:rank=16+checkpoint",
+    "single+bf16_pure+checkpoint+adam8bit",
+    "single+bf16_pure+adafactor+optimizer_in_backward",
+    "single+bf16_pure+checkpoint+adafactor+optimizer_in_backward",
+    "single+bf16",
+    "single+bf16+checkpoint",
+    "zero3_offload+bf16+lora:rank=16+checkpoint",
+    "zero3_offload+bf16+checkpoint",
+]
+PUBLIC = [
+    "ddp+bf16_pure+lora:rank=16",
+    "ddp+bf16_pure+lora:rank=16+checkpoint",
+    "zero3+bf16+lora:rank=16",
+    "zero3+bf16+lora:rank=16+checkpoint",
+    "fsdp2+bf16_pure+lora:rank=16+checkpoint",
+    "ddp+bf16_pure+checkpoint+adam8bit",
+    "zero2+bf16+checkpoint",
+    "zero3+bf16",
+    "zero3+bf16+checkpoint",
+    "fsdp2+bf16",
+    "fsdp2+bf16+checkpoint",
+    "zero3_offload+bf16+lora:rank=16+checkpoint",
+    "zero3_offload+bf16+checkpoint",
+]
+"""What is planned of a public model where no recipes are named, on one GPU and on more: what its
+trainers do, from adapters over 16-bit weights to all weights with float32 masters."""
+SWAPPED = [
+    "single+bf16_pure+block_swap:blocks={half}+lora:rank=16+checkpoint",
+    "single+bf16_pure+block_swap:blocks={most}+lora:rank=16+checkpoint",
+    "single+bf16_pure+block_swap:blocks={most}+checkpoint",
+]
+"""The same on one GPU with half of the blocks, and all but four, in host memory."""
+GPUS, CPU_PROCESSES = 8, 2
+"""Processes where none are asked for; of a public model one."""
+
+
+class PlanError(BadInput):
+    """A plan that cannot be made: one line with the key, its value and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a plan is for: specs checked, and the recipes of a suite that cannot be, with why.
+
+    ``processes``: the GPUs asked for, whatever a recipe of one process takes of them. ``buckets``:
+    the sizes of the samples in a cache, the largest first; the rows are of that.
+    """
+
+    resolved: list[Resolved]
+    refused: list[tuple[str, str]]
+    gpu: Card
+    processes: int = 1
+    buckets: Sequence[Mapping[str, Any]] = ()
+
+
+def asked_for(options: argparse.Namespace) -> Asked:
+    """Every row checked.
+
+    Raises:
+        BadInput: one line. A recipe that was named must be possible; one of a suite
+            that is not becomes a line of its own.
+    """
+    if options.workload == SAMPLE and options.processes not in (None, 1):
+        raise PlanError(
+            f"gpus is {options.processes}, and samples are drawn by one; leave --gpus out"
+        )
+    if options.workload == SAMPLE:
+        options.processes = 1
+    if options.processes is None:
+        options.processes = _usual_processes(options)
+    if options.processes < 1:
+        raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
+    if options.jobs is not None and options.jobs < 1:
+        raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
+    _check_kinds(options)
+    gpu = _placed(card_of(options), options)
+    phases = _phases(options)
+    gpu = _with_beside(gpu, options, "encode" in phases)
+    buckets = _buckets(options)
+    base = dataclasses.replace(_base(options), phases=phases)
+    base.check()
+    rows, refused = [], []
+    named = options.recipes or options.suite
+    usual = _across(options, base, gpu) or [*_recipes(options), *_swapped(options, base)]
+    for recipe in usual if named else for_card(usual, gpu):
+        try:
+            rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
+        except BadInput as error:
+            if options.recipes:
+                raise
+            if recipe in usual:
+                refused.append((recipe, str(error)))
+    if not rows:
+        raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
+    told = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
+    return Asked(resolved=rows, refused=refused, **told)
+
+
+def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
+    """Recipes that nobody named, with mixed precision in float16 where ``gpu`` has no bfloat16."""
+    if gpu.capability is None or not shortfall("bf16", gpu.capability, gpu.name):
+        return list(recipes)
+    return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
+
+
+def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    """The sizes of the cache that was named; the plan is of the largest, or of that asked for."""
+    data = located({"data": options.data})["data"]
+    if not data:
+        return ()
+    if not is_cache(data):
+        raise PlanError(
+            f"data is {data}; a plan takes a cache ({', '.join(f'{kind}:FOLDER' for kind in KINDS)}"
+            "), for of other data sizes alone matter: --resolution, --frames, --text"
+        )
+    names = ("config", "set", "resolution", "frames", "text")
+    shaping = Shaping(data=data, **{name: getattr(options, name) for name in names})
+    model = model_name(options.model)
+    found = kind_of(model).buckets(shaping, model)
+    for name in ("resolution", "frames", "text"):
+        setattr(options, name, found[0][name])
+    return found
+
+
+def _usual_processes(options: argparse.Namespace) -> int:
+    """Of a public model one GPU, which is what most who ask have."""
+    if options.cpu:
+        return CPU_PROCESSES
+    return 1 if kind_of(model_name(options.model)).brings_samples else GPUS
+
+
+def _check_kinds(options: argparse.Namespace) -> None:
+    """Refuse questions that cannot be asked together, and those of one recipe asked of several."""
+    asked = [name for name in ("largest", "check", "advise") if getattr(options, name)]
+    if options.explain and asked:
+        why = "searches many" if asked == ["largest"] else "answers otherwise"
+        raise PlanError(f"--explain is of one size, and --{asked[0]} {why}; leave one out")
+    if len(asked) > 1:
+        raise PlanError(f"--{asked[0]} and --{asked[1]} are two questions; leave one out")
+    of_one = [name for name in asked if name != "largest"]
+    count = len(options.recipes or ())
+    if of_one and count != 1:
+        named = f"{count} are named" if count else "none is named"
+        raise PlanError(f"--{of_one[0]} is of one recipe, and {named}; give --recipes RECIPE")
+
+
+def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
+    """``gpu`` with the models that stay on it beside the training, perhaps ``at_work`` there."""
+    if not options.also:
+        return gpu
+    found = resident_models.of(options.also, options.model)
+    total = sum(one.bytes for one in found)
+    return dataclasses.replace(gpu, beside=total, beside_told=resident_models.words(found, at_work))
+
+
+def _phases(options: argparse.Namespace) -> str:
+    """The phases that were asked for, as a spec has them. Encoders that stay on each GPU encode in
+    each step; others are there while the trained model is loaded, as in diffusers' scripts. What
+    encodes in each step stays."""
+    found = planned(options.phases)
+    places = set(found.get("encode", ())) & {"alone", "loaded", "step"}
+    if "encode" in found and not places:
+        places = {"step" if options.also else "loaded"}
+        found["encode"] = (*places, *found["encode"])
+    usual = resident_models.usual_of(options.model)
+    has_vae = any("latent" in resident_models.table()[name] for name in usual)
+    for phase, known in (("encode", usual), ("validate", has_vae)):
+        if phase in found and not known:
+            raise PlanError(
+                f"phases has {phase}, and which {'encoders and ' * (not usual)}VAE model "
+                f"{options.model} has is not known; leave {phase} out"
+            )
+    if "step" in places and not options.also:
+        options.also = [resident_models.USUAL]
+    return planned_text(found)
+
+
+def _before(options: argparse.Namespace) -> str:
+    """The models that were on each GPU before the training, as a spec has them."""
+    found = resident_models.of(options.before, options.model, "before")
+    return ",".join(one.name for one in found)
+
+
+def _placed(gpu: Card, options: argparse.Namespace) -> Card:
+    """``gpu`` among its nodes, with the network between them."""
+    if options.cpu and (options.nodes or options.network):
+        raise PlanError(
+            "--nodes and --network are of GPUs, and --cpu is one machine; leave out both"
+        )
+    gpu = on_nodes(gpu, options.processes, options.nodes)
+    return rates.of_results(gpu, options.network) if options.network else gpu
+
+
+def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
+    """``gpu`` with its number on each of ``nodes``; with 8 on each where that was not said.
+
+    Raises:
+        PlanError: nodes that cannot share so many alike.
+    """
+    if nodes is None:
+        return gpu
+    if nodes < 1 or gpus % nodes:
+        near = nodes * max(1, gpus // nodes) if nodes > 0 else 1
+        way_out = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
+        raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {way_out}")
+    return dataclasses.replace(gpu, node=gpus // nodes)
+
+
+def card_of(options: argparse.Namespace) -> Card:
+    """The card that was asked for, with its calibration and its machine's host memory.
+
+    Raises:
+        BadInput: there is no such card or size, or the calibration is of something else.
+    """
+    return _hosted(rates.as_calibrated(_card(options), options.calibration), options)
+
+
+def _hosted(gpu: Card, options: argparse.Namespace) -> Card:
+    """``gpu`` with the host memory that was asked for; with this machine's where the card is in it;
+    else its kind's, which ``Card.host_bytes`` assumes."""
+    asked = options.host_memory
+    if asked and gpu.shared:
+        raise PlanError(
+            f"host-memory is {asked}, and --cpu plans for this machine's memory; leave it out"
+        )
+    if asked:
+        size = cards.parse_bytes(asked, "host-memory")
+        return dataclasses.replace(gpu, host_memory=size, host_told=HOST_GIVEN)
+    own = () if gpu.shared else (cards.named(one.name, one.total_bytes) for one in gpus.visible())
+    if any(card and card.name == gpu.name for card in own):
+        return dataclasses.replace(
+            gpu, host_memory=store.memory_bytes(), host_told="this machine's"
+        )
+    return gpu
+
+
+def _card(options: argparse.Namespace) -> Card:
+    if options.cpu:
+        return rates.this_cpu()
+    if options.gpu_memory:
+        return cards.of_size(cards.parse_bytes(options.gpu_memory))
+    return rates.find(options.gpu)
+
+
+def _device(options: argparse.Namespace) -> str:
+    return "cpu" if options.cpu else "cuda"
+
+
+def _base(options: argparse.Namespace) -> Spec:
+    model = model_name(options.model)
+    kind = kind_of(model)
+    given = located({name: getattr(options, name) for name in ("config", "set", "frames", "text")})
+    batch = options.global_batch
+    if batch is None:
+        batch = options.processes * (1 if kind.brings_samples else DEFAULT_GPU_BATCH)
+    spec = Spec(
+        recipe="single" if options.workload == SAMPLE else "ddp",
+        model=model,
+        objective=kind.usual_objective(Shaping(config=given["config"]), model),
+        data="synthetic" if kind.brings_samples else _squares(options, kind, model),
+        resolution=options.resolution if kind.brings_samples else "",
+        global_batch=batch,
+        processes=options.processes,
+        device=_device(options),
+        # The averages of a DiT's reference are part of its training; of public models few keep one.
+        ema=0.0 if kind.brings_samples else Spec.ema,
+        workload=options.workload,
+        sampler_steps=options.sampler_steps,
+        cfg_scale=options.cfg_scale,
+        before=_before(options),
+        **given,
+    )
+    spec.check()
+    if options.largest != "batch":
+        together = max((parse(text).together for text in _recipes(options)), default=1)
+        # Refuses a batch that no row could take.
+        spec.micro_batch(max(1, spec.processes // together), 1)
+    return spec
+
+
+def _squares(options: argparse.Namespace, kind: type[Subject], model: str) -> str:
+    """The data of a model that takes square latents, by the pixels asked for."""
+    text = options.resolution or str(DEFAULT_PIXELS)
+    tile = kind(model=model, data=check_data("synthetic")).tile
+    step = LATENT * tile
+    pixels = int(text) if text.isdecimal() else 0
+    if pixels < step or pixels % step:
+        near = max(step, round(pixels / step) * step)
+        raise PlanError(
+            f"resolution is {text}; {options.model} takes multiples of {step} "
+            f"({LATENT} pixels a latent x patch {tile}), as {near}"
+        )
+    return f"synthetic:{pixels // LATENT}"
+
+
+def model_name(text: str) -> str:
+    """A size alone, as ``CUSTOM``, as a model's name; what it leaves out is DiT-XL/2's."""
+    if "=" not in text or ":" in text:
+        return located({"model": text})["model"]
+    return f"DiT-XL/2:{text}"
+
+
+def _recipes(options: argparse.Namespace) -> list[str]:
+    """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
+    asked = options.recipes
+    if not asked and not options.suite and options.workload == SAMPLE:
+        options.suite = "sampling"
+    if not asked and not options.suite and kind_of(model_name(options.model)).brings_samples:
+        asked = PUBLIC if options.processes > 1 else PUBLIC_ALONE
+    elif not asked:
+        suite = listing.load(options.suite or "default", _device(options))
+        asked = [row.recipe for row in suite.rows]
+    asked = [_with_sharding(recipe, options.processes) for recipe in asked]
+    if options.processes == 1:
+        asked = [unreplicated(recipe, _device(options)) for recipe in asked]
+    return list(dict.fromkeys(asked))
+
+
+def _with_sharding(recipe: str, processes: int) -> str:
+    """A recipe that names no sharding, with the only one that a GPU alone has.
+
+    Raises:
+        PlanError: on several GPUs there are several.
+    """
+    names = [name_of(word, CATALOG) for word in recipe.replace(" ", "").split("+")]
+    if any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names):
+        return recipe
+    if processes == 1:
+        return f"single+{recipe}"
+    named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
+    raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; one of {named}")
+
+
+def _swapped(options: argparse.Namespace, base: Spec) -> list[str]:
+    """``SWAPPED`` with the model's numbers, where ``PUBLIC_ALONE`` is planned."""
+    named = options.recipes or options.suite or options.workload == SAMPLE
+    if named or options.cpu or options.processes > 1 or not kind_of(base.model).brings_samples:
+        return []
+    depth = resolve(dataclasses.replace(base, recipe="single")).subject.depth
+    counts = {"half": depth // 2, "most": depth - 2 * AT_ONCE}
+    return [text.format(**counts) for text in SWAPPED] if counts["half"] > 2 * AT_ONCE else []
+
+
+def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
+    """What is compared of a public model on several nodes where nothing is named; else nothing."""
+    named = options.recipes or options.suite or options.workload == SAMPLE
+    if named or gpu.shared or base.processes <= gpu.node or base.processes % gpu.node:
+        return []
+    if not kind_of(base.model).brings_samples:
+        return []
+
+    def refused(recipe: str) -> bool:
+        try:
+            _row(base, recipe, whole_batches=True)
+        except BadInput:
+            return True
+        return False
+
+    return recipes(base.processes, gpu.node, refused)
+
+
+def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
+    """A recipe under the plan's settings; a launch file of one process gets one.
+
+    Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
+    """
+    parsed = parse(recipe, workload=base.workload)
+    processes = 1 if parsed.alone(base.device) else base.processes
+    batch = base.global_batch if whole_batches else processes * parsed.accumulation
+    spec = dataclasses.replace(base, recipe=parsed.text, processes=processes, global_batch=batch)
+    resolved = resolve(spec)
+    if resolved.refusal:
+        raise SpecError(f"{recipe}: {resolved.refusal}")
+    return resolved

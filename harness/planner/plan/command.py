@@ -1,0 +1,124 @@
+"""``./run.sh plan``: which recipe is predicted to fit which GPUs, how fast, and what else would.
+
+Needs no GPU, and this process no torch: each recipe is predicted in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from harness.commands.console import FAILED, OK, make_console
+from harness.commands.options import check_file
+from harness.json_files import write_json
+from harness.planner import pool, verdict
+from harness.planner.advice import SOUGHT
+from harness.planner.plan import advice
+from harness.planner.plan.advice import plan_advice, plan_largest
+from harness.planner.plan.answer import check_line
+from harness.planner.plan.candidates import Asked, asked_for
+from harness.planner.plan.request import add_question, fit_as_json
+from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
+from harness.planner.plan.table import print_explained, print_plan
+from harness.planner.plan.tracing import Asking, PlanProgress
+from harness.planner.speed import rates
+from harness.planner.suggestions import Ways
+from harness.planner.verdict import Fit
+from harness.report.figures.numbers import REGIMES
+from strategies.workloads import TRAIN, WORKLOADS
+
+WIDE = 116
+"""Columns of the table where there is no terminal to ask."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``plan``."""
+    what, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    told = "recipes to choose among (default: the suite's)"
+    what.add_argument("--recipes", nargs="+", metavar="R", help=told)
+    told = "a suite's recipes (default: the suite default)"
+    what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
+    told = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
+    what.add_argument("--claims", type=Path, metavar="DIR", help=told)
+    add_question(parser)
+    told = "train, or sample: samples drawn in batches (default: train)"
+    add("--workload", choices=WORKLOADS, default=TRAIN, help=told)
+    told = "with sample: steps of the sampler (default: 8)"
+    add("--sampler-steps", type=int, metavar="N", default=0, help=told)
+    told = "with sample: guidance scale, 1: none (default: 2)"
+    add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
+    told = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
+    told += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
+    add("--largest", choices=tuple(SOUGHT), help=told)
+    told = "of one recipe one line, and exit code 0 if it fits, 1 if not: a guard of a training"
+    add("--check", action="store_true", help=told)
+    told = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"
+    add("--advise", action="store_true", help=told)
+    told = "the same on each of these numbers of GPUs, eight on a node, and where more stop to pay "
+    add("--scale", type=int, nargs="+", metavar="N", help=told + "(default: one number, --gpus)")
+    told = "with --scale: what stays, weak: the samples of a GPU, strong: those of a step, or both "
+    add("--regime", choices=(*REGIMES, BOTH), default="weak", help=told + "(default: weak)")
+    told = "with --scale: keep it beside the suite scale's results in DIR (default: print it only)"
+    add("--keep", type=Path, metavar="DIR", help=told)
+    add("--explain", action="store_true", help="say of each recipe what its peak is made of")
+    add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
+    add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Predict, print the table and the answer; the exit code."""
+    console = make_console(WIDE)
+    if options.claims:
+        return plan_claims(options, console)
+    if options.json:
+        check_file(options.json, "json")
+    if options.scale:
+        return plan_scale(options, console)
+    # A guard's answer is one line on standard output; what it waits for is said beside it.
+    shown = make_console(stderr=True) if options.check else console
+    jobs = options.jobs or pool.default_jobs()
+    asking = Asking(asked_for(options), jobs, PlanProgress(shown))
+    if options.largest:
+        return plan_largest(options, asking, console)
+    if options.advise:
+        return plan_advice(options, asking, console)
+    return _plan(options, asking, console)
+
+
+def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
+    asked = asking.asked
+    fits = asking.fits(asked.resolved)
+    ways = asking.ways(fits)
+    if options.check:
+        console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
+        sizes = []
+    else:
+        print_plan(fits, asked.refused, ways, console)
+        sizes = advice.fits_of(fits, asked.buckets, asking)
+        advice.print_buckets(sizes, asked.buckets, console)
+    if options.explain:
+        print_explained(fits, console)
+    if options.json:
+        found = as_json(fits, ways, asked)
+        write_json(options.json, found | {"buckets": advice.buckets_as_json(sizes, asked.buckets)})
+    return FAILED if options.check and not fits[0].fits else OK
+
+
+def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, object]:
+    """Everything that was derived, and the predictions it was derived from."""
+    best = verdict.fastest(fits)
+    return {
+        "gpu": dataclasses.asdict(asked.gpu),
+        "assumed": verdict.assumed(asked.gpu),
+        "rests_on": rates.words(asked.gpu),
+        "fastest": best.label if best else None,
+        "rows": [fit_as_json(fit) for fit in fits],
+        "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
+        "tried_on_more_gpus": [fit_as_json(fit) for fit in ways.wider] if ways else [],
+        "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
+    }

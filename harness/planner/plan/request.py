@@ -1,0 +1,217 @@
+"""Options that ``plan`` and ``export`` share, and any row of a plan in these words.
+
+Both commands take the same options with the same defaults, so that an export is of what was
+planned. ``words`` names every number, and so depends on no default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from harness.commands.options import add_shaping
+from harness.planner.speed.cards import NODE, Card, size_words
+from harness.planner.speed.rates import NONE
+from harness.planner.speed.roofline import behind_attention, sent
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved
+from harness.subjects import kind_of
+from harness.subjects.library import families
+from strategies.base import Slot
+from strategies.strategy import Strategy
+
+# ---- asked ----
+# What is exported: a recipe that can be, its numbers, and the parts of it in order. No torch.
+
+
+WITHIN = {
+    "tensor": "accelerate's parallelism_config has tp_size, for a model that its library has "
+    "cut already (a transformers model's tp_plan); any other stays whole",
+    "sequence": "accelerate's parallelism_config has sp_size, by DeepSpeed's attention for "
+    "transformers models under DeepSpeed, and cp_size, under FSDP2; a diffusion model has neither",
+    "pipeline": "accelerate's parallelism_config has no stages; torch.distributed.pipelining has, "
+    "with a loop of its own",
+}
+"""Ways to cut a model or a sample among ranks (``strategies.launch_file.Layout``) that no launch file
+can ask for, and what there is instead. Source: accelerate 1.15, parallelism_config.py and
+accelerator.py (``_prepare_tp``, ``_prepare_deepspeed``)."""
+
+WITHOUT_GPU = (
+    "accelerate looks for FSDP on GPUs alone, and here each process would train a model by itself, "
+    "without a word; give --gpu CARD"
+)
+"""Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU)."""
+
+
+def without_counterpart(resolved: Resolved) -> str:
+    """Why a recipe cannot be taken home as files and a few lines; empty if it can."""
+    launch = resolved.launch
+    name = next((name for name in WITHIN if getattr(launch.layout, name) > 1), None)
+    if name is not None:
+        why = WITHIN[name]
+        return f"{resolved.recipe} cannot be exported: {why}; its code is read in strategies/"
+    if launch.device == "cpu" and "dtensor_weights" in launch.traits:
+        return f"{resolved.recipe} cannot be exported: {WITHOUT_GPU}"
+    return ""
+
+
+def techniques(resolved: Resolved) -> list[Strategy]:
+    """The parts beside the sharding, in slot order: that one is its launch file."""
+    return [part for part in resolved.recipe.strategies if part.slot != Slot.SHARD]
+
+
+def parameters(part: Strategy) -> dict[str, Any]:
+    """A part's parameters and their values."""
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+
+
+def defaults(part: Strategy) -> dict[str, Any]:
+    """A part's parameters and their defaults."""
+    return {field.name: field.default for field in dataclasses.fields(part)}
+
+
+def numbers(resolved: Resolved) -> dict[str, Any]:
+    """The numbers of the training, by the names that tables and lines use."""
+    settings, launch = resolved.settings, resolved.launch
+    beta1, beta2 = settings.betas
+    return {
+        "micro_batch": resolved.micro_batch,
+        "accumulation": launch.accumulation,
+        "processes": launch.processes,
+        "learning_rate": settings.learning_rate,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+        "clip": settings.grad_clip,
+        "ema_decay": settings.ema_decay,
+        "random_blocks": resolved.subject.random_blocks,
+    }
+
+
+CUSTOM = "depth=28,width=1152,heads=16,patch=2"
+HOST_GIVEN = "as --host-memory says"
+"""``Card.host_told`` of a size that was asked for."""
+LATENT = 8
+"""Pixels of a side that one element of a latent stands for (the VAE's factor)."""
+
+
+def add_question(parser: Any) -> None:
+    """Options of the model, the GPUs, the samples and what else lies on a GPU."""
+    add = parser.add_argument
+    told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
+    told += "FILE.py:CLASS (default: DiT-XL/2)"
+    add("--model", type=families.canonical, default="DiT-XL/2", help=told)
+    add("--gpus", "--processes", dest="processes", type=int, metavar="N",
+        help="GPUs, a process each (default: 8 of a DiT, 1 of a public model), or processes of "
+        "the CPU (2)")  # fmt: skip
+    told = "machines that they are in, alike (default: one for each 8 GPUs)"
+    add("--nodes", type=int, metavar="N", help=told)
+    told = "results of run --nodes on such machines: their network counts (default: typical)"
+    add("--network", type=Path, metavar="DIR", help=told)
+    card = parser.add_mutually_exclusive_group(required=True)
+    card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
+    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
+    card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
+    told = "host memory of a machine (default: this machine's if it has the card, else 64GiB for "
+    told += "each desktop card and 256GiB for each other)"
+    add("--host-memory", metavar="SIZE", default="", help=told)
+    told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
+    add("--calibration", metavar="FILE", default="", help=told)
+    told = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
+    add("--global-batch", type=int, metavar="B", help=told)
+    told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
+    add("--resolution", default="", metavar="PIXELS", help=told)
+    add_shaping(parser)
+    told = "a cache, musubi:FOLDER or finetrainers:FOLDER: its largest samples, and each size of "
+    add("--data", default="", metavar="CACHE", help=told + "them (default: made-up samples)")
+    told = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
+    add("--also", nargs="+", metavar="NAME", default=[], help=told)
+    told = "models that each GPU held before, whose memory torch's pool kept when they were freed "
+    add("--before", nargs="+", metavar="NAME", default=[], help=told + "(default: none)")
+    told = "what counts beside set-up and step: load, encode, validate, each perhaps with ways, as "
+    told += "load:fp32 or validate:tiled+encoders; Needs is the largest (default: none)"
+    add("--phases", nargs="+", metavar="PHASE", default=[], help=told)
+
+
+def words(resolved: Resolved, card: Card) -> list[str]:
+    """The options that ask for this row on this card, whatever the defaults are."""
+    spec = resolved.spec
+    found = ["--model", spec.model, "--gpus", str(spec.processes)]
+    if card.shared:
+        found.append("--cpu")
+    elif card.like:
+        found += ["--gpu-memory", size_words(card.memory_bytes)]
+    else:
+        found += ["--gpu", card.name]
+    if card.node != NODE and spec.processes > card.node:
+        found += ["--nodes", str(spec.processes // card.node)]
+    found += ["--global-batch", str(spec.global_batch)]
+    given = {name: getattr(spec, name) for name in ("config", "set", "frames", "text")}
+    for name, value in {"resolution": _resolution(resolved), **given}.items():
+        found += [f"--{name}", str(value)] if value else []
+    found += ["--also", size_words(card.beside)] if card.beside else []
+    if card.host_told == HOST_GIVEN:
+        found += ["--host-memory", size_words(card.host_memory)]
+    found += ["--before", *spec.before.split(",")] if spec.before else []
+    return [*found, *(["--phases", *spec.phases.split(",")] if spec.phases else [])]
+
+
+def _resolution(resolved: Resolved) -> str:
+    """Pixels of a row's samples; of a model that takes square latents, by its data's size."""
+    spec = resolved.spec
+    if kind_of(spec.model).brings_samples:
+        return spec.resolution
+    side = spec.data.partition(":")[2]
+    return str(LATENT * int(side)) if side.isdecimal() else ""
+
+
+def export_command(fit: Fit) -> str:
+    """The command that exports exactly this row; empty if it cannot be exported."""
+    resolved = fit.resolved
+    if resolved.spec.sampling or without_counterpart(resolved):
+        return ""
+    return shlex.join(["./run.sh", "export", fit.label, *words(resolved, fit.gpu)])
+
+
+# ---- row json ----
+# A row of a plan as JSON: what was derived of its prediction, and the prediction.
+
+
+def fit_as_json(fit: Fit) -> dict[str, Any]:
+    """One row: what was derived of its prediction for the card, and the prediction."""
+    return {
+        "recipe": fit.label,
+        "processes": fit.resolved.spec.processes,
+        "global_batch": fit.resolved.spec.global_batch,
+        "verdict": fit.verdict,
+        "lack": fit.lack,
+        "export": export_command(fit),
+        "need_bytes": fit.need_bytes,
+        "binds": fit.binds,
+        "phases": {name: one._asdict() for name, one in fit.phases.items()},
+        "need_spread_bytes": fit.spread_bytes,
+        "need_high_bytes": fit.most_bytes,
+        "uncertainty": dataclasses.asdict(fit.uncertainty),
+        "least_bytes": fit.least_bytes,
+        "margin_bytes": fit.margin_bytes,
+        "host_bytes_node": fit.host_bytes,
+        "host_high_bytes_node": fit.host_most,
+        "host_memory_node": fit.host_memory,
+        "step_seconds": fit.seconds.total if fit.seconds else None,
+        "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
+        "sent_bytes": sent(
+            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
+        )._asdict(),
+        "beside_attention_seconds": _passed(fit),
+        "prediction": dataclasses.asdict(fit.prediction),
+    }
+
+
+def _passed(fit: Fit) -> dict[str, float]:
+    """What is sent while attention is computed, and how much of it that hides."""
+    spec = fit.resolved.spec
+    taken, hid = behind_attention(fit.prediction.work, fit.gpu, spec.processes)
+    return {"sent": taken, "hidden": hid}

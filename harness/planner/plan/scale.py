@@ -1,0 +1,374 @@
+"""``./run.sh plan --scale 1 8 64``: the same training on ever more GPUs, weak and strong.
+
+What is predicted has the form in which a forecast is kept, and is told by the story of the suite
+``scale``; with ``--keep DIR`` it is kept beside that suite's results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from harness.analyses import scale
+from harness.commands import listing
+from harness.commands.console import OK
+from harness.commands.reports import report
+from harness.json_files import write_json
+from harness.planner import forecast, overhead, pool, verdict
+from harness.planner.forecast import Forecast, Foretold, foretold
+from harness.planner.plan.candidates import (
+    DEFAULT_GPU_BATCH,
+    Asked,
+    PlanError,
+    asked_for,
+    card_of,
+    for_card,
+    model_name,
+)
+from harness.planner.plan.tracing import Asking, PlanProgress
+from harness.planner.prediction import Prediction
+from harness.planner.speed import rates
+from harness.planner.speed.cards import NODE, Card
+from harness.planner.verdict import Fit
+from harness.report import read_suite
+from harness.report.figures.numbers import REGIMES, plain
+from harness.report.rendering.narrow import print_grid
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from harness.subjects import kind_of
+from harness.suite import matrix
+from harness.suite.file import Suite
+from harness.system.probe import version
+from strategies import parse
+from strategies.base import BadInput
+from strategies.workloads import TRAIN
+
+SUITE = "scale"
+BOTH = "both"
+RECIPES = ["ddp+bf16", "zero2+bf16", "zero3+bf16", "fsdp2+bf16", "hsdp+bf16"]
+"""What is planned where no recipes are named."""
+FIXED = {
+    "suite": (None,),
+    "processes": (None,),
+    "nodes": (None,),
+    "cpu": (False,),
+    "workload": (TRAIN,),
+    "largest": (None,),
+    "check": (False,),
+    "advise": (False,),
+    "explain": (False,),
+    "data": ("",),
+}
+"""Options of a plan -> their values where they were left out: those of one number of GPUs."""
+LIBRARIES = ("torch", "accelerate", "deepspeed")
+LEAST_WORTH = ("In node GiB", "Between GiB", "Img/s a GPU", "Batch a GPU")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row that was asked for: a recipe on so many GPUs, of so many samples a step; what became
+    of it, or why nothing did."""
+
+    recipe: str
+    count: int
+    batch: int
+    asked: Asked | None = None
+    reason: str = ""
+
+
+def plan_scale(options: argparse.Namespace, console: Console) -> int:
+    """Predict every recipe on every number of GPUs, print what the story tells; the exit code."""
+    folder = _checked(options)
+    cells = _possible([_asked(cell, options) for cell in cells_of(options)])
+    made = _forecast(cells, options, console)
+    for grid in scale.predicted(made):
+        console.print(escape(grid.title), highlight=False)
+        print_grid(grid, console, least_worth=LEAST_WORTH)
+        console.print()
+    for text in [scale.foretold_note(made), *_refused(cells)]:
+        console.print(escape(text), style="dim", highlight=False)
+    if options.json:
+        write_json(options.json, forecast.as_data(made))
+    if folder:
+        console.print(str(made.write(folder)), highlight=False, soft_wrap=True)
+        report(folder)
+    return OK
+
+
+def _checked(options: argparse.Namespace) -> Path | None:
+    """The folder in which it is kept, if any, where the options go together.
+
+    Raises:
+        PlanError: what does not, and the way out.
+    """
+    for name, values in FIXED.items():
+        if getattr(options, name) not in values:
+            word = {"processes": "gpus"}.get(name, name)
+            raise PlanError(
+                f"{word} is {getattr(options, name)}; --scale is of several numbers of GPUs, eight "
+                f"on a node, and of named recipes: leave --{word} out"
+            )
+    low = min(options.scale)
+    if low < 1:
+        raise PlanError(f"scale is {low}; give --scale numbers of GPUs from 1")
+    odd = next((n for n in options.scale if n > NODE and n % NODE), None)
+    if odd:
+        near = odd // NODE * NODE
+        raise PlanError(
+            f"scale is {odd}, and nodes have {NODE}; give --scale {near} or {near + NODE}"
+        )
+    if len(set(options.scale)) < 2:
+        raise PlanError(f"scale is {low}; give --scale at least two numbers, as 1 8 64")
+    alone = next((r for r in options.recipes or () if parse(r).alone("cuda")), None)
+    if alone:
+        raise PlanError(
+            f"{alone} trains on one GPU, however many there are; name recipes of several, as ddp: "
+            "plain training on one is told beside them"
+        )
+    return _folder(options.keep)
+
+
+def _folder(folder: Path | None) -> Path | None:
+    if folder and read_suite(folder).story != SUITE:
+        raise PlanError(
+            f"keep is {folder}, where no results of the suite {SUITE} lie; give a folder that "
+            f"./run.sh run --suite {SUITE} made (--out)"
+        )
+    return folder
+
+
+# ---- which rows ----
+
+
+def cells_of(options: argparse.Namespace) -> list[Cell]:
+    """Every recipe on every number of GPUs, in each regime; on one GPU plain training too, and that
+    alone of replicas."""
+    usual = for_card(RECIPES, card_of(options))
+    recipes = [parse(text).text for text in options.recipes or usual]
+    regimes, counts = _regimes(options), sorted(set(options.scale))
+    batches = [(n, _batch(options, regime, n, counts[0])) for regime in regimes for n in counts]
+    alone = [Cell(plain(recipe), n, b) for recipe in recipes for n, b in batches if n == 1]
+    found = [Cell(recipe, *at) for recipe in recipes for at in batches]
+    return list(dict.fromkeys([*alone, *(c for c in found if c.count > 1 or not _replicates(c))]))
+
+
+def _regimes(options: argparse.Namespace) -> Sequence[str]:
+    return REGIMES if options.regime == BOTH else (options.regime,)
+
+
+def _replicates(cell: Cell) -> bool:
+    return "replicas" in parse(cell.recipe).sharding.engine("cuda").traits
+
+
+def _possible(cells: Sequence[Cell]) -> list[Cell]:
+    """``cells`` without recipes that refuse to be alone on a GPU, where plain training stands.
+
+    Raises:
+        PlanError: nothing of what was asked for is possible.
+    """
+    kept = [c for c in cells if c.asked or c.count > 1 or c.recipe == plain(c.recipe)]
+    if not any(cell.asked for cell in kept):
+        raise PlanError(f"no recipe can be planned: {cells[0].recipe}: {cells[0].reason}")
+    return kept
+
+
+def _batch(options: argparse.Namespace, regime: str, count: int, fewest: int) -> int:
+    """Samples a step: those asked for are of the fewest GPUs, and stay (strong) or grow (weak)."""
+    brings = kind_of(model_name(options.model)).brings_samples
+    of_gpu = 1 if brings else DEFAULT_GPU_BATCH
+    asked = options.global_batch
+    if regime == "strong":
+        return asked or NODE * of_gpu
+    if asked is None:
+        return count * of_gpu
+    if asked % fewest:
+        raise PlanError(
+            f"global_batch is {asked}, which {fewest} GPUs cannot share alike; give a multiple"
+        )
+    return asked // fewest * count
+
+
+def _asked(cell: Cell, options: argparse.Namespace) -> Cell:
+    """The same, checked. What is wrong with the model or the card is raised; what is wrong with a
+    recipe on so many GPUs is its reason."""
+    words = {"recipes": [of_nodes(cell.recipe, cell.count)], "processes": cell.count}
+    words |= {"global_batch": cell.batch}
+    try:
+        found = asked_for(argparse.Namespace(**{**vars(options), **words}))
+    except BadInput as error:
+        return Cell(cell.recipe, cell.count, cell.batch, reason=str(error))
+    return Cell(cell.recipe, cell.count, cell.batch, asked=found)
+
+
+def of_nodes(recipe: str, count: int) -> str:
+    """``recipe`` on so many GPUs: one in groups that says nothing of them has one in each node."""
+    sharding = parse(recipe).sharding
+    groups, usual = count // NODE, sharding.engine("cuda").choices.get("replicate")
+    if usual is None or sharding.choices["replicate"] != usual or groups < 2:
+        return recipe
+    words = recipe.split("+")
+    at = next(i for i, word in enumerate(words) if word.partition(":")[0] == sharding.name)
+    name, _, given = words[at].partition(":")
+    words[at] = f"{name}:{given + ',' if given else ''}replicate={groups}"
+    return parse("+".join(words)).text
+
+
+# ---- what is predicted of them ----
+
+
+def _forecast(cells: Sequence[Cell], options: argparse.Namespace, console: Console) -> Forecast:
+    able = [cell for cell in cells if cell.asked]
+    card = able[0].asked.gpu
+    fits = iter(_fits(able, options, console))
+    rows = [
+        foretold(next(fits), cell.recipe) if cell.asked else _impossible(cell, options)
+        for cell in cells
+    ]
+    return Forecast(
+        suite=SUITE,
+        model=able[0].asked.resolved[0].spec.model,
+        gpu=card.name,
+        gpu_bytes=card.memory_bytes,
+        assumed=f"{verdict.assumed(card)} {rates.words(card)}",
+        made_with={name: str(version(name)) for name in LIBRARIES} | {"code": pool.code()},
+        rows=rows,
+        node=card.node,
+    )
+
+
+def _fits(cells: Sequence[Cell], options: argparse.Namespace, console: Console) -> list[Fit]:
+    rows: list[Resolved] = [cell.asked.resolved[0] for cell in cells]
+    jobs = options.jobs or pool.default_jobs()
+    return Asking(cells[0].asked, jobs, PlanProgress(console)).fits(rows)
+
+
+def _impossible(cell: Cell, options: argparse.Namespace) -> Foretold:
+    spec = Spec(recipe=cell.recipe, model=model_name(options.model), data="synthetic",
+                processes=cell.count, global_batch=cell.batch, device="cuda")  # fmt: skip
+    return Foretold(spec=spec, verdict="refused", reason=cell.reason, asked=cell.recipe)
+
+
+def _refused(cells: Sequence[Cell]) -> list[str]:
+    """Each reason once, with the recipes and numbers of GPUs that it is about."""
+    of_reason: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.reason:
+            told = f"{cell.recipe} on {cell.count}"
+            of_reason.setdefault(cell.reason, []).append(told)
+    return [f"Refused: {', '.join(names)}: {reason}" for reason, names in of_reason.items()]
+
+
+# ---- claims ----
+# ``./run.sh plan --claims DIR``: the claims at the size that people train, predicted for one
+# card.
+#
+# The rows are those that the suite would run on such a GPU. What is predicted of them is kept in
+# DIR beside its results, and the reports there are made again with a column of verdicts on it.
+
+
+CLAIMS_SUITE = "claims"
+CLAIMS_FIXED = {
+    "model": ("DiT-XL/2",),
+    "processes": (None, 1),
+    "cpu": (False,),
+    "nodes": (None,),
+    "network": (None,),
+    "resolution": ("",),
+    "config": ("",),
+    "set": ("",),
+    "frames": (0,),
+    "text": (0,),
+    "global_batch": (None,),
+    "also": ([],),
+    "before": ([],),
+    "phases": ([],),
+    "largest": (None,),
+    "check": (False,),
+    "advise": (False,),
+    "explain": (False,),
+    "scale": (None,),
+    "keep": (None,),
+    "json": (None,),
+}
+"""Options of a plan -> their values where they were left out: the suite decides."""
+REPLICAS = 2
+"""Cards for the rows that need more than one: the fewest that communicate."""
+
+
+def plan_claims(options: argparse.Namespace, console: Console) -> int:
+    """Predict every row, keep the forecast in ``options.claims``, report; the exit code."""
+    folder = checked(options)
+    suite, card = listing.load(CLAIMS_SUITE, "cuda"), card_of(options)
+    progress = PlanProgress(console)
+    kept = _foretold(rows_of(suite, card), card, options.jobs or pool.default_jobs(), progress)
+    made = Forecast(
+        suite=suite.name,
+        model=str(suite.settings["model"]),
+        gpu=card.name,
+        gpu_bytes=card.memory_bytes,
+        assumed=f"{verdict.assumed(card)} {rates.words(card)}",
+        made_with={name: str(version(name)) for name in LIBRARIES} | {"code": pool.code()},
+        rows=kept,
+    )
+    console.print(str(made.write(folder)), highlight=False, soft_wrap=True)
+    report(folder)
+    return OK
+
+
+def checked(options: argparse.Namespace) -> Path:
+    """The folder of results, if the options go with it.
+
+    Raises:
+        PlanError: what does not, and the way out.
+    """
+    for name, values in CLAIMS_FIXED.items():
+        if getattr(options, name) not in values:
+            word = {"processes": "gpus"}.get(name, name.replace("_", "-"))
+            raise PlanError(
+                f"{word} is {getattr(options, name)}; --claims predicts the suite's own rows for "
+                f"one card: leave --{word} out"
+            )
+    if options.jobs is not None and options.jobs < 1:
+        raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
+    story = read_suite(options.claims).story
+    if story != CLAIMS_SUITE:
+        raise PlanError(
+            f"{options.claims}: its suite.json tells the story {story!r}, not {CLAIMS_SUITE!r}; give a "
+            f"folder that ./run.sh run --suite {CLAIMS_SUITE} made (--out)"
+        )
+    return options.claims
+
+
+def rows_of(suite: Suite, card: Card) -> list[Resolved]:
+    """The suite's rows as they would run on GPUs like ``card``."""
+    specs = matrix.specs(suite, {}, gpus=REPLICAS, gpu_bytes=card.memory_bytes)
+    return [resolve(spec) for spec in specs]
+
+
+def _foretold(
+    rows: Sequence[Resolved], card: Card, jobs: int, progress: PlanProgress
+) -> list[Foretold]:
+    """Each row against the card; what the card cannot run is not predicted."""
+    lacks = [verdict.lack_of(row, card) for row in rows]
+    able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
+    kind = overhead.preferred(card.capability)
+    progress.begin([_name(row.spec) for row in able], jobs)
+    predictions: Iterator[Prediction] = iter(
+        pool.predict_all(able, pool.default_folder(), kind=kind, jobs=jobs, done=progress.done)
+    )
+    progress.end()
+    return [
+        foretold(
+            verdict.cannot(row, card, lack) if lack else verdict.judge(row, next(predictions), card)
+        )
+        for row, lack in zip(rows, lacks, strict=True)
+    ]
+
+
+def _name(spec: Spec) -> str:
+    return f"{spec.recipe}, {spec.model}, batch {spec.global_batch}"

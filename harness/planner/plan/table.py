@@ -1,0 +1,356 @@
+"""A plan in a terminal: the table, what it rests on, and the answer in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from harness.planner import resident_models, uncertainty, verdict
+from harness.planner.plan.answer import (
+    answers,
+    gib,
+    held_back,
+    held_notes,
+    kind_of_sample,
+    near,
+    phases,
+    rate,
+    where,
+)
+from harness.planner.prediction import Prediction
+from harness.planner.speed import rates
+from harness.planner.speed.cards import Card
+from harness.planner.speed.rates import ISSUE
+from harness.planner.speed.roofline import behind_attention, issued, seconds, sent
+from harness.planner.suggestions import Ways
+from harness.planner.verdict import Fit
+from harness.report.data.grid import text_grid
+from harness.report.figures.units import GIB
+from harness.report.rendering.narrow import print_grid
+from harness.spec import Spec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# ---- why ----
+# Why one recipe is faster than others on several nodes: what each computes, waits and sends.
+
+
+def why(fits: Sequence[Fit]) -> list[str]:
+    """A line for each recipe that was predicted, the fastest that fits first, where GPUs of several
+    nodes are planned; none otherwise."""
+    known = [fit for fit in fits if fit.seconds and fit.prediction.method == "trace"]
+    if not known or not any(fit.resolved.spec.processes > fit.gpu.node for fit in known):
+        return []
+    best = verdict.fastest(fits)
+    ordered = sorted(known, key=lambda fit: (fit is not best, not fit.fits, fit.seconds.total))
+    return ["Where a step goes, and what a GPU sends in it:", *map(_line, ordered)]
+
+
+def _line(fit: Fit) -> str:
+    step, idle = fit.seconds, idle_seconds(fit)
+    parts = [f"{step.compute - idle + step.overhead:.1f} s computes"]
+    if idle:
+        share = idle / step.total
+        parts.append(f"{idle:.1f} s ({100 * share:.0f} %) idle, waits for other stages")
+    if step.communication >= 0.05:
+        parts.append(f"{step.communication:.1f} s waits for links")
+    if step.offload >= 0.05:
+        parts.append(f"{step.offload:.1f} s moves to and from the host")
+    fate = "" if fit.fits else " (does not fit)"
+    return f"  {fit.label}{fate}: {', '.join(parts)}; {_links(fit)}"
+
+
+def idle_seconds(fit: Fit) -> float:
+    """Seconds of a step in which a GPU waits for other stages of its pipeline."""
+    work, processes = fit.prediction.work, fit.resolved.spec.processes
+    busy = [one for one in work if one.kind != "chain"]
+    whole, alone = (seconds(some, fit.gpu, processes).compute for some in (work, busy))
+    return fit.seconds.compute * (1 - alone / whole) if whole else 0.0
+
+
+def _links(fit: Fit) -> str:
+    spec = fit.resolved.spec
+    found = sent(fit.prediction.work, spec.processes, fit.gpu.node)
+    ways = [("within its node", found.within), ("to other nodes", found.across)]
+    told = [f"{size / GIB:.1f} GiB {where}" for where, size in ways if size >= GIB / 20]
+    return f"sends {' and '.join(told)}" if told else "sends next to nothing"
+
+
+SHOWN = {
+    "params": ("parameters", "gathered"),
+    "grads": ("gradients", "buckets"),
+    "optim": ("optimizer_state",),
+    "ema": ("ema",),
+    "activ": ("activations", "recomputed", "autocast"),
+    "other": ("temporaries",),
+}
+WORD = {"fits": "fits", "tight": "tight", "host": "host short", "no": "no",
+        "unknown": "not predicted", "cannot": "cannot run"}  # fmt: skip
+ON_GPU = (
+    "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
+    "workspaces, CUDA context and NCCL. fits: so do the upper ends of Needs and Host. tight: what "
+    "there is lies within a range."
+)
+ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
+LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
+"""Heads of columns that give way first in a narrow terminal."""
+STAYS = ("", "Needs", "Host")
+"""Heads of columns that never do: they decide the verdict."""
+SPEED = {"image": "Img/s", "video": "Vid/s"}
+"""What a sample is -> head of the column of speeds."""
+LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown": "dim",
+        "cannot": "dim"}  # fmt: skip
+
+
+def print_plan(
+    fits: Sequence[Fit], refused: Sequence[tuple[str, str]], ways: Ways | None, console: Console
+) -> None:
+    """The table, fastest first among those that fit, and the answer."""
+    console.print(setting(fits), highlight=False)
+    ordered = sorted(fits, key=order)
+    kinds = {"Recipe": "text", "": "flag"}
+    speed = SPEED[kind_of_sample(fits[0])]
+    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
+    grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
+    best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
+    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
+    grid = replace(grid, marks=best)
+    print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=looks)
+    for text in notes(fits):
+        console.print(text, style="dim", highlight=False)
+    for name, reason in refused:
+        console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
+    console.print()
+    for line in [*answers(fits, ways), *why(fits)]:
+        whole = "./run.sh" in line  # a command that is folded cannot be copied
+        console.print(escape(line), highlight=False, soft_wrap=whole)
+
+
+def order(fit: Fit) -> tuple[int, float]:
+    """What fits first, the fastest of it before; then what needs least."""
+    rank, speed = verdict.VERDICTS.index(fit.verdict), fit.samples_per_second or 0.0
+    return (rank, -speed if fit.may_fit else float(fit.need_bytes or 0))
+
+
+def setting(fits: Sequence[Fit]) -> str:
+    """What a table is of: model, size of a sample, batch, cards."""
+    spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
+    size = fits[0].resolved.subject.size_in_words
+    on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
+    return (
+        f"{spec.model} at {size}, global batch {spec.global_batch}, "
+        f"{on} {card.words}{_nodes(spec, card)}"
+    )
+
+
+def _nodes(spec: Spec, card: Card) -> str:
+    """On how many machines, where more than one."""
+    count = -(-spec.processes // card.node)
+    if count < 2 or card.shared:
+        return ""
+    speed = f"{card.network_bandwidth / 1e9:.3g} GB/s between them"
+    return f" on {count} nodes, {speed} ({card.network_told or 'typical'})"
+
+
+def _cells(fit: Fit) -> list[str]:
+    instant = fit.prediction.peak
+    split = [
+        gib(sum(instant.categories.get(n, 0) for n in names)) if instant else "-"
+        for names in SHOWN.values()
+    ]
+    time_cell, speed = "-", "-"
+    if fit.seconds:
+        time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
+        speed = rate(fit)
+    need = near(fit.need_bytes, fit.spread_bytes)
+    cells = [fit.label, WORD[fit.verdict], need, gib(fit.margin_bytes)]
+    return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
+
+
+def notes(fits: Sequence[Fit]) -> list[str]:
+    """What the numbers mean and rest on, and what could not be said."""
+    notes = [
+        ON_CPU if fits[0].gpu.shared else ON_GPU,
+        f"Columns between: the peak instant of live tensors. {rates.words(fits[0].gpu)}",
+    ]
+    notes += [*uncertain(fits), *host(fits[0]), *_beside(fits[0]), *_before(fits[0])]
+    single = [f for f in fits if f.resolved.spec.processes == 1]
+    if single and len(single) < len(fits):
+        notes.append("Recipes of one process train the whole global batch on one GPU.")
+    notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
+    return [*notes, *_host_bound(fits), *_of_each(fits)]
+
+
+def _host_bound(fits: Sequence[Fit]) -> list[str]:
+    """Name the rows whose step time the host sets, and the least time that it sets."""
+    bound = [fit for fit in fits if fit.seconds and fit.seconds.overhead]
+    if not bound:
+        return []
+    some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
+    least = min(issued(fit.prediction.work) for fit in bound)
+    return [
+        f"The host, not the card, sets the step time of {some}: Python issues {least:,} or more "
+        f"operations a step, each in {ISSUE * 1e6:.0f} microseconds. That floor of the host is "
+        f"{ISSUE * least:.2f} s on any card. A larger batch costs no time until the card is slower."
+    ]
+
+
+def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
+    """What the ranges of memory rest on: a sentence for classes with rows enough of their own, and
+    one for those without."""
+    known = {fit.uncertainty for fit in fits if fit.need_bytes is not None}
+    for one in sorted(known, key=lambda one: one.pooled):
+        words, share = uncertainty.CLASSES[one.kind], f"+-{100 * one.share:.0f} %"
+        rows = f"{one.rows} public measurements of {one.models} models"
+        if not one.pooled:
+            why = f"from {rows}, to hold for nine of ten other models"
+        elif one.rows:
+            why = f"{rows} are too few alone, and all classes count"
+        else:
+            why = uncertainty.UNMEASURED.get(one.kind, "nobody's measurement is of this class")
+            why += ", and all classes count"
+        yield f"Memory {share} ({words}): {why}."
+
+
+def host(fit: Fit) -> list[str]:
+    """The host memory that was judged against, and where that is from."""
+    card, processes = fit.gpu, fit.resolved.spec.processes
+    if card.shared:
+        return []
+    size = f"{gib(card.host_bytes(max(processes, 1)))} GiB"
+    if card.host_told:
+        return [f"Host memory of a machine: {size}, {card.host_told}."]
+    share = card.host_share // 2**30
+    return [
+        f"Host memory: {share} GiB assumed for each GPU, its own or its share of a server; "
+        "--host-memory SIZE gives a machine's."
+    ]
+
+
+def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
+    """What is said of single recipes; of several alike once."""
+    told: dict[str, list[str]] = {}
+    for fit in fits:
+        yield from (f"{fit.label}: {text}" for text in phases(fit))
+        if not fit.lack and fit.prediction.method != "trace":
+            yield f"* {fit.label}: not predicted: {fit.prediction.reason}"
+        for note in fit.prediction.notes:
+            told.setdefault(note, []).append(fit.label)
+    yield from (f"{', '.join(labels)}: {note}" for note, labels in told.items())
+
+
+def _before(fit: Fit) -> list[str]:
+    """What was on each GPU before the training."""
+    before = fit.resolved.spec.before
+    return [resident_models.before_words(before)] if before else []
+
+
+def _beside(fit: Fit) -> list[str]:
+    """What else stays on each GPU: what was counted, or what a public model's own would be."""
+    if fit.gpu.beside_told:
+        return [fit.gpu.beside_told]
+    own = resident_models.of(resident_models.usual_of(fit.resolved.spec.model), "")
+    if not own:
+        return []
+    names, total = ", ".join(one.name for one in own), sum(one.bytes for one in own)
+    uncounted = "Not counted" + " in the step" * bool(fit.resolved.spec.phases)
+    return [
+        f"{uncounted}: {names}, {gib(total)} GiB in 16 bits where they stay on the GPU: "
+        "--also usual counts them."
+    ]
+
+
+# ---- explained ----
+# ``plan --explain``: of each row when its peak was, at which op and line, and what lived then.
+
+
+FINE = GIB // 200
+"""Bytes below which a phase is not worth a word where hundredths are shown."""
+
+MORE = 1.02
+"""What the second step must hold, of the first, to be worth a word."""
+
+
+def print_explained(fits: Sequence[Fit], console: Console) -> None:
+    """Of each row when its peak was, at which op and line, and what lived then."""
+    for fit in sorted(fits, key=order):
+        console.print()
+        lines = explained(fit.label, fit.prediction)
+        for line in [
+            *lines,
+            *second_step(fit.prediction),
+            *_held_explained(fit),
+            *_step_explained(fit),
+        ]:
+            console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def explained(label: str, prediction: Prediction) -> list[str]:
+    """The peak of one prediction: its place, the largest tensors and the highest of each phase."""
+    instant = prediction.peak
+    if instant is None:
+        return [f"{label}: {prediction.reason}"]
+    lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, {where(instant)}"]
+    shown = [alike for alike in instant.held if 100 * alike.bytes >= instant.bytes]
+    for alike in shown:
+        maker = ", ".join(filter(None, (alike.op, alike.site)))
+        kind = alike.category.replace("_", " ")
+        lines.append(f"  {fine(alike.bytes):>7}  {kind}: {alike.count} x {maker} ({alike.phase})")
+    rest = instant.bytes - sum(alike.bytes for alike in shown)
+    if 100 * rest >= instant.bytes:
+        lines.append(f"  {fine(rest):>7}  the rest")
+    phases = ", ".join(
+        f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
+    )
+    return [*lines, f"  highest of each phase: {phases} GiB"]
+
+
+def second_step(prediction: Prediction) -> list[str]:
+    """What the second step adds to the first, which begins without optimizer state."""
+    first, later = prediction.first_step, prediction.steady
+    if not first or later is None or later.bytes < MORE * first:
+        return []
+    return [
+        f"  the second step adds {fine(later.bytes - first)} GiB to the first's {fine(first)}: a "
+        "peak read after one step is too low"
+    ]
+
+
+def _held_explained(fit: Fit) -> list[str]:
+    """What a GPU may hold beside, where an engine gives memory back by the GPU's clock."""
+    size = held_back(fit)
+    told = f"  up to {fine(size)} GiB more may be held: gathered weights, until the GPU used them"
+    return [told] if size >= FINE else []
+
+
+def _step_explained(fit: Fit) -> list[str]:
+    """What a step takes, and what a GPU sends in it."""
+    if not fit.seconds:
+        return []
+    names = ("compute", "communication", "offload", "overhead")
+    parts = ((name, getattr(fit.seconds, name)) for name in names)
+    shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
+    ways = [("within its node", found.within), ("to other nodes", found.across)]
+    told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
+    lines = [f"  a step: {', '.join(shown)}", *_passed_explained(fit)]
+    return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
+
+
+def _passed_explained(fit: Fit) -> list[str]:
+    """Of what is sent while attention is computed, how much that hides."""
+    count = fit.resolved.spec.processes
+    taken, hid = behind_attention(fit.prediction.work, fit.gpu, count)
+    if not taken:
+        return []
+    return [f"  sent beside attention: {1e3 * taken:.1f} ms, of which {hid / taken:.0%} hidden"]
+
+
+def fine(size: int) -> str:
+    """Bytes as GiB, to a hundredth: the parts of a peak are smaller than a card."""
+    return f"{size / GIB:.2f}"

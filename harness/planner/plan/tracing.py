@@ -1,0 +1,119 @@
+"""What every question of a plan asks with: predictions of rows against the card, with progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from harness.planner import overhead, pool, suggestions, verdict
+from harness.planner.advice import SOUGHT
+from harness.planner.plan.candidates import Asked
+from harness.planner.prediction import Prediction
+from harness.planner.search import Largest
+from harness.planner.speed.cards import Card
+from harness.planner.suggestions import Ways
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# ---- progress ----
+# How a plan tells that its predictions come in.
+
+
+class PlanProgress:
+    """One line a prediction, as it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
+
+    def begin(
+        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
+    ) -> None:
+        """So many predictions begin; ``why`` leads in, ``kept`` has the indices of those that an
+        earlier call made."""
+        self.names, self.ended = list(names), 0
+        some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
+        self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
+
+    def done(self, index: int, prediction: Prediction) -> None:
+        """One of them ended."""
+        self.ended += 1
+        seconds = time.monotonic() - self.began
+        why = f": {prediction.reason}" if prediction.method != "trace" else ""
+        line = f"[{self.ended}/{len(self.names)}] {self.names[index]} ({prediction.method}{why})"
+        self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """All of them ended."""
+        self.console.print()
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What was asked for, how many predictions run at a time, and who is told of each."""
+
+    asked: Asked
+    jobs: int
+    progress: PlanProgress
+
+    def fits(self, rows: Sequence[Resolved], why: str = "") -> list[Fit]:
+        """Each row against the card; ``why`` says what for."""
+        gpu = self.asked.gpu
+        return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
+
+    def ways(self, fits: Sequence[Fit]) -> Ways | None:
+        """What else would fit, where none of ``fits`` does."""
+        return suggestions.seek(fits, self.asked.processes, self.fits)
+
+    def largest(
+        self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()
+    ) -> list[Largest]:
+        """The largest ``what`` (a key of ``SOUGHT``) of each row, beginning with the fits that are
+        ``told``."""
+        folder, gpu = pool.default_folder(), self.asked.gpu
+        return SOUGHT[what].seek(rows, gpu, folder, self.jobs, self.progress, tries, told=told)
+
+    def _name(self, row: Resolved, gpu: Card) -> str:
+        """A recipe, with the GPUs where they are not those of the plan."""
+        number = row.spec.processes
+        usual = number in (1, self.asked.processes)
+        return str(row.recipe) if usual else f"{row.recipe} on {number} GPUs"
+
+
+def judged(
+    pairs: Sequence[tuple[Resolved, Card]],
+    named: Callable[[Resolved, Card], str],
+    why: str = "",
+    *,
+    jobs: int,
+    told: PlanProgress,
+) -> list[Fit]:
+    """Each row against its card, in order: all are predicted by one call, and what cards of a kind
+    share once. What a card cannot run is not predicted. ``told`` hears of each, as it is
+    ``named``."""
+    folder, lacks = pool.default_folder(), [verdict.lack_of(*pair) for pair in pairs]
+    kinds = [overhead.preferred(gpu.capability) for _, gpu in pairs]
+    paths = [pool.path_of(row, folder, kind) for (row, _), kind in zip(pairs, kinds, strict=True)]
+    # Of each path the first pair.
+    wanted = {paths[i]: i for i in reversed(range(len(pairs))) if not lacks[i]}
+    order = sorted(wanted.values())
+    known: dict[Path, Prediction] = {}
+    if order:
+        kept = {place for place, i in enumerate(order) if paths[i].exists()}
+        told.begin([named(*pairs[i]) for i in order], jobs, why, kept)
+        asked = {"kind": [kinds[i] for i in order], "jobs": jobs, "done": told.done}
+        found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
+        known = dict(zip((paths[i] for i in order), found, strict=True))
+        told.end()
+    return [
+        verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
+        for (row, gpu), lack, path in zip(pairs, lacks, paths, strict=True)
+    ]

@@ -1,0 +1,236 @@
+"""The inverse of a plan: the largest micro batch, or the largest model, that a card can train.
+
+Memory grows almost in a straight line with the samples, and with a model's parameters: a few
+predictions bracket the answer. The one that is named was predicted to fit; where the next larger
+size was not predicted too, the answer says so and names the bracket.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.planner import overhead, pool, verdict
+from harness.planner.speed.cards import Card
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved, resolve
+from strategies.base import BadInput
+
+TRIES = 12
+"""Predictions of a search: halving ``MOST`` sizes takes as many."""
+MOST = 4096
+NARROW = 64
+"""Sizes between both ends that the later half of the tries halves: an allocator's blocks make
+memory grow in lumps, and a line through two sizes does not say at which of them one begins."""
+LEAP = 16
+"""How many times larger than what is known to fit a next try may be, where nothing is known that
+does not: memory does not grow exactly in a straight line, so a line through small sizes says little
+of very large ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """A recipe's answer. ``fits`` is the largest size predicted to fit (None: not even the
+    smallest), ``over`` the smallest that was not (None: the last of the ladder fits).
+
+    ``exact``: no size lies between the two. ``stopped``: why the search could not go on,
+    or not begin.
+    """
+
+    recipe: str
+    fits: Fit | None
+    over: Fit | None
+    exact: bool
+    stopped: str
+    tried: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Sizes to choose among, growing. ``weights``: about proportional to the memory they add;
+    ``at``: the row of the size of that index; ``start``: the index to try first; ``place``: the
+    index that a row's size has, if it is one of the sizes."""
+
+    weights: Sequence[float]
+    at: Callable[[Resolved, int], Resolved]
+    named: Callable[[Resolved], str]
+    start: int = 0
+    place: Callable[[Resolved], int] = lambda _row: -1
+
+
+def batches(_asked: Sequence[Resolved]) -> Ladder:
+    """Micro batches of each recipe, at the same processes and accumulation."""
+
+    def at(resolved: Resolved, index: int) -> Resolved:
+        spec = resolved.spec
+        whole = (index + 1) * resolved.launch.layout.data * resolved.recipe.accumulation
+        return resolve(dataclasses.replace(spec, global_batch=whole))
+
+    return Ladder(
+        weights=range(1, MOST + 1),
+        at=at,
+        named=batch_name,
+        place=lambda row: row.micro_batch - 1,
+    )
+
+
+def batch_name(resolved: Resolved) -> str:
+    """The size of a row of ``batches``."""
+    return f"micro batch {resolved.micro_batch}"
+
+
+def models(asked: Sequence[Resolved]) -> Ladder:
+    """The models that differ from the one asked for in size alone, at the same batch.
+
+    Raises:
+        BadInput: no such models are known.
+    """
+    sizes = asked[0].subject.sizes_up()
+    if not sizes:
+        model = asked[0].spec.model
+        raise BadInput(f"model {model} comes in one size; take --largest batch, or a DiT")
+
+    def at(resolved: Resolved, index: int) -> Resolved:
+        return resolve(dataclasses.replace(resolved.spec, model=sizes[index][0]))
+
+    weights = [float(parameters) for _, parameters in sizes]
+    return Ladder(weights=weights, at=at, named=model_name)
+
+
+def model_name(resolved: Resolved) -> str:
+    """The size of a row of ``models``, with its millions of parameters."""
+    subject = resolved.subject
+    size, count = subject.dimensions, subject.sizes.total / 1e6
+    return f"depth {size.depth}, width {size.width} ({count:.0f} M)"
+
+
+@dataclass
+class _State:
+    """One recipe's bracket: indices of the largest that fits and the smallest that does not."""
+
+    low: int
+    high: int
+    tries: int
+    known: dict[int, Fit] = field(default_factory=dict)
+    stopped: str = ""
+
+    def begin(self, known: dict[int, Fit]) -> None:
+        """Start between sizes that were predicted before; they are no tries of this search."""
+        self.known, self.tries = known, self.tries + len(known)
+        self.low = max((i for i, fit in known.items() if fit.fits), default=self.low)
+        self.high = min((i for i in known if i > self.low), default=self.high)
+
+    @property
+    def open(self) -> bool:
+        return self.high - self.low > 1 and not self.stopped and len(self.known) < self.tries
+
+
+def search(
+    asked: Sequence[Resolved],
+    sizes: Ladder,
+    gpu: Card,
+    folder: Path,
+    jobs: int,
+    progress: Any,
+    tries: int = 0,
+    told: Sequence[Fit] = (),
+) -> list[Largest]:
+    """The largest of ``sizes`` for each recipe: rounds of one prediction for each whose bracket is
+    open, so many ``tries`` at the most (0: ``TRIES``). The search begins with those of the fits
+    ``told`` that are of its sizes, so that its answer agrees with them."""
+    top = len(sizes.weights)
+    most = tries or TRIES
+    states = [_State(-1, top, most, stopped=verdict.lack_of(row, gpu)) for row in asked]
+    for row, state in zip(asked, states, strict=True):
+        state.begin(dict(_on(sizes, row, told)))
+    kind = overhead.preferred(gpu.capability)
+    while any(state.open for state in states):
+        active = [i for i, state in enumerate(states) if state.open]
+        tries = [_next(states[i], sizes.weights, sizes.start) for i in active]
+        rows = [sizes.at(asked[i], index) for i, index in zip(active, tries, strict=True)]
+        progress.begin([f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs)
+        predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
+        progress.end()
+        for i, index, row, prediction in zip(active, tries, rows, predictions, strict=True):
+            _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
+    return [_answer(*pair) for pair in zip(asked, states, strict=True)]
+
+
+def _on(sizes: Ladder, row: Resolved, told: Sequence[Fit]) -> Iterator[tuple[int, Fit]]:
+    """Those fits that are of a size of ``row``'s ladder, each with its index."""
+    for fit in told:
+        index = sizes.place(fit.resolved) if fit.need_bytes is not None else -1
+        if 0 <= index < len(sizes.weights) and sizes.at(row, index).spec == fit.resolved.spec:
+            yield index, fit
+
+
+def _answer(resolved: Resolved, state: _State) -> Largest:
+    return Largest(
+        recipe=str(resolved.recipe),
+        fits=state.known.get(state.low),
+        over=state.known.get(state.high),
+        exact=state.high - state.low == 1,
+        stopped=state.stopped,
+        tried=len(state.known),
+    )
+
+
+def _next(state: _State, weights: Sequence[float], start: int) -> int:
+    """Where to look: where the line through what is known meets the card's memory.
+
+    ``start`` first, and the smallest size where that is too large, for the line needs two points.
+    Tries that keep ending on one side of the answer (memory does not grow exactly in a line) step
+    ever further beyond the line, so that the other side is found too; and where both are known,
+    into the middle.
+    """
+    if state.low < 0:
+        return 0 if state.known else start
+    fitting = [index for index, fit in state.known.items() if fit.fits]
+    ends = [state.low, state.high if state.high < len(weights) else max(fitting[:-1], default=-1)]
+    if ends[1] < 0:
+        guess = bisect_right(weights, 4 * weights[state.low])
+    else:
+        guess = _crossing(state, weights, min(ends), max(ends))
+        streak, fits = _streak(list(state.known.values()))
+        narrow = state.high - state.low <= NARROW and len(state.known) > TRIES // 2
+        if (streak > 2 or narrow) and state.high < len(weights):
+            guess = (state.low + state.high) // 2  # a line does not close in from both sides
+        else:
+            guess += (2 ** (streak - 1) - 1) * (1 if fits else -1)
+    known = state.high < len(weights)
+    farthest = state.high if known else bisect_right(weights, LEAP * weights[state.low]) - 1
+    guess = min(guess, max(farthest, state.low + 1), state.high - 1)
+    return max(guess, state.low + 1)
+
+
+def _crossing(state: _State, weights: Sequence[float], first: int, second: int) -> int:
+    """The index at which the line through two known sizes reaches the end of the card, or of the
+    host's memory."""
+    one, two = state.known[first], state.known[second]
+    step = weights[second] - weights[first]
+    ends = [(one.most_bytes, two.most_bytes, one.gpu.memory_bytes)]
+    if one.host_bytes and two.host_bytes:
+        ends.append((one.host_most, two.host_most, one.host_memory))
+    near = min((have - low) / max(1, high - low) for low, high, have in ends)
+    return bisect_right(weights, weights[first] + near * step) - 1
+
+
+def _streak(known: Sequence[Fit]) -> tuple[int, bool]:
+    """How many of the last tries ended on one side, and whether they fitted."""
+    ends = [fit.fits for fit in reversed(known)]
+    return next((i for i, end in enumerate(ends) if end != ends[0]), len(ends)), ends[0]
+
+
+def _narrow(state: _State, index: int, fit: Fit, name: str) -> None:
+    if fit.verdict == "unknown":
+        state.stopped = f"{name} could not be predicted: {fit.prediction.reason}"
+        return
+    state.known[index] = fit
+    if fit.fits:
+        state.low = index
+    else:
+        state.high = index

@@ -1,0 +1,215 @@
+"""Seconds of a step from its work: each op takes its FLOPs or its bytes, whichever is slower.
+
+No torch: the work was counted by the trace (``work.Counter``) and does not depend on the GPU.
+The efficiencies are those of public measurements of large matrix products and of flash attention,
+and the uncertainty says what that is worth. A card that was calibrated has rates of its own
+(``rates``), and an uncertainty that follows from rows which were measured on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from harness.planner.calibration.record import Fitted
+from harness.planner.speed.cards import NODE, Card
+from harness.planner.speed.rates import ISSUE, SLOWEST, Rates, rates
+
+BUSY = ("forward", "backward")
+COLLECTIVES = ("collective", "overlapped", "passed")
+KERNELS = ("product", "attention", "memory")
+SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
+"""Relative uncertainty of each part, uncalibrated: with the slowest host's, nine of ten public rows
+lie within it (tests/test_public_peaks.py)."""
+CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
+"""The same of a CPU that is known by its cores alone: half or twice is common."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
+    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
+    its phase), passed (the same, hidden behind one attention, which has this type and these FLOPs),
+    transfer (device to host or back), streamed (the same,
+    hidden behind the computation of its phase and the host's own work there), host, nvme, chain
+    (a rank waits for others (``group`` - 1) / ``count`` of what it computes, as where ``count``
+    micro batches pass through ``group`` ranks). A collective is among ``group`` ranks that are
+    ``stride`` apart; 0: among all."""
+
+    phase: str
+    kind: str
+    dtype: str
+    flops: int
+    bytes: int
+    count: int
+    group: int = 0
+    stride: int = 1
+
+
+class Slower(NamedTuple):
+    """How many times as long as predicted the operations and the links take."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+AS_TYPICAL = Slower()
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends in a step, to ranks of its own node and of others, if each
+    collective is a ring."""
+
+    within: int
+    across: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Of one optimizer step. ``overhead``: by how much a host that issues every operation is later
+    than the device; ``slowest``: what the slowest host takes. ``spread``: plus or minus, in
+    seconds; ``shares``: of each part."""
+
+    compute: float
+    communication: float
+    offload: float
+    overhead: float = 0.0
+    slowest: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=lambda: SPREAD)
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.communication + self.offload + self.overhead
+
+    @property
+    def spread(self) -> float:
+        known = sum(share * getattr(self, part) for part, share in self.shares.items())
+        return max(known, self.slowest - self.total)
+
+
+def seconds(
+    work: Sequence[Work],
+    gpu: Card,
+    processes: int,
+    tf32: bool = False,
+    slower: Slower = AS_TYPICAL,
+) -> Seconds:
+    """Predicted seconds of one step on ``gpu``, one of ``processes``. The host that issues the
+    operations is counted as those of public trainers are, unless whole steps were measured.
+    ``slower``: what if the card, or the links, took longer."""
+    found = rates(gpu, processes).slowed(slower.compute, slower.communication)
+    usual = CPU_SPREAD if gpu.shared else SPREAD
+    parts = parts_of(work, found, processes, tf32)
+    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
+    factors = fitted.factors
+    count = 0 if fitted.rows or gpu.shared else issued(work)
+    return Seconds(
+        **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
+        overhead=max(0.0, ISSUE * count - sum(parts.values())),
+        slowest=SLOWEST * count,
+        shares={**usual, **fitted.shares},
+    )
+
+
+def issued(work: Sequence[Work]) -> int:
+    """Operations that a step's host gives to the device."""
+    return sum(w.count for w in work if w.kind in KERNELS)
+
+
+def parts_of(
+    work: Sequence[Work], found: Rates, processes: int, tf32: bool = False
+) -> dict[str, float]:
+    """Seconds of each part of a step, as the rates alone have them."""
+    busy = sum(_compute(w, found, tf32) for w in work if w.phase in BUSY)
+    compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
+    shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
+    left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
+    shown += sum(taken - hid for taken, hid in _passed(work, found, processes, tf32))
+    late = sum(_late(work, found, tf32, phase) for phase in (*BUSY, "optimizer"))
+    return {
+        "compute": compute,
+        "communication": shown + left,
+        "offload": late + sum(_offload(w, found) for w in work),
+    }
+
+
+def _waits(work: Sequence[Work]) -> float:
+    """How long a rank waits for the others of its chain, as a multiple of what it computes forward
+    and backward (``strategies.engine.Engine.waits``)."""
+    return sum((w.group - 1) / w.count for w in work if w.kind == "chain")
+
+
+def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:
+    """What of a phase's overlapped collectives its computation cannot hide."""
+    here = [w for w in work if w.phase == phase]
+    hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
+    return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
+
+
+def _passed(
+    work: Sequence[Work], found: Rates, processes: int, tf32: bool
+) -> list[tuple[float, float]]:
+    """(seconds, of them behind attention) of what travels while an attention is computed."""
+    pairs = []
+    for w in work:
+        if w.kind == "passed":
+            taken = _collective(w, found, processes)
+            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32)
+            pairs.append((taken, min(taken, room)))
+    return pairs
+
+
+def behind_attention(
+    work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False
+) -> tuple[float, float]:
+    """Seconds of a step's sends that travel while attention is computed (ring attention), and how
+    many of them that hides, as the rates alone have them."""
+    pairs = _passed(work, rates(gpu, processes), processes, tf32)
+    return sum(taken for taken, _ in pairs), sum(hid for _, hid in pairs)
+
+
+def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
+    """Seconds of a phase's streamed copies that neither its computation nor its work on the host
+    hides; in and out are counted as if one waited for the other."""
+    here = [w for w in work if w.phase == phase]
+    copied = sum(w.count * w.bytes for w in here if w.kind == "streamed") / found.to_host
+    hidden = found.overlap * sum(_compute(w, found, tf32) for w in here)
+    hidden += sum(_offload(w, found) for w in here if w.kind == "host")
+    return max(0.0, copied - hidden)
+
+
+def _compute(w: Work, found: Rates, tf32: bool) -> float:
+    if w.kind not in KERNELS:
+        return 0.0
+    of_kind = found.attention if w.kind == "attention" else found.product
+    by_flops = w.flops / of_kind(w.dtype, tf32) if w.flops else 0.0
+    return w.count * max(by_flops, w.bytes / found.streaming(w.bytes), found.launch)
+
+
+def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
+    """What a rank sends in one step, where ``node`` of the ranks share a machine."""
+    totals = [0, 0]
+    for w in work:
+        if w.kind in COLLECTIVES:
+            group = w.group or processes
+            totals[_crosses(w, group, node)] += w.count * w.bytes * (group - 1) // group
+    return Sent(*totals)
+
+
+def _crosses(w: Work, group: int, node: int) -> bool:
+    """Whether the ranks of a collective sit in several nodes."""
+    return w.stride * (group - 1) >= node
+
+
+def _collective(w: Work, found: Rates, processes: int) -> float:
+    """Ring: every rank sends (n - 1) / n of the bytes."""
+    group = w.group or processes
+    on_wire = w.bytes * (group - 1) / group
+    wire = found.far_wire if _crosses(w, group, found.gpu.node) else found.wire
+    return w.count * (found.collective_seconds + on_wire / wire)
+
+
+def _offload(w: Work, found: Rates) -> float:
+    rate = {"transfer": found.to_host, "host": found.host, "nvme": found.nvme}.get(w.kind)
+    return w.count * w.bytes / rate if rate else 0.0

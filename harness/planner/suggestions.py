@@ -1,0 +1,267 @@
+"""When no recipe of a plan fits: other recipes that might, each predicted as the plan's were.
+
+Built from the nearest recipe by changing parts of it; changes that conflict or are refused are left
+out. Nothing is said to fit that was not predicted to. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.planner import verdict
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved, resolve
+from strategies import parse
+from strategies.advice import lighter
+from strategies.base import BadInput, Slot
+from strategies.streaming.block_swap import AT_ONCE
+
+# ---- edits ----
+# A row with other parts in its recipe or other fields of its spec, where it can be. No torch.
+
+
+Edit = Mapping[Slot, str]
+"""Places of a recipe -> the part that is to fill them; "" leaves a place to its default."""
+
+
+def edited(row: Resolved, edit: Edit) -> str:
+    """The recipe of ``row`` with other parts.
+
+    Raises:
+        BadInput: such a recipe cannot be.
+    """
+    parts = {part.slot: str(part) for part in row.recipe.strategies}
+    # Where the spec keeps no average, the place for one is empty, and is not named.
+    no_average = {} if row.spec.ema > 0 else {Slot.AVERAGE: ""}
+    text = "+".join(filter(None, (parts | no_average | edit).values()))
+    return parse(text, ema=row.spec.ema > 0).text
+
+
+def changed(row: Resolved, edit: Edit, processes: int, /, **fields: Any) -> Resolved | None:
+    """``row`` with other parts, and with other ``fields`` of its spec, on so many processes (one
+    where its launch file says so); None where such a row cannot be, or would refuse."""
+    try:
+        text = edited(row, edit)
+        ranks = 1 if parse(text).alone(row.spec.device) else processes
+        given = {"recipe": text, "processes": ranks, **fields}
+        found = resolve(dataclasses.replace(row.spec, **given))
+    except BadInput:
+        return None
+    return None if found.refusal else found
+
+
+Ask = Callable[[list[Resolved], str], list[Fit]]
+"""(rows, what they are asked for) -> their fits."""
+
+EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
+RECOMPUTED = ("activations", "autocast", "temporaries")
+GROWING = ("activations", "recomputed", "temporaries")
+"""Categories that grow with the micro batch."""
+FINEST = 8
+"""Into how many more parts a micro batch is cut at the most: each is a step more to trace."""
+WIDER = (2, 4, 8)
+"""How many times the GPUs asked for are tried at last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What was tried beyond the plan's recipes, on its GPUs and (``wider``) on more of them."""
+
+    tried: list[Fit]
+    wider: list[Fit] = field(default_factory=list)
+
+    @property
+    def able(self) -> list[Fit]:
+        """Those that fit the plan's GPUs, the fastest first."""
+        able = [fit for fit in self.tried if fit.fits]
+        return sorted(able, key=lambda fit: -(fit.samples_per_second or 0))
+
+
+def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
+    """What would fit ``processes`` GPUs where none of ``fits`` does; None where one does.
+
+    First one part changed at a time, then ever more together, then more GPUs: until one fits.
+    """
+    close = verdict.nearest(fits)
+    if close is None or any(fit.fits for fit in fits):
+        return None
+    known = {_key(fit.resolved) for fit in fits}
+    tried: list[Fit] = []
+    more = list(_together(close.resolved, processes))
+    pairs = [more[at : at + 2] for at in range(0, len(more), 2)]
+    for rows in (_alone(close, processes), *pairs):
+        tried += ask(list(_new(rows, known)), "None fits; what else might: ")
+        if any(fit.fits for fit in tried):
+            return Ways(tried=tried)
+    sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
+    least = verdict.nearest(sharded)
+    # More processes on one CPU bring no memory.
+    more_help = least and not close.gpu.shared
+    rows = list(_on_more_gpus(least.resolved)) if more_help else []
+    return Ways(tried=tried, wider=ask(rows, "None of these fits; on more GPUs: "))
+
+
+def _key(row: Resolved) -> tuple[str, int]:
+    return str(row.recipe), row.spec.processes
+
+
+def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterator[Resolved]:
+    """The rows that can be and that are not ``known``; they are from now on."""
+    for row in rows:
+        if row and _key(row) not in known:
+            known.add(_key(row))
+            yield row
+
+
+# ---- which recipes ----
+
+
+def _alone(close: Fit, processes: int) -> Iterator[Resolved | None]:
+    """One part changed."""
+    for edit in _edits(close, processes):
+        yield changed(close.resolved, edit, processes)
+
+
+def _edits(close: Fit, processes: int) -> Iterator[Edit]:
+    """Changes of one part; none whose bytes at the peak are fewer than what is missing."""
+    row = close.resolved
+    yield from _shardings(row, processes)
+    yield _in_bf16(row) or _in_bf16_alone(row)
+    if _holds_enough(close, RECOMPUTED):
+        yield _recomputing(row)
+    if _holds_enough(close, ("parameters",)):
+        yield _swapping(close)
+    if _holds_enough(close, ("activations",)):
+        what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
+        yield {Slot.OFFLOAD: f"offload_activations{what}"}
+    if _holds_enough(close, ("optimizer_state",)) and _plain(row, Slot.OPTIMIZE, "adamw"):
+        yield {Slot.OPTIMIZE: "adam8bit"}
+    if _holds_enough(close, ("ema",)):
+        yield _average_on_host(row)
+    for size in _fitting_sizes(close)[:2]:
+        yield _in_micro_batches_of(size, row)
+
+
+def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
+    """More and more changed at once, what costs the most speed last; what cannot be is left out.
+
+    Each step sees the row as the steps before it left it.
+    """
+    steps: list[Callable[[Resolved], Edit]] = [
+        _in_bf16,
+        _recomputing,
+        lambda now: ({}, *_shardings(now, processes))[-1],
+        _average_on_host,
+        _smaller_batch,
+        _smaller_batch,
+        _offloaded,
+    ]
+    for step in steps:
+        found = changed(row, step(row), processes)
+        if found:
+            row = found
+            yield row
+
+
+def _swapping(close: Fit) -> Edit:
+    """As few blocks in host memory as bring what is missing, if all weights were the blocks'."""
+    row, instant = close.resolved, close.prediction.peak
+    depth = row.subject.depth
+    if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
+        return {}
+    each = instant.categories["parameters"] / max(1, depth)
+    count = max(1, math.ceil(-close.room_bytes / each)) + AT_ONCE
+    return {Slot.SWAP: f"block_swap:blocks={count}"} if count <= depth else {}
+
+
+def _in_bf16(row: Resolved) -> Edit:
+    exact = row.recipe.in_slot(Slot.PRECISION).name in EXACT
+    return {Slot.PRECISION: "bf16"} if exact else {}
+
+
+def _in_bf16_alone(row: Resolved) -> Edit:
+    """No float32 copy: with the optimizer that does not lose what 8 bits round away."""
+    mixed = row.recipe.in_slot(Slot.PRECISION).name in MIXED
+    if not mixed or not _plain(row, Slot.OPTIMIZE, "adamw"):
+        return {}
+    return {Slot.PRECISION: "bf16_pure", Slot.OPTIMIZE: "adamw_bf16"}
+
+
+def _average_on_host(row: Resolved) -> Edit:
+    return {Slot.AVERAGE: "ema:place=cpu"} if _plain(row, Slot.AVERAGE, "ema") else {}
+
+
+def _smaller_batch(row: Resolved) -> Edit:
+    sizes = _smaller_sizes(row)
+    return _in_micro_batches_of(sizes[0], row) if sizes else {}
+
+
+def _offloaded(row: Resolved) -> Edit:
+    on_device = row.launch.engine.place("parameters") == "device"
+    return {Slot.SHARD: "zero3_offload"} if on_device else {}
+
+
+def _plain(row: Resolved, slot: Slot, text: str) -> bool:
+    """Whether a place holds its default, which is spelled ``text``."""
+    return str(row.recipe.in_slot(slot)) == text
+
+
+def _shardings(row: Resolved, processes: int) -> Iterator[Edit]:
+    for name in lighter(row.recipe.sharding.name, processes):
+        yield {Slot.SHARD: name}
+
+
+def _recomputing(row: Resolved) -> Edit:
+    """The next kind of checkpoint that keeps less; nothing where none does."""
+    part = row.recipe.in_slot(Slot.RECOMPUTE)
+    if part and part.keep in ("nested", "nothing"):
+        return {}
+    return {Slot.RECOMPUTE: "checkpoint" + ":keep=nested" * (str(part) == "checkpoint")}
+
+
+def _holds_enough(close: Fit, categories: Sequence[str]) -> bool:
+    """Whether these are as large at the peak as what is missing: without them it might fit."""
+    instant = close.prediction.peak
+    if instant is None:
+        return True
+    return sum(instant.categories[name] for name in categories) >= -close.room_bytes
+
+
+def _smaller_sizes(resolved: Resolved) -> list[int]:
+    """Micro batches into which that of ``resolved`` can be cut, the largest first."""
+    batch = resolved.micro_batch
+    least = -(-batch // FINEST)
+    return [size for size in range(batch - 1, least - 1, -1) if batch % size == 0]
+
+
+def _fitting_sizes(close: Fit) -> list[int]:
+    """Those of ``_smaller_sizes`` with which the peak ought to fit, in proportion to the batch."""
+    instant, sizes = close.prediction.peak, _smaller_sizes(close.resolved)
+    if instant is None:
+        return sizes
+    growing = sum(instant.categories[name] for name in GROWING)
+    room = growing + close.room_bytes
+    return [size for size in sizes if size * growing <= close.resolved.micro_batch * room]
+
+
+def _in_micro_batches_of(size: int, resolved: Resolved) -> Edit:
+    """As many accumulation steps more as the micro batch becomes smaller."""
+    steps = resolved.recipe.accumulation * resolved.micro_batch // size
+    return {Slot.ACCUMULATE: f"accumulate:steps={steps}"}
+
+
+def _on_more_gpus(row: Resolved) -> Iterator[Resolved]:
+    """The same recipe on more GPUs: the same global batch, or, where it is too small, the same
+    micro batch."""
+    spec = row.spec
+    for times in WIDER:
+        ranks = times * spec.processes
+        whole = spec.global_batch % (ranks * row.recipe.accumulation) == 0
+        batch = spec.global_batch if whole else spec.global_batch * times
+        wider = resolve(dataclasses.replace(spec, processes=ranks, global_batch=batch))
+        if not wider.refusal:
+            yield wider

@@ -1,0 +1,365 @@
+"""A deep model predicted from shallow ones of its kind: two blocks of each group, and two more.
+
+Blocks of a group are alike, so that memory in each part of a step, and the work, grow in a straight
+line with their number. Where the engine or a strategy treats some blocks otherwise than others
+(``by_block``), the model is traced whole. Else the same set-up and steps are traced of models with
+two blocks of each group, and for each group one with four; everything else follows from these, and
+what the allocator makes of it from their allocations in order (``deepened``). A trace of all blocks
+is what the tests hold it to (``tests/predict/test_extend.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, beyond_kinds
+from harness.planner.overhead import NoTrace
+from harness.planner.prediction import Prediction
+from harness.planner.speed.roofline import Work
+from harness.planner.tracing import world
+from harness.planner.tracing.extrapolate import Deeper, NotAlike, deepened
+from harness.planner.tracing.forks import in_forks
+from harness.planner.tracing.simulate import pooled, summary, trace_bordered
+from harness.planner.tracing.streams import Part, heard, parts, told
+from harness.resolve import Resolved
+from harness.system import capability
+from harness.worker.setup import LIBRARIES
+from strategies.engine import STEP_PHASES
+from strategies.subject import Subject
+
+FEW = 2
+"""Blocks of a group in the shallow model, and how many more it has to tell what a block adds."""
+FOREVER = 3600.0
+"""Seconds that one trace may take where nobody limits it."""
+WORTH = 10
+"""Blocks from which on a model is extended: a shallower one is traced whole."""
+FIELDS = ("phase", "kind", "dtype", "group", "stride", "flops", "bytes")
+KIND = FIELDS.index("flops")
+"""What tells ops of a kind apart that blocks do not change, and how many fields of it come first.
+"""
+SAME = 0.01
+"""How far the peak of the allocations in order may be from the straight line's."""
+SHORT = "its reserve is estimated from shallow models, and often too low"
+POOL = ("reserved", "reserved_expandable", "least")
+Events = list[tuple[int, int, int, int]]
+"""(+1 made or -1 freed, id, bytes, CUDA stream) of allocations in order."""
+Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
+"""Name of a part -> bytes, by category, which op at which line, and the most beyond the state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Values of the shallow model and of each that is a step deeper, and how many steps are meant:
+    what they come to in a straight line."""
+
+    base: float
+    steps: tuple[tuple[float, float], ...]
+
+    @property
+    def end(self) -> float:
+        return self.base + sum(more * (value - self.base) for value, more in self.steps)
+
+
+def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
+    """The models to trace, by their depths, and for each but the first how many times ``FEW``
+    blocks more its group has; empty where the model is to be traced whole."""
+    depths = resolved.subject.depths
+    if sum(depths.values()) < WORTH:
+        return []
+    base = {key: min(count, FEW) for key, count in depths.items()}
+    longer = [key for key, count in depths.items() if count > FEW]
+    found = [(base, 0), *(({**base, key: 2 * FEW}, depths[key] / FEW - 1) for key in longer)]
+    return found if _alike(resolved, [depths, *(few for few, _ in found)]) else []
+
+
+def _alike(resolved: Resolved, models: Sequence[Mapping[str, int]]) -> bool:
+    """Whether the engine and each strategy treat all blocks of all models alike."""
+    counts = [resolved.subject.deep(depths).depth for depths in models]
+    parts = (resolved.launch.engine, *resolved.recipe.strategies)
+    return all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
+
+
+def extended(resolved: Resolved, kind: str) -> Prediction:
+    """The prediction of ``resolved`` from shallow models, one after the other.
+
+    Raises:
+        NoTrace: one of them could not be traced.
+    """
+    load([resolved])
+    ended = sorted(in_forks([_or_why(f) for f in pieces(resolved, kind)], 1, FOREVER))
+    made = joined(resolved, [one.made for one in ended])
+    return dataclasses.replace(made, seconds_taken=sum(one.seconds for one in ended))
+
+
+def pieces(resolved: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
+    """What is to be traced, each in a fork, for process groups and patches are global to a process;
+    what they return is for ``joined``. Empty where the model is to be traced whole."""
+    return [functools.partial(_traced, resolved, depths, kind) for depths, _ in shallow(resolved)]
+
+
+def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction:
+    """The prediction of ``resolved`` from what its ``pieces`` returned.
+
+    Raises:
+        NoTrace: one of them could not be traced.
+    """
+    for traced in found:
+        if "why" in traced:
+            raise NoTrace(traced["why"])
+    asked = shallow(resolved)
+    return _extended(found, [count for _, count in asked[1:]], lambda: _ordered(found, asked))
+
+
+def load(rows: Sequence[Resolved]) -> None:
+    """Load once what several forks would: libraries, a pool's history, and what is known of models
+    that they share. What one fork alone wants to know of a model it finds out itself, beside the
+    others. What fails here fails there again, where it is said."""
+    needs = [name for row in rows for name in row.needs]
+    libraries = [name for need in needs for name in LIBRARIES.get(need, ())]
+    for name in dict.fromkeys([m for row in rows for m in row.launch.engine.modules] + libraries):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    asked = Counter(_subjects(rows))
+    # The first of all: a survey loads its library too.
+    for place, (subject, times) in enumerate(asked.items()):
+        if times > 1 or place == 0:
+            with contextlib.suppress(Exception):
+                subject.idle  # noqa: B018 (found by a survey, which its module keeps)
+    for row in rows:
+        with contextlib.suppress(Exception):
+            world.sizes(row.spec.before)
+        with contextlib.suppress(Exception):
+            row.launch.engine.foresee(row.launch)
+    capability.keep()
+
+
+def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:
+    """What each fork traces: a row's shallow models, or its model whole."""
+    for row in rows:
+        depths = [depths for depths, _ in shallow(row)]
+        yield from [row.subject.deep(one) for one in depths] or [row.subject]
+
+
+def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[str, Any]:
+    subject = resolved.subject.deep(depths)
+    launch = dataclasses.replace(resolved.launch, subject=subject)
+    row = dataclasses.replace(resolved, subject=subject, launch=launch)
+    tracer, counter, steady_from, borders = trace_bordered(row, kind)
+    prediction = summary(row, tracer.record, counter, steady_from, denoising=tracer.denoising)
+    beyond = beyond_kinds(prediction.buckets)
+    found = {pool: parts(tracer, borders, pool, steady_from, beyond) for pool in ("device", "host")}
+    stream = told(tracer.record, borders) if resolved.spec.device == "cuda" else None
+    return {
+        "prediction": dataclasses.asdict(prediction),
+        "parts": _plain(tracer.record, found["device"]),
+        "passing": sum(s.size for s in tracer.record.storages if s.pool == PASSING),
+        "host": _plain(tracer.record, found["host"]),
+        "stream": stream,
+    }
+
+
+def _plain(record: Record, found: Mapping[str, Part]) -> Places:
+    """The parts of one pool as JSON has them."""
+    return {
+        name: (part.bytes, part.kinds, _maker(record, part.event), part.beyond)
+        for name, part in found.items()
+    }
+
+
+def _maker(record: Record, event: int) -> tuple[str, str]:
+    storage = record.storages[record.events[event][1]]
+    return storage.op, storage.site
+
+
+def _or_why(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """``function``, whose exception becomes its word."""
+
+    def told() -> dict[str, Any]:
+        try:
+            return function()
+        except Exception as error:  # any library may stumble over tensors without storage
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return {"why": f"{type(error).__name__}: {text}"[:300]}
+
+    return told
+
+
+# ---- straight lines ----
+
+
+def _extended(
+    found: Sequence[Mapping[str, Any]], more: Sequence[float], ordered: Callable[[], Events]
+) -> Prediction:
+    plain = [traced["prediction"] for traced in found]
+
+    def line(values: Iterable[float]) -> int:
+        first, *others = values
+        steps = tuple(zip(others, more, strict=True))
+        return max(0, round(Line(base=first, steps=steps).end))
+
+    places = [traced["parts"] for traced in found]
+    whole = _fullest(places, line, "")
+    steady = _fullest(places, line, "2/")
+    base = dict(plain[0])
+    if base["first_step"] is not None:
+        first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
+        base["first_step"] = first.bytes
+    peaks = [p["peak"] for p in plain]
+    base |= {"peak": _told(peaks, whole, line), "steady": _told(peaks, steady, line)}
+    for name, begin in (("host", ""), ("host_steady", "2/")):
+        told = [p[name] for p in plain]
+        fullest = functools.partial(_fullest, [traced["host"] for traced in found], line, begin)
+        base[name] = _told(told, fullest(), line) if all(told) else None
+    base["phases"] = {name: _peak_of(name, places, plain, line) for name in base["phases"]}
+    base["beyond"] = _beyond(places, line)
+    base["beyond_state"] = max(base["beyond"].values(), default=0)
+    base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
+    if base["denoising"] is not None:
+        base["denoising"] = line(p["denoising"] for p in plain)
+    base["work"] = _work([p["work"] for p in plain], more)
+    passing = [traced["passing"] for traced in found]
+    base |= _pool(plain, base["peak"].bytes, line(passing) - passing[0], ordered)
+    return Prediction(**base)
+
+
+def _peak_of(
+    phase: str,
+    places: Sequence[Places],
+    plain: Sequence[Mapping[str, Any]],
+    line: Callable[..., int],
+) -> int:
+    """Bytes of a phase's peak; the phases' own peaks extended if models share none of its parts,
+    as where each marks other events in its optimizer's step."""
+    begins = f"1/{phase}/", f"2/{phase}/"
+    if any(name.startswith(begins) for name in set(places[0]).intersection(*places[1:])):
+        return _fullest(places, line, *begins).bytes
+    return line(p["phases"][phase] for p in plain)
+
+
+def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
+    """The part of a step that is the fullest in the end; of those that all models have."""
+    shared = set(places[0]).intersection(*places[1:])
+    names = sorted(name for name in shared if name.startswith(begins))
+    sizes = {name: line(p[name][0] for p in places) for name in names}
+    best = max(names, key=lambda name: sizes[name])
+    kinds = {kind: line(p[best][1].get(kind, 0) for p in places) for kind in CATEGORIES}
+    op, site = places[0][best][2]
+    phase = best.split("/")[1]
+    return Instant(bytes=sizes[best], phase=phase, op=op, site=site, categories=kinds, held=[])
+
+
+def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int]:
+    """Phase of a later step -> the most beyond the state, of parts that all models have."""
+    found: dict[str, int] = {}
+    for name in set(places[0]).intersection(*places[1:]):
+        step, phase, _ = name.split("/", 2)
+        if step == "2":
+            found[phase] = max(found.get(phase, 0), line(p[name][3] for p in places))
+    return found
+
+
+def _told(
+    peaks: Sequence[Mapping[str, Any]], instant: Instant, line: Callable[..., int]
+) -> Instant:
+    """``instant`` with what lived then, by who made it, of makers that all models' peaks have."""
+    return dataclasses.replace(instant, held=_held(peaks, line))
+
+
+def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[Held]:
+    def keyed(peak: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
+        return {(h["category"], h["op"], h["site"], h["phase"]): h for h in peak["held"]}
+
+    known = [keyed(peak) for peak in peaks]
+    shared = [key for key in known[0] if all(key in other for other in known)]
+    found = [
+        Held(
+            category=key[0], op=key[1], site=key[2], phase=key[3],
+            count=line(k[key]["count"] for k in known),
+            bytes=line(k[key]["bytes"] for k in known),
+        )
+        for key in shared
+    ]  # fmt: skip
+    return sorted(found, key=lambda alike: -alike.bytes)
+
+
+def _pool(
+    plain: Sequence[Mapping[str, Any]], peak: int, passing: int, ordered: Callable[[], Events]
+) -> dict[str, Any]:
+    """What the allocator makes of it: what it rounds and cannot use depends on which tensors find
+    another's place, so that the allocations of all blocks are replayed in order. Where these cannot
+    be told from the shallow models', the most that those lose is taken, and said to be.
+    ``passing``: how much more of what passes this model has than the shallow ones; the peak may lie
+    elsewhere, so that only the order says how much of it counts."""
+    if plain[0]["allocated"] is None:
+        return {}
+    allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain) + passing
+    least = peak if passing else allocated
+    try:
+        found = pooled(ordered())
+        if not (1 - SAME) * least <= found["allocated"] <= (1 + SAME) * allocated:
+            raise NotAlike("they do not add up to the peak of a straight line")
+        allocated = found["allocated"] if passing else allocated
+    except NotAlike:
+        most = {n: max(p[n] - p["allocated"] for p in plain) for n in POOL}
+        notes = [*plain[0]["notes"], SHORT]
+        return {n: allocated + most[n] for n in POOL} | {"allocated": allocated, "notes": notes}
+    return {n: max(allocated, found[n]) for n in POOL} | {"allocated": allocated}
+
+
+def _ordered(
+    found: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, int], float]]
+) -> Events:
+    """The allocations of all blocks, in order."""
+    few, deeper = asked[0][0], []
+    for traced, (depths, more) in zip(found[1:], asked[1:], strict=True):
+        keys = list(few)
+        own = next(key for key in keys if depths[key] != few[key])
+        before = sum(few[key] for key in keys[: keys.index(own)])
+        count = round((more + 1) * FEW)
+        deeper.append(Deeper(heard(traced["stream"]), count, before))
+    return deepened(heard(found[0]["stream"]), deeper)
+
+
+def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:
+    """The work of all blocks. Ops of one size are counted; those whose size grows (an optimizer
+    over all weights) are taken together, by kind."""
+    counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
+    shared = {key for key in counts[0] if all(key in other for other in counts)}
+    found = {key: _end([c[key] for c in counts], more) for key in shared}
+    kinds = {key[:KIND] for c in counts for key in c if key not in shared}
+    works = [_named(key, round(count)) for key, count in found.items() if round(count) > 0]
+    for kind in sorted(kinds):
+        rest = [_sums(c, kind, shared) for c in counts]
+        count, flops, size = (max(0.0, _end(list(v), more)) for v in zip(*rest, strict=True))
+        number = max(1, round(count))
+        works.append(_named((*kind, round(flops / number), round(size / number)), number))
+    return works
+
+
+def _key(work: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(work[name] for name in FIELDS)
+
+
+def _named(key: tuple[Any, ...], count: int) -> Work:
+    return Work(**dict(zip(FIELDS, key, strict=True)), count=count)
+
+
+def _sums(counts: Counter, kind: tuple[Any, ...], shared: set[Any]) -> tuple[int, int, int]:
+    rest = [(key, n) for key, n in counts.items() if key[:KIND] == kind and key not in shared]
+    return (
+        sum(n for _, n in rest),
+        sum(n * key[KIND] for key, n in rest),
+        sum(n * key[KIND + 1] for key, n in rest),
+    )
+
+
+def _end(values: Sequence[float], more: Sequence[float]) -> float:
+    steps = tuple(zip(values[1:], more, strict=True))
+    return Line(base=values[0], steps=steps).end

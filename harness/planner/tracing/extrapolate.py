@@ -1,0 +1,438 @@
+"""The allocations of a deep model in order, from those of shallow ones: what a pool makes of all
+blocks without a trace of them.
+
+``base`` is the stream of a model with two blocks of each group; for each group that has more there
+is one with four of it: a first block, two between, a last. What the longer stream has and the base
+has not is of the blocks between, and comes as often as there are such blocks: as whole segments
+(their forward and backward), and as runs of allocations and frees elsewhere (their weights, their
+gradients, each operation of an optimizer over all of them). A storage of a block is known by its
+place in that block's segment or run, so that a free tells how far before or behind its block the
+freed one lies, whichever block it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.planner.tracing.streams import (  # fmt: skip
+    Kind,
+    Segment,
+    Stream,
+    alike,
+    gaps,
+    numbered,
+    segments,
+)
+
+BETWEEN = (1, 2)
+"""The indices of the blocks between, of four."""
+LAST = 3
+LOST = 0.002
+"""The share of events that may refer to nothing before the whole is given up."""
+
+
+class NotAlike(ValueError):
+    """The streams do not show what a block adds."""
+
+
+class Ref(NamedTuple):
+    """A storage of a longer stream: ``fixed`` is its number in the base, 0 where it has none. What
+    belongs to a block has a ``key``, alike for all blocks, and the ``index`` of its block."""
+
+    fixed: int
+    key: tuple[Any, ...] = ()
+    index: int = -1
+
+    @property
+    def repeated(self) -> bool:
+        return self.index in BETWEEN
+
+
+@dataclass
+class Deeper:
+    """The stream of a model with two blocks more, where ``count`` are meant of their kind;
+    ``before`` is how many blocks of other kinds come before them, if these are in one list."""
+
+    stream: Stream
+    count: int
+    before: int = 0
+
+
+Emitted = tuple[int, Ref, int]
+"""An event of the deep model: its sign, the storage, and the block it is of; -1: see the Ref."""
+
+
+def deepened(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int, int]]:
+    """(+1 made, -1 freed or 0 cache emptied, id, bytes, CUDA stream) of the device's pool with all
+    blocks.
+
+    Raises:
+        NotAlike: the streams do not show what a block adds.
+    """
+    plain = segments(base)
+    read = [_Reading(plain, base, one) for one in deeper]
+    dropped = {event for one in read for event in one.moved}
+    made = _Made(base, read)
+    for number, segment in enumerate(plain):
+        _emit(made, read, number, -1)
+        for at, event in enumerate(segment.events):
+            if not event:
+                made.events.append((0, 0, 0, 0))
+            elif event not in dropped:
+                made.event(event, Ref(abs(event)), None, 0)
+            _emit(made, read, number, at)
+        for one in read:
+            for event, ref, shift in one.between(number):
+                made.event(event, ref, one, shift)
+    return made.ended()
+
+
+def _emit(made: _Made, read: Sequence[_Reading], number: int, at: int) -> None:
+    for one in read:
+        for event, ref, shift in one.added.get((number, at), ()):
+            made.event(event, ref, one, shift)
+
+
+class _Made:
+    """The deep model's events, as they are made."""
+
+    def __init__(self, base: Stream, read: Sequence[_Reading]) -> None:
+        self.events: list[tuple[int, int, int, int]] = []
+        self.live: dict[Any, tuple[int, int, int]] = {}
+        self.lost = self.count = 0
+        self.sizes = [0, *(kind.size for kind in base.kinds)]
+        self.streams = [0, *(kind.stream for kind in base.kinds)]
+        for number in range(1, len(self.sizes)):
+            own = base.kinds[number - 1].size
+            grown = sum((one.sizes.get(number, own) - own) * (one.count / 2 - 1) for one in read)
+            self.sizes[number] = max(0, round(own + grown))
+
+    def event(self, event: int, ref: Ref, reading: _Reading | None, shift: int) -> None:
+        """Storage ``ref`` is made or freed, for a block ``shift`` further on."""
+        name: Any = ref.fixed
+        if ref.key and reading is not None:
+            name = reading.name(ref, shift)
+        if event > 0 and name not in self.live:
+            self.count += 1
+            known = isinstance(name, int)
+            size = self.sizes[name] if known else ref.key[-1].size
+            stream = self.streams[name] if known else ref.key[-1].stream
+            self.live[name] = (self.count, size, stream)
+            self.events.append((1, *self.live[name]))
+        elif event < 0 and name in self.live:
+            self.events.append((-1, *self.live.pop(name)))
+        else:
+            self.lost += 1
+
+    def ended(self) -> list[tuple[int, int, int, int]]:
+        if self.lost > LOST * len(self.events):
+            raise NotAlike(f"{self.lost} of {len(self.events)} events refer to nothing")
+        return self.events
+
+
+# ---- what a longer stream says ----
+
+
+class _Reading:
+    """What a longer stream adds to the base.
+
+    ``added``: (number of a segment of the base, place of an event in it) -> what comes behind it;
+    ``moved``: events of the base that come elsewhere; ``sizes``: of storages of the base, here.
+    """
+
+    def __init__(self, plain: Sequence[Segment], base: Stream, deeper: Deeper) -> None:
+        self.count, self.stream = deeper.count, deeper.stream
+        self.group, self.begin = _grown(base, deeper)
+        self.added: dict[tuple[int, int], list[Emitted]] = {}
+        self.moved: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        self._refs: dict[int, Ref] = {}
+        self._ends: dict[tuple[Any, int], int] = {}
+        # Where the cache is emptied, the base says.
+        every = [
+            dataclasses.replace(s, events=[*filter(None, s.events)])
+            for s in segments(deeper.stream)
+        ]
+        self._own, self._blocks = self._paired(plain, every)
+        self._label(plain, base)
+        for number, (segment, own) in enumerate(zip(plain, self._own, strict=True)):
+            _Placing(self, number, segment, own).place()
+
+    def name(self, ref: Ref, shift: int) -> Any:
+        """What a storage is called in the deep model, ``shift`` blocks further on."""
+        index = ref.index + shift
+        end = {0: 0, self.count - 1: LAST}.get(index)
+        fixed = self._ends.get((ref.key, end), 0)
+        return fixed or (self.group, self.begin, ref.key, index)
+
+    def absolute(self, ref: Ref) -> int:
+        """The shift of a storage that is meant itself: blocks are counted from the nearer end."""
+        return 0 if ref.index < BETWEEN[1] else self.count - 1 - LAST
+
+    def between(self, number: int) -> Iterator[Emitted]:
+        """The events of all blocks between, where they come behind this segment of the base."""
+        if not self._blocks[number]:
+            return
+        first, second = self._blocks[number]
+        inner = range(1, self.count - 1)
+        for place, index in enumerate(inner if first.index == 1 else reversed(inner)):
+            segment = second if place else first
+            for event in segment.events:
+                yield _sign(event), self._refs[abs(event)], index - segment.index
+
+    def ref(self, event: int) -> Ref:
+        return self._refs[abs(event)]
+
+    def _paired(
+        self, plain: Sequence[Segment], every: Sequence[Segment]
+    ) -> tuple[list[Segment], list[list[Segment]]]:
+        """The segments that the base has too, and behind each those of the blocks between."""
+        own: list[Segment] = []
+        blocks: list[list[Segment]] = []
+        for segment in every:
+            if segment.group == self.group:
+                segment.index -= self.begin
+            if segment.group == self.group and segment.index in BETWEEN:
+                blocks[-1].append(segment)
+            else:
+                own.append(segment)
+                blocks.append([])
+        if [self._as_in_base(s) for s in own] != [
+            (s.interval, s.phase, s.group, s.index) for s in plain
+        ]:
+            raise NotAlike("phases or blocks come in another order")
+        if any(sorted(s.index for s in found) not in ([], [*BETWEEN]) for found in blocks):
+            raise NotAlike("blocks do not follow one another")
+        return own, blocks
+
+    def _as_in_base(self, segment: Segment) -> tuple[int, str, int, int]:
+        index = segment.index
+        if segment.group == self.group:
+            index += self.begin - (len(BETWEEN) if index >= LAST else 0)
+        return segment.interval, segment.phase, segment.group, index
+
+    # ---- which storage is which ----
+
+    def _label(self, plain: Sequence[Segment], base: Stream) -> None:
+        for number, (segment, own) in enumerate(zip(plain, self._own, strict=True)):
+            self._match(number, segment, own, base)
+            for block in self._blocks[number]:
+                kinds = [self._kind(event) for event in block.made()]
+                for event, key in zip(block.made(), _keys(block, kinds), strict=True):
+                    self._refs[event] = Ref(0, key, block.index)
+                freed = (self.ref(event).fixed for event in block.events if event < 0)
+                self.moved |= {-fixed for fixed in freed if fixed}
+
+    def _kind(self, event: int) -> Kind:
+        return self.stream.kinds[event - 1]
+
+    def _match(self, number: int, segment: Segment, own: Segment, base: Stream) -> None:
+        """Tell the base's storages from those that come as often as there are blocks."""
+        kinds, made = [base.kinds[event - 1] for event in segment.made()], own.made()
+        match = alike(kinds, [self._kind(event) for event in made])
+        if match is None:
+            raise NotAlike(f"another {segment.phase or 'set-up'}")
+        ends = own.group == self.group and own.index in (0, LAST)
+        keys = _keys(segment, kinds) if ends else [()] * len(kinds)
+        for event, counterpart in zip(made, match, strict=True):
+            if counterpart >= 0:
+                fixed = segment.made()[counterpart]
+                index = own.index if keys[counterpart] else -1
+                self._refs[event] = Ref(fixed, keys[counterpart], index)
+                self._ends[keys[counterpart], index] = fixed
+                self.sizes[fixed] = self._kind(event).size
+        for run, places in enumerate(gaps(match)):
+            self._repeated((number, run), [made[place] for place in places], segment.phase)
+
+    def _repeated(self, where: tuple[int, int], made: Sequence[int], phase: str) -> None:
+        """Tell what is allocated for one block between from what is for the other."""
+        pieces, at = _squares([self._kind(event) for event in made]), 0
+        if pieces is None:
+            raise NotAlike(f"blocks differ in {phase or 'set-up'}")
+        for length in pieces:
+            half = length // 2
+            for place, event in enumerate(made[at : at + length]):
+                key = ("run", *where, at, place % half, self._kind(event))
+                self._refs[event] = Ref(0, key, BETWEEN[place // half])
+            at += length
+
+
+def _grown(base: Stream, deeper: Deeper) -> tuple[int, int]:
+    """The group that has more blocks than in the base, and the first of the four there."""
+    few, many = _counts(base), _counts(deeper.stream)
+    grown = [group for group, count in many.items() if count == few.get(group, 0) + 2]
+    if len(grown) != 1:
+        raise NotAlike("no group, or several, have more blocks")
+    return grown[0], deeper.before if few[grown[0]] > 2 else 0
+
+
+def _counts(stream: Stream) -> dict[int, int]:
+    """Group -> its blocks."""
+    found: dict[int, int] = {}
+    for _, _, group, index in stream.cuts:
+        if group >= 0:
+            found[group] = max(found.get(group, 0), index + 1)
+    return found
+
+
+def _keys(segment: Segment, kinds: Sequence[Kind]) -> list[tuple[Any, ...]]:
+    """What each storage of a block is known by, in every block."""
+    return [("block", segment.interval, order, kind) for kind, order in numbered(kinds)]
+
+
+def _sign(event: int) -> int:
+    return 1 if event > 0 else -1
+
+
+class _Placing:
+    """Where, between the events of one segment of the base, those of a longer stream come."""
+
+    def __init__(self, reading: _Reading, number: int, segment: Segment, own: Segment) -> None:
+        self.reading, self.number, self.own = reading, number, own
+        self.places = {event: at for at, event in enumerate(segment.events)}
+        self.at = -1
+        freed = [reading.ref(event) for event in own.events if event < 0]
+        here = {(ref.key, ref.index) for ref in freed if ref.repeated}
+        self.both = {key for key, _ in here if all((key, index) in here for index in BETWEEN)}
+        """What is freed here of every block between."""
+        self.first: dict[Any, int] = {}
+
+    def place(self) -> None:
+        stretch: list[int] = []
+        for event in self.own.events:
+            if event > 0 and not self.reading.ref(event).repeated:
+                self._stretch(stretch)
+                self.at = self.places[self.reading.ref(event).fixed]
+                stretch = []
+            else:
+                stretch.append(event)
+        self._stretch(stretch)
+
+    def _stretch(self, events: Sequence[int]) -> None:
+        """Events between two allocations of the base: perhaps a run of the blocks' own, and frees
+        before and behind it."""
+        refs = [self.reading.ref(event) for event in events]
+        made = [n for n, event in enumerate(events) if event > 0]
+        if not made:
+            self._frees(events)
+            return
+        begins = [
+            n for last, n in zip([-1, *made], made, strict=False)
+            if last < 0 or refs[last].index > refs[n].index
+        ]  # fmt: skip
+        end = made[-1] + 1
+        while end < len(events) and refs[end].repeated:
+            end += 1
+        self._frees(events[: begins[0]])
+        for begin, behind in zip(begins, [*begins[1:], end], strict=True):
+            second = (n for n in made if n >= begin and refs[n].index == BETWEEN[1])
+            self._made_run(events[begin:behind], next(second, behind) - begin)
+        self._frees(events[end:])
+
+    def _frees(self, events: Sequence[int]) -> None:
+        """Frees, of the base and of blocks."""
+        refs, at = [self.reading.ref(event) for event in events], 0
+        while at < len(events):
+            if not refs[at].repeated:
+                self._fixed(events[at : at + 1])
+                at += 1
+                continue
+            half = _twins(refs[at:])
+            if half:
+                self._all_freed(events[at : at + half], refs[at].index)
+            else:
+                self._freed(events[at], refs[at])
+            at += 2 * half or 1
+
+    def _all_freed(self, events: Sequence[int], first: int) -> None:
+        """What is freed of one block is freed of each between."""
+        inner = range(1, self.reading.count - 1)
+        for index in inner if first == BETWEEN[0] else reversed(inner):
+            for event in events:
+                self._add(event, self.reading.ref(event), index - first)
+
+    def _fixed(self, events: Sequence[int]) -> None:
+        for event in events:
+            here = self.places.get(-self.reading.ref(event).fixed)
+            if here is None:
+                self._moved(event)
+            else:
+                self.at = max(self.at, here)
+
+    def _moved(self, event: int) -> None:
+        ref = self.reading.ref(event)
+        self.reading.moved.add(-ref.fixed)
+        self._add(event, ref, 0)
+
+    def _add(self, event: int, ref: Ref, shift: int) -> None:
+        added = self.reading.added.setdefault((self.number, self.at), [])
+        added.append((_sign(event), ref, shift))
+
+    def _made_run(self, events: Sequence[int], second: int) -> None:
+        """The first of the blocks between as it is, all others as the second."""
+        for event in events:
+            self.both.discard(self.reading.ref(event).key)
+        for event in events[:second]:
+            self._once(event)
+        for index in range(2, self.reading.count - 1):
+            for event in events[second:]:
+                ref = self.reading.ref(event)
+                if ref.repeated:
+                    self._add(event, ref, index - 2)
+                elif index == 2:
+                    self._once(event)
+
+    def _once(self, event: int) -> None:
+        ref = self.reading.ref(event)
+        if ref.repeated:
+            self._add(event, ref, self.reading.absolute(ref))
+        else:
+            self._moved(event)
+
+    def _freed(self, event: int, ref: Ref) -> None:
+        """A free out of line: of the nearest blocks, or where all are freed here, of all those that
+        the other such event does not stand for."""
+        if not ref.repeated or ref.key not in self.both:
+            self._once(event)
+            return
+        first = self.first.setdefault(ref.key, ref.index)
+        count = self.reading.count
+        if ref.index != first:
+            self._once(event)
+            return
+        inner = range(1, count - 2) if first == 1 else range(count - 2, 1, -1)
+        for index in inner:
+            self._add(event, ref, index - first)
+
+
+def _twins(refs: Sequence[Ref]) -> int:
+    """How many frees of one block, at the begin of ``refs``, are followed by those of the other
+    between; 0 where none are."""
+    first = refs[0].index
+    own = next((n for n, ref in enumerate(refs) if ref.index != first), 0)
+    for half in range(own, 0, -1):
+        other = refs[half : 2 * half]
+        if all(ref.repeated and ref.index != first for ref in other) and [
+            r.key for r in refs[:half]
+        ] == [r.key for r in other]:
+            return half
+    return 0
+
+
+def _squares(kinds: Sequence[Kind]) -> list[int] | None:
+    """The lengths of pieces of which each is something twice; None where there are none."""
+    found, at = [], 0
+    while at < len(kinds):
+        longest = (len(kinds) - at) // 2
+        twice = (
+            n for n in range(longest, 0, -1) if kinds[at : at + n] == kinds[at + n : at + 2 * n]
+        )
+        half = next(twice, 0)
+        if not half:
+            return None
+        found.append(2 * half)
+        at += 2 * half
+    return found

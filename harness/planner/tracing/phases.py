@@ -1,0 +1,143 @@
+"""Text encoders and VAEs on tensors without storage: what their forward passes take of a GPU.
+
+The classes are transformers' and diffusers', as ``beside.yaml`` names them. They are traced without
+a training, because what lives beside them is the same for every instant of a pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from harness.phases import planned
+from harness.planner import resident_models
+from harness.planner.prediction import Aside
+from harness.planner.tracing.cuda_calls import cuda_like
+from harness.planner.tracing.op_cache import Remembered
+from harness.planner.tracing.simulate import kernel_scratch, pooled
+from harness.planner.tracing.trace import StoragelessTracer
+from harness.planner.tracing.world import GPU, built
+from harness.resolve import Resolved
+from harness.subjects.library.families import Space
+
+COPIES = {4: 2, 5: 1}
+"""Dimensions of a convolution's weight -> bytes that cuDNN takes for it, as a multiple of its input
+and its output: kernels for 16 bits want channels last and copy both. The figures were chosen on
+public rows of SD's and Qwen-Image's VAEs (docs/public-phases.yaml)."""
+CLIP_TOKENS = 77
+
+
+def of(resolved: Resolved, kind: str) -> dict[str, Aside]:
+    """Phase -> its encoders and VAE, for a card of that ``kind``; of those that ask for any."""
+    names = resident_models.usual_of(resolved.spec.model)
+    found: dict[str, Aside] = {}
+    for phase, ways in planned(resolved.spec.phases).items():
+        if phase == "encode":
+            found[phase] = _fullest(resolved, kind, names, names, "encode", ways)
+        elif phase == "validate":
+            vaes = [name for name in names if "latent" in resident_models.table()[name]]
+            there = names if "encoders" in ways else vaes
+            found[phase] = _fullest(resolved, kind, there, vaes, "decode", ways)
+    return found
+
+
+def _fullest(
+    resolved: Resolved,
+    kind: str,
+    there: Sequence[str],
+    run: Sequence[str],
+    how: str,
+    ways: Sequence[str],
+) -> Aside:
+    """The models that are ``there`` together, and of those that ``run`` one after the other the
+    pass that takes most. Training samples are encoded by micro batch; one sample is decoded."""
+    space: Space = resolved.subject.space
+    pixels = space.height * resolved.subject.factor, space.width * resolved.subject.factor
+    frames = 1 + (space.frames - 1) * max(1, resolved.subject.family.every)
+    batch = 1 if how == "decode" else resolved.micro_batch
+    size = (batch, frames, *pixels)
+    tiled, wide = "tiled" in ways, "fp32" in ways
+    passes = {name: passed(name, how, size, space.text, tiled, wide, kind) for name in run}
+    name = max(passes, key=lambda one: passes[one][1])
+    allocated, reserved = passes[name]
+    shown = f"{frames} x {pixels[0]}x{pixels[1]}" if frames > 1 else f"{pixels[0]}x{pixels[1]}"
+    what = f"{name} {how}s {'' if batch == 1 else f'{batch} of '}{shown}{' in tiles' * tiled}"
+    if "latent" not in resident_models.table()[name]:
+        what = f"{name} encodes {batch} x {_tokens(name, space.text)} tokens"
+    weights = sum(_weights(one, wide) for one in there)
+    return Aside(weights=weights, allocated=allocated, reserved=reserved, what=what)
+
+
+def _weights(name: str, wide: bool) -> int:
+    """Bytes as it is stored; a VAE perhaps in float32 (``wide``)."""
+    row = resident_models.table()[name]
+    return row["elements"] * (4 if wide and "latent" in row else 2)
+
+
+def _tokens(name: str, text: int) -> int:
+    return CLIP_TOKENS if name.startswith("CLIP") else text
+
+
+@functools.cache
+def passed(
+    name: str,
+    how: str,
+    size: tuple[int, int, int, int],
+    text: int,
+    tiled: bool,
+    wide: bool,
+    kind: str,
+) -> tuple[int, int]:
+    """(allocated, reserved) bytes that one forward pass of the model ``name`` takes beyond its
+    weights. ``size``: samples, frames, height and width in pixels; ``how``: encode or decode."""
+    is_vae = "latent" in resident_models.table()[name]
+    dtype = torch.float32 if wide and is_vae else torch.bfloat16
+    module = built(name).to(dtype).eval().requires_grad_(False)
+    tracer = StoragelessTracer({GPU: "device"}, temporary=scratch)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cuda_like(kind))
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        tracer.remembered = Remembered(fake)
+        stack.enter_context(tracer)
+        stack.enter_context(torch.no_grad())
+        if is_vae:
+            if tiled:
+                module.enable_tiling()
+            _through_vae(module, how, _shape(name, how, size), dtype)
+        else:
+            ids = torch.zeros((size[0], _tokens(name, text)), dtype=torch.long, device=GPU)
+            module(ids, attention_mask=torch.ones_like(ids))
+    found = pooled(list(tracer.record.pool_events("device")))
+    return found["allocated"], found["reserved"]
+
+
+def _shape(name: str, how: str, size: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """The shape of what a VAE is given; without a dimension of frames if it is of images."""
+    channels, every, down = resident_models.table()[name]["latent"]
+    batch, frames, height, width = size
+    if how == "decode":
+        height, width, frames = height // down, width // down, 1 + (frames - 1) // every
+    of_images = every == 1
+    shape = (batch, 3 if how == "encode" else channels, frames, height, width)
+    return shape[:2] + shape[3:] if of_images else shape
+
+
+def _through_vae(module: Any, how: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = torch.zeros(shape, dtype=dtype, device=GPU)
+    if how == "decode":
+        module.decode(given)
+    else:
+        module.encode(given).latent_dist.sample()
+
+
+def scratch(func: Any, args: Any, out: Any) -> int:
+    """Bytes that a CUDA kernel of this op holds while it runs, cuDNN's convolutions included."""
+    if func is torch.ops.aten.convolution.default and args[1].shape[-1] == 3:
+        times = COPIES[args[1].dim()] if args[3][-1] == 1 else 1
+        return times * (args[0].nbytes + out.nbytes)
+    return kernel_scratch(func, args, out)

@@ -1,0 +1,200 @@
+"""Short ways through what a large world repeats: a thousand equal pieces of one buffer.
+
+ZeRO-3 cuts each gathered buffer and each gradient into a piece a rank and joins the pieces, which
+at 1024 ranks takes nine tenths of a prediction's time. On tensors without storage all pieces of one
+length are alike: the memory that they hold is the buffer's, and what is joined is as large as the
+pieces together. So one piece stands for all, and neither memory nor work changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from strategies.evidence import states
+
+MANY = 8
+
+
+class Shortcuts(TorchFunctionMode):
+    """Answers repeated cuts of the same flat tensor, and ``cat`` of many flat pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._whole = self._piece = _nothing
+        self._size, self._length = 0, -1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not kwargs:
+            if func is torch.Tensor.narrow and len(args) == 4:
+                return self._narrow(*args)
+            if func is torch.Tensor.__getitem__ and type(args[1]) is slice:
+                return self._cut(*args)
+            if func is torch.chunk and len(args) == 2:
+                return _chunk(*args)
+            if func is torch.cat and len(args) == 1 and len(args[0]) > MANY:
+                return _join(args[0])
+        return func(*args, **(kwargs or {}))
+
+    def _narrow(self, whole: Any, dim: int, start: Any, length: Any) -> Any:
+        """A piece of flat ``whole``; the next one of the same length is the same object."""
+        if whole is self._whole() and length == self._length:
+            piece = self._piece()
+            if piece is not None:
+                return piece
+        return self._keep(whole, whole.narrow(dim, start, length))
+
+    def _cut(self, whole: Any, part: slice) -> Any:
+        """``whole[part]``, in the same way."""
+        if whole is self._whole() and part.step is None:
+            start, stop, _ = part.indices(self._size)
+            piece = self._piece() if max(0, stop - start) == self._length else None
+            if piece is not None:
+                return piece
+        return self._keep(whole, whole[part])
+
+    def _keep(self, whole: Any, piece: Any) -> Any:
+        """Remember both by weak references: neither may outlive its counterpart in a real run."""
+        if whole.ndim == 1 and not whole.requires_grad:
+            self._whole, self._piece = weakref.ref(whole), weakref.ref(piece)
+            self._size, self._length = len(whole), len(piece)
+        return piece
+
+
+def _nothing() -> None:
+    """A weak reference to nothing."""
+
+
+def _chunk(whole: Any, count: int) -> tuple[Any, ...]:
+    """``whole`` in ``count`` equal pieces: one of them, as often."""
+    if whole.ndim != 1 or whole.requires_grad or not len(whole) or len(whole) % count:
+        return torch.chunk(whole, count)
+    return (whole.narrow(0, 0, len(whole) // count),) * count
+
+
+def _join(pieces: Any) -> Any:
+    """``cat`` of one operand that is as long as all pieces: what is read and written is equal."""
+    distinct = {id(p): p for p in pieces}
+    alike = {(p.ndim, p.dtype, p.device, p.requires_grad) for p in distinct.values()}
+    lengths = {key: p.numel() for key, p in distinct.items()}
+    some = next((distinct[key] for key, length in lengths.items() if length), None)
+    if some is None or len(alike) > 1 or some.ndim != 1 or some.requires_grad:
+        return torch.cat(pieces)
+    return torch.cat([some[:1].expand(sum(lengths[id(p)] for p in pieces))])
+
+
+@contextlib.contextmanager
+def first_pieces() -> Iterator[None]:
+    """Of frozen weights, whose bytes a run sums piece by piece, the first piece of one of each
+    shape: the others take the same memory anew, one after the other, and of a large model they are
+    most of a trace's operations."""
+    summed, checksum = set(), states.checksum
+
+    def first(flat: torch.Tensor) -> tuple[torch.Tensor]:
+        return (flat[: states.PIECE],)
+
+    def once(tensor: torch.Tensor) -> int:
+        kind = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if kind in summed:
+            return 0
+        summed.add(kind)
+        return checksum(tensor)
+
+    with mock.patch.object(states, "pieces", first), mock.patch.object(states, "checksum", once):
+        yield
+
+
+@contextlib.contextmanager
+def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
+    """``mode`` on, in backward too: torch takes function modes off while ``backward`` runs, and
+    what is recomputed there would escape it."""
+    run: Callable[..., Any] = torch.autograd._engine_run_backward
+
+    def run_backward(*given: Any, **more: Any) -> Any:
+        with mode:
+            return run(*given, **more)
+
+    with mock.patch.object(torch.autograd, "_engine_run_backward", run_backward), mode:
+        yield
+
+
+# ---- storageless ----
+# What the real set-up needs to run on tensors without storage; undone at the end.
+#
+# Each stand-in says what it replaces and why. None changes what is allocated on a device.
+
+
+@contextlib.contextmanager
+def storageless() -> Iterator[None]:
+    """Patch for the length of a prediction; engines bring their own (``Imitation.stand_ins``)."""
+    with contextlib.ExitStack() as stack:
+        for target, name, stand_in in _patches():
+            stack.enter_context(mock.patch.object(target, name, stand_in))
+        # copy.deepcopy of a fake tensor copies its mode too, and another mode's operations would
+        # give each view of the copy memory of its own.
+        same = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
+        stack.enter_context(same)
+        yield
+
+
+def _patches() -> list[tuple[Any, str, Any]]:
+    from harness.worker import setup
+
+    return [
+        # Weights without storage have no bytes to hash.
+        (setup, "tensor_digest", lambda tensor: "not computed"),
+        (torch.nn.Module, "_apply", apply_in_place),
+        (torch, "Generator", HostGenerator),
+        # It would read from a tensor without values whether gradients overflowed.
+        (torch.amp.GradScaler, "_maybe_opt_step", step_always),
+    ]
+
+
+def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
+    """``Module._apply`` for fake tensors, which the original refuses to swap.
+
+    As in the original a parameter stays the same object: an optimizer made before goes on
+    pointing to it.
+    """
+    if recurse:
+        for child in self.children():
+            child._apply(fn)
+    for p in self._parameters.values():
+        if p is None:
+            continue
+        with torch.no_grad():
+            moved = fn(p)
+            if moved is not p:
+                _become(p, torch.nn.Parameter(moved, p.requires_grad))
+            if getattr(p, "quant_state", None) is not None:
+                p.quant_state.to(p.device)  # as bitsandbytes' own parameter moves its scales
+    for name, b in self._buffers.items():
+        if b is not None:
+            self._buffers[name] = fn(b)
+    return self
+
+
+def _become(p: Any, other: Any) -> None:
+    """``torch.utils.swap_tensors`` without its check: fake tensors always have weak references,
+    and these stay right, for the Python object stays the same."""
+    torch._C._swap_tensor_impl(p, other)
+    p.fake_device, other.fake_device = other.fake_device, p.fake_device
+
+
+class HostGenerator(torch.Generator):
+    """A generator on the CPU whatever device is asked for: meta has none, and draws nothing."""
+
+    def __new__(cls, device: Any = "cpu") -> HostGenerator:
+        return super().__new__(cls, "cpu")
+
+
+def step_always(self: Any, optimizer: Any, optimizer_state: Any, *given: Any, **more: Any) -> Any:
+    """``GradScaler._maybe_opt_step`` where no gradient overflowed."""
+    return optimizer.step(*given, **more)

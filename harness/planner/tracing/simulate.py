@@ -1,0 +1,360 @@
+"""One recipe, set up and stepped for real on tensors without storage: its trace, its peaks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
+
+from harness.memory.record import (
+    ALLOCATED,
+    Record,
+    beyond_kinds,
+    beyond_state,
+    peak,
+    phase_peaks,
+    running,
+)
+from harness.memory.traced_step import following
+from harness.phases import planned
+from harness.planner import overhead
+from harness.planner.overhead import USUAL, NoTrace, of_operations
+from harness.planner.prediction import Prediction
+from harness.planner.speed.roofline import Work
+from harness.planner.tracing import streams, world
+from harness.planner.tracing import world as history
+from harness.planner.tracing.allocator import replay
+from harness.planner.tracing.cuda_calls import cuda_like
+from harness.planner.tracing.op_cache import Remembered
+from harness.planner.tracing.shortcuts import (
+    Shortcuts,
+    first_pieces,
+    stays_in_backward,
+    storageless,
+)
+from harness.planner.tracing.trace import Counter, StoragelessTracer
+from harness.resolve import Resolved
+from harness.sampling.batch import prepare
+from harness.worker import setup
+from harness.worker.loop import Log, Run, optimizer_step
+from strategies import side_streams
+from strategies.engine import STEP_PHASES, TraceAdapter, TrainingRun
+
+# ---- drawing ----
+# Samples drawn for real on tensors without storage: a batch as a step of a prediction, and the
+# forward pass of a validation.
+
+
+def draw(
+    resolved: Resolved, imitation: TraceAdapter, tracer: StoragelessTracer, counter: Counter
+) -> int:
+    """Set up and draw one batch, followed by ``tracer`` and ``counter``: nothing that a first batch
+    makes is left for a second. Returns the event at which it began."""
+    accelerator = world.make_accelerator(resolved, imitation)
+    drawing, _ = prepare(_without_file(resolved), accelerator, tracer.enter)
+    trained = drawing.trained
+    finish = imitation.prepared(trained, tracer)
+    gc.collect()  # what only cycles keep alive would die at any moment
+    tracer.know(trained)
+    counter.begin()
+    first = len(tracer.record.events)
+    with following(tracer, trained):
+        drawing.step()
+    tracer.know(trained)
+    finish()
+    return first
+
+
+def _without_file(resolved: Resolved) -> Resolved:
+    """The same with weights as they are drawn: a prediction wants none of their values."""
+    return dataclasses.replace(resolved, weights="")
+
+
+def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
+    """Bytes of the device at the fullest instant of one forward pass without gradients beside a
+    training's state. The pass is of two samples, as guidance takes them, or of one if the scale of
+    guidance is an input of the model. The trace keeps nothing of it."""
+    gc.collect()
+    subject, record, first = trained.subject, tracer.record, len(tracer.record.events)
+    config = {**subject.family.defaults, **subject.config} if hasattr(subject, "family") else {}
+    count = 1 if config.get("guidance_embeds") else 2
+    uncounted = mock.patch.multiple(tracer, witness=_ignored, moved=_ignored)  # no step's work
+    with uncounted, torch.no_grad(), tracer.watching(trained.engine.makers()):
+        x, t_B, conditions = subject.example(trained.accelerator.device)
+        x, t_B, *given = (torch.cat([one] * count) for one in (x, t_B, *conditions.values()))
+        told = dict(zip(conditions, given, strict=True))
+        subject.predict(trained.model, trained.cut(x), t_B, told)
+    most = max(running(record, "device")[first:], default=0)
+    tracer.drop_from(first)
+    return most
+
+
+def _ignored(*_: object) -> None:
+    pass
+
+
+NVME = "nvme"
+STEPS = 2
+"""Optimizer steps traced: the first makes the optimizer's state, the second is every later one."""
+
+
+def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
+    """Trace the training of rank 0 on a card of that ``kind`` and say what it needs."""
+    began = time.monotonic()
+    tracer, counter, steady_from = trace_training(resolved, kind=kind)
+    told = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
+    return summary(resolved, tracer.record, counter, steady_from, **told)
+
+
+def trace_training(
+    resolved: Resolved, steps: int = STEPS, kind: str = USUAL
+) -> tuple[StoragelessTracer, Counter, int]:
+    """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
+    return trace_bordered(resolved, kind, steps, watch=False)[:3]
+
+
+def trace_bordered(
+    resolved: Resolved, kind: str = USUAL, steps: int = STEPS, *, watch: bool = True
+) -> tuple[StoragelessTracer, Counter, int, list[streams.Border]]:
+    """The same, with the events at which blocks begin (``landmarks``), where they are watched."""
+    resolved.subject.idle  # noqa: B018 (surveyed now: a survey's tensors are not the training's)
+    past = history.sizes(resolved.spec.before)
+    imitation = resolved.launch.engine.imitation()
+    counter = _counter(resolved, imitation)
+    tracer = _tracer(resolved, imitation, counter)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(world.world(resolved, imitation))
+        for stand_in in (storageless(), *imitation.stand_ins(tracer)):
+            stack.enter_context(stand_in)
+        if resolved.spec.device == "cuda":
+            stack.enter_context(cuda_like(kind))
+            stack.enter_context(_emptying(tracer.record))
+            stack.enter_context(_streams(tracer))
+        if resolved.spec.processes > 1:
+            stack.enter_context(stays_in_backward(Shortcuts()))
+        stack.enter_context(first_pieces())
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        tracer.remembered = Remembered(fake)
+        stack.enter_context(tracer)
+        if past:
+            tracer.enter("load")
+            history.leave(past)
+        borders: list[streams.Border] = []
+        if resolved.spec.sampling:
+            first = draw(resolved, imitation, tracer, counter)
+        else:
+            first = _train(resolved, imitation, tracer, counter, steps, borders if watch else None)
+        tracer.disbelieve()
+    return tracer, counter, first, borders
+
+
+def _train(
+    resolved: Resolved,
+    imitation: TraceAdapter,
+    tracer: StoragelessTracer,
+    counter: Counter,
+    steps: int,
+    borders: list[streams.Border] | None,
+) -> int:
+    """Set up and take ``steps``; the event at which the last begins."""
+    run, first = _prepare(resolved, imitation, tracer), 0
+    finish = imitation.prepared(run.trained, tracer)
+    watch = borders is not None
+    noting = streams.bordered(run.trained, borders, tracer.record) if watch else None
+    with noting or contextlib.nullcontext():
+        for step in range(steps):
+            first = _step(run, step, tracer, counter)
+    finish()
+    if "validate" in planned(resolved.spec.phases) and "stages" not in resolved.launch.traits:
+        tracer.denoising = denoised(run.trained, tracer)
+    return first
+
+
+def _emptying(record: Record) -> Any:
+    """Whoever empties the cache while it lasts, ``record`` has it."""
+
+    def note() -> None:
+        record.emptied.append(len(record.events))
+
+    return mock.patch.object(torch.cuda, "empty_cache", note)
+
+
+@contextlib.contextmanager
+def _streams(tracer: StoragelessTracer) -> Iterator[None]:
+    """Streams of torch.cuda, which has none without a GPU: what runs on a side stream runs beside
+    the computation and allocates memory of its own; it is waited for at once."""
+
+    @contextlib.contextmanager
+    def on(stream: side_streams.Stream | None) -> Iterator[None]:
+        with side_streams.inside(stream):
+            if side_streams.current() is side_streams.main:
+                yield
+            else:
+                with tracer.beside():
+                    yield
+
+    with (
+        mock.patch.object(torch.cuda, "Stream", side_streams.Stream),
+        mock.patch.object(torch.cuda, "current_stream", side_streams.current),
+        mock.patch.object(torch.cuda, "stream", on),
+    ):
+        yield
+
+
+def _counter(resolved: Resolved, imitation: TraceAdapter) -> Counter:
+    device = world.GPU if resolved.spec.device == "cuda" else "cpu"
+    parts = resolved.launch.layout.tensor
+    neighbours = (parts, 1) if parts > 1 else None
+    rounds = "flash_alone" in resolved.launch.traits
+    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours, rounds)
+
+
+def _tracer(resolved: Resolved, imitation: TraceAdapter, counter: Counter) -> StoragelessTracer:
+    """Without a GPU the host is the device; with one both are followed."""
+    on_gpu = resolved.spec.device == "cuda"
+
+    def moved(phase: str, kind: str, size: int, group: int, stride: int) -> None:
+        counter.add(phase, kind, "", 0, size, group, stride)
+
+    return StoragelessTracer(
+        {world.GPU: "device", "cpu": "host"} if on_gpu else {"cpu": "device"},
+        temporary=kernel_scratch if on_gpu else gloo_scratch,
+        witness=counter.see,
+        moved=moved,
+        shapes_in=imitation.shapes_in,
+    )
+
+
+def _prepare(resolved: Resolved, imitation: TraceAdapter, tracer: StoragelessTracer) -> Run:
+    accelerator = world.make_accelerator(resolved, imitation)
+    feed = setup.build_feed(resolved, accelerator)
+    if resolved.spec.device == "cpu":
+        # A resident meter's baseline holds the data already.
+        tracer.leave_out(vars(feed.dataset).values())
+    scratch = Path("never-written")
+    return setup.prepare(resolved, feed, accelerator, scratch, tracer.enter)
+
+
+def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> int:
+    """One optimizer step, followed by ``tracer`` and ``counter``; the event at which it began."""
+    gc.collect()  # what only cycles keep alive would die at any moment
+    tracer.know(run.trained)
+    counter.begin()
+    first = len(tracer.record.events)
+    with following(tracer, run.trained), must_step():
+        optimizer_step(run, step, Log())
+    tracer.know(run.trained)
+    return first
+
+
+@contextlib.contextmanager
+def must_step() -> Iterator[None]:
+    """Refuse a trace in which no optimizer steps, as where a loss scale is taken to overflow: it
+    would lack the optimizer's state and its work."""
+    stepped: list[Any] = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not stepped:
+        raise NoTrace("no optimizer stepped, so that its state is not in the trace")
+
+
+def kernel_scratch(func: Any, args: Any, out: Any) -> int:
+    """Bytes that a CUDA kernel of this op holds while it runs."""
+    name = str(func)
+    if func is torch.ops.aten.isinf.default and args[0].device.type == world.GPU:
+        # abs() and a comparison: DeepSpeed asks this of all float16 gradients that ZeRO-3 keeps.
+        # Source: torch 2.13, aten/src/ATen/native/TensorCompare.cpp.
+        return args[0].nbytes
+    if "attention" not in name:
+        return 0
+    return overhead.scratch(name, [a.shape for a in args if isinstance(a, torch.Tensor)])
+
+
+def gloo_scratch(func: Any, args: Any, out: Any) -> int:
+    """Bytes that gloo holds during this op: it reduce-scatters a copy of its input."""
+    if func.namespace != "c10d" or "reduce_scatter" not in func._schema.name:
+        return 0
+    tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+    return max((t.untyped_storage().nbytes() for t in tensors), default=0)
+
+
+def summary(
+    resolved: Resolved, record: Record, counter: Counter, steady_from: int, **more: Any
+) -> Prediction:
+    """Peaks of a trace, and for a GPU what its allocator makes of them."""
+    on_gpu = resolved.spec.device == "cuda"
+    buckets = resolved.launch.engine.buckets
+    return Prediction(
+        recipe=str(resolved.recipe),
+        device=resolved.spec.device,
+        method="trace",
+        buckets=buckets,
+        # From the first phase on: what opening the data took is not the training's.
+        # A run's resident mark, which it is set against on a CPU, is of both places.
+        peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
+        steady=peak(record, "device", steady_from),
+        first_step=_first_step(record, steady_from),
+        beyond_state=beyond_state(record, "device", buckets, steady_from),
+        beyond=phase_peaks(record, "device", beyond_kinds(buckets), steady_from),
+        host=peak(record, "host") if on_gpu else None,
+        host_steady=peak(record, "host", steady_from),
+        nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),
+        between=running(record, "device")[steady_from - 1],
+        phases=phase_peaks(record, "device"),
+        work=[*counter.work(), *_chain(resolved)],
+        attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],
+        **(pooled(list(record.pool_events(ALLOCATED))) if on_gpu else {}),
+        **more,
+    )
+
+
+def _first_step(record: Record, steady_from: int) -> int | None:
+    """The most that the device held in the first step; None where no step was taken."""
+    begin = next((at for at, phase in record.marks if phase in STEP_PHASES), None)
+    if begin is None or begin >= steady_from:
+        return None
+    return max(running(record, "device")[begin:steady_from])
+
+
+def _chain(resolved: Resolved) -> list[Work]:
+    """What makes a rank wait for those before and behind it."""
+    waits = resolved.launch.engine.waits
+    if not waits:
+        return []
+    asked = {"count": waits.denominator, "group": waits.numerator + 1}
+    return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
+
+
+def pooled(events: list[tuple[int, int, int, int]]) -> dict[str, int]:
+    """What CUDA's allocator makes of allocations in order."""
+    plain, growing = replay(events), replay(events, expandable=True)
+    return {
+        "allocated": plain.allocated,
+        "reserved": plain.reserved,
+        "reserved_expandable": growing.reserved,
+        "least": _least(events, plain.allocated, plain.reserved),
+    }
+
+
+def _least(events: list[tuple[int, int, int, int]], low: int, high: int) -> int:
+    """The smallest limit, within 1 %, under which every allocation still succeeds."""
+    while high - low > high // 100:
+        middle = (low + high) // 2
+        if replay(events, limit=middle).fits:
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,286 @@
+"""A trace as its stream of allocations: which storage of the device is made and freed when, cut
+where phases and blocks begin; and which allocations of two such streams are the same one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from harness.memory.record import ALLOCATED, Record
+from harness.planner.tracing.trace import StoragelessTracer
+from strategies.engine import TrainingRun
+
+# ---- landmarks ----
+# Where in a traced step a block begins, forward or backward, and the fullest instant of each
+# part.
+#
+# A step of a deep model repeats what it does for a block. Cut at the blocks' borders, each part
+# of a
+# step grows in a straight line with the number of blocks, whichever part is the fullest in the
+# end:
+# so a shallow model tells of a deep one (``harness.planner.tracing.extend``).
+
+
+class Border(NamedTuple):
+    """Where a block begins: the event, the number of its group, its index there, and whether it is
+    the first or the last of its group, or one between."""
+
+    event: int
+    group: int
+    index: int
+    place: str
+
+
+@dataclass
+class Part:
+    """The fullest instant of the parts of one name: bytes, by category, and the event; and the most
+    ``beyond`` the training's state, perhaps at another."""
+
+    bytes: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    event: int = 0
+    beyond: int = 0
+
+
+@contextlib.contextmanager
+def bordered(trained: TrainingRun, borders: list[Border], record: Record) -> Iterator[None]:
+    """While it lasts, ``borders`` is told where each block begins."""
+    handles = []
+    for number, group in enumerate(trained.subject.groups(trained.module)):
+        for index, block in enumerate(group):
+            place = "first" if index == 0 else "last" if index == len(group) - 1 else "between"
+            note = _note(borders, record, number, index, place)
+            handles.append(block.register_forward_pre_hook(note))
+            handles.append(block.register_forward_hook(_at_gradient(note)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note(borders: list[Border], record: Record, *which: Any) -> Any:
+    def note(*_: Any) -> None:
+        borders.append(Border(len(record.events), *which))
+
+    return note
+
+
+def _at_gradient(note: Any) -> Any:
+    """A forward hook: backward of a block begins where its output's gradient is there."""
+
+    def after(_: Any, __: Any, out: Any) -> None:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda gradient: note())
+
+    return after
+
+
+def parts(
+    tracer: StoragelessTracer,
+    borders: list[Border],
+    pool: str,
+    steady_from: int,
+    beyond: Container[str] = (),
+) -> dict[str, Part]:
+    """Name of a part (step, phase, block) -> its fullest instant in ``pool``. The step is "2" from
+    the event ``steady_from`` on, "1" before. ``beyond``: the categories that are not state."""
+    record = tracer.record
+    blocks = [(one.event, 1, "", f"{one.group}.{one.place}") for one in borders]
+    cuts = sorted([*((at, 0, phase, "") for at, phase in record.marks), *blocks])
+    found: dict[str, Part] = {}
+    sums: dict[str, int] = {}
+    total, more, phase, block, cut = 0, 0, "", "", 0
+    for event, (sign, index) in enumerate(record.events):
+        while cut < len(cuts) and cuts[cut][0] <= event:
+            phase, block = cuts[cut][2] or phase, cuts[cut][3]
+            cut += 1
+        storage = record.storages[index]
+        if not storage.within(pool):
+            continue
+        total += sign * storage.size
+        more += sign * storage.size if storage.kind in beyond else 0
+        sums[storage.kind] = sums.get(storage.kind, 0) + sign * storage.size
+        name = f"{1 + (event >= steady_from)}/{phase}/{block}"
+        part = found.setdefault(name, Part())
+        part.beyond = max(part.beyond, more)
+        if total > part.bytes:
+            part.bytes, part.kinds, part.event = total, dict(sums), event
+    return found
+
+
+GAP, RESIZED = 2, 3
+"""What it costs to take two streams' allocations for the same: for each run of allocations that
+only the longer stream has, and for each of another size."""
+LONGEST = 40_000_000
+"""Cells of a comparison that would take too long."""
+
+
+class Kind(NamedTuple):
+    """What an allocation is known by: the operation and the line that make it, its bytes, and the
+    CUDA stream on which it is made."""
+
+    maker: str
+    size: int
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Stream:
+    """``events``: +n where storage n is made, -n where it is freed, n from 1 in the order in which
+    they are made, 0 where the cache is emptied. ``cuts``: (event, phase, group, index), where a
+    phase begins (group and index are -1) or a block."""
+
+    events: Sequence[int]
+    kinds: Sequence[Kind]
+    cuts: Sequence[tuple[int, str, int, int]]
+
+
+def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
+    """The device's part of a trace, as JSON has it: what ``heard`` makes a stream of."""
+    numbers: dict[int, int] = {}
+    events, before, emptied = [], [], set(record.emptied)
+    for at, (sign, index) in enumerate(record.events):
+        before.append(len(events))
+        if at in emptied:
+            events.append(0)
+        if record.storages[index].within(ALLOCATED):
+            events.append(sign * numbers.setdefault(index, len(numbers) + 1))
+    before.append(len(events))
+    storages = [record.storages[index] for index in numbers]
+    names = {f"{s.op} {s.site}": None for s in storages}
+    number = {name: n for n, name in enumerate(names)}
+    cuts = [(before[at], phase, -1, -1) for at, phase in record.marks]
+    cuts += [(before[one.event], "", one.group, one.index) for one in borders]
+    return {
+        "events": events,
+        "kinds": [(number[f"{s.op} {s.site}"], s.size, s.stream) for s in storages],
+        "names": list(names),
+        "cuts": sorted(cuts, key=lambda cut: (cut[0], cut[2] >= 0)),
+    }
+
+
+def heard(told: Mapping[str, Any]) -> Stream:
+    """The stream that was ``told``."""
+    kinds = [Kind(told["names"][number], *known) for number, *known in told["kinds"]]
+    return Stream(told["events"], kinds, [tuple(cut) for cut in told["cuts"]])
+
+
+# ---- segments ----
+
+
+@dataclass
+class Segment:
+    """The events from one border to the next: in the phase that was entered as the ``interval``-th,
+    in block ``index`` of ``group``, or before the phase's first block (both -1)."""
+
+    interval: int
+    phase: str
+    group: int = -1
+    index: int = -1
+    events: list[int] = field(default_factory=list)
+
+    def made(self) -> list[int]:
+        return [event for event in self.events if event > 0]
+
+
+def segments(stream: Stream) -> list[Segment]:
+    """The stream's segments, in order. A block that is begun again at once goes on (what is
+    recomputed in backward)."""
+    found = [Segment(-1, "")]
+    cuts = [*stream.cuts, (len(stream.events), "", -1, -1)]
+    for number, (at, phase, group, index) in enumerate(stream.cuts):
+        last = found[-1]
+        if group < 0:
+            found.append(Segment(last.interval + 1, phase))
+        elif (group, index) != (last.group, last.index):
+            found.append(Segment(last.interval, last.phase, group, index))
+        found[-1].events.extend(stream.events[at : cuts[number + 1][0]])
+    found[0].events.extend(stream.events[: cuts[0][0]])
+    return found
+
+
+# ---- which are the same ----
+
+
+def alike(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
+    """For each allocation of ``long`` the index of the same one in ``short``, or -1; None where
+    ``long`` lacks one of ``short``'s. Of all ways that with the fewest runs of -1."""
+    pairs = enumerate(zip(short, long, strict=False))
+    begin = next((n for n, (one, other) in pairs if one != other), min(len(short), len(long)))
+    inner = _cheapest(short[begin:], long[begin:])
+    return None if inner is None else [*range(begin), *(n + begin if n >= 0 else -1 for n in inner)]
+
+
+def _cheapest(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
+    more = len(long) - len(short)
+    if more < 0 or len(short) * (more + 1) > LONGEST:
+        return None
+    costs = _costs(short, long)
+    # best[k]: what it costs to have matched so far, k of ``long`` left out.
+    best = np.full(more + 1, float(GAP))
+    best[0] = 0
+    came = []
+    for cost in costs:
+        least, at = _least_before(best)
+        came.append(np.where(best <= least + GAP, np.arange(more + 1), at))
+        best = np.minimum(best, least + GAP) + cost
+    best[:-1] += GAP
+    k = int(best.argmin())
+    if not np.isfinite(best[k]):
+        return None
+    found = [-1] * len(long)
+    for i in reversed(range(len(short))):
+        found[i + k] = i
+        k = int(came[i][k])
+    return found
+
+
+def _costs(short: Sequence[Kind], long: Sequence[Kind]) -> Iterator[np.ndarray]:
+    """Of each of ``short``: what it costs to take it for the one as far on in ``long``, and for
+    each behind it, as far as the rest of ``short`` has room."""
+    names = {name: n for n, name in enumerate({kind.maker for kind in (*short, *long)})}
+    makers = np.array([names[kind.maker] for kind in long], dtype=np.int64)
+    sizes = np.array([kind.size for kind in long], dtype=np.int64)
+    width = len(long) - len(short) + 1
+    for i, kind in enumerate(short):
+        same = makers[i : i + width] == names[kind.maker]
+        sized = np.where(sizes[i : i + width] == kind.size, 0.0, RESIZED)
+        yield np.where(same, sized, np.inf)
+
+
+def _least_before(best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of what comes before each place, the least and where it is."""
+    least = np.minimum.accumulate(best)
+    places = np.where(best == least, np.arange(len(best)), 0)
+    at = np.maximum.accumulate(places)
+    return np.concatenate([[np.inf], least[:-1]]), np.concatenate([[0], at[:-1]])
+
+
+def gaps(match: Sequence[int]) -> list[list[int]]:
+    """The runs of places that have no counterpart."""
+    found: list[list[int]] = []
+    for place, counterpart in enumerate(match):
+        if counterpart < 0:
+            if not (found and found[-1][-1] == place - 1):
+                found.append([])
+            found[-1].append(place)
+    return found
+
+
+def numbered(kinds: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Each with how many like it came before."""
+    seen: Counter[Any] = Counter()
+    found = []
+    for kind in kinds:
+        found.append((kind, seen[kind]))
+        seen[kind] += 1
+    return found

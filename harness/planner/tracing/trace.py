@@ -1,0 +1,407 @@
+"""The tracer of a prediction: on tensors without storage, from the first line of the set-up on.
+
+Beyond what the tracer of a measured step does (``harness.memory.tracer``) it answers where a
+library reads a value that is not there, counts the scratch of the predicted device's kernels, and
+finds source lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter as Tally
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from harness import ROOT
+from harness.memory.op_facts import is_free
+from harness.memory.record import Storage
+from harness.memory.tracer import DEVICE, HOST, Tracer, storage_of
+from harness.planner.speed.roofline import Work
+from harness.planner.tracing.op_cache import Remembered, device_of, makes_view
+from strategies import initial, side_streams
+from strategies.base import pinned_block
+from strategies.evidence.flops import formulas
+from strategies.evidence.readings import stored
+from strategies.evidence.watching import group_of
+from strategies.inventory import AllocationScope
+
+aten = torch.ops.aten
+OWN = f"{ROOT}/"
+PACKAGES = "/site-packages/"
+RECOMPUTING = "/torch/utils/checkpoint.py"
+RUNNING_BACKWARD = "/torch/autograd/graph.py"
+"""Between these two, a reentrant checkpoint's own backward: nothing is recomputed there."""
+OURSELVES = ("/harness/planner/", "/harness/memory/")
+DEPTH = 40
+# What a value that is not there is answered with: no overflow, a norm of one. torch's own scaler
+# keeps its overflow in float32, where one would skip the step: it is not asked (storageless).
+ANSWERS = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0}
+
+ASIDE = AllocationScope(None, "", "", beside=True)
+"""What works on a stream of its own."""
+
+Temporary = Callable[[Any, Any, Any], int]
+"""(op, arguments, output) -> bytes that the op's kernel holds only while it runs."""
+
+
+class StoragelessTracer(Tracer):
+    """Follows storages that have a size and no bytes.
+
+    Args:
+        pools: device type -> pool name.
+        temporary: scratch that kernels of the predicted device take inside.
+        witness: told of every op's phase, with its arguments and output, and whether it runs
+            beside the computation (the roofline counts work so).
+        moved: told of work that no op shows: phase, kind, bytes, and among which ranks.
+        shapes_in: endings of the files that keep shapes on ``meta`` (``Imitation.shapes_in``).
+    """
+
+    def __init__(
+        self,
+        pools: dict[str, str],
+        temporary: Temporary = lambda func, args, out: 0,
+        witness: Callable[..., None] = lambda phase, func, args, out, beside: None,
+        moved: Callable[[str, str, int, int, int], None] = lambda *told: None,
+        shapes_in: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(pools)
+        self.temporary, self.witness, self.moved = temporary, witness, moved
+        self.shapes_in = shapes_in
+        self.remembered: Remembered | None = None
+        """Once there is a mode of fake tensors, what its operations gave."""
+        self.denoising: int | None = None
+        """Bytes of the fullest instant of a validation's forward pass, where one was asked for."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing here is compiled, and torch would wrap each call to say so."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return device_of(args[0])
+        if func is aten._local_scalar_dense.default:
+            return ANSWERS.get(args[0].dtype, 0)
+        if func is aten.nonzero.default:
+            return _all_of(args[0])
+        # Not super's: torch has wrapped that, to keep a compiler out of it.
+        return self.followed(func, types, args, kwargs or {})
+
+    def drop_from(self, first: int) -> None:
+        """Take back what was recorded from the event ``first`` on, and follow no storage of it."""
+        events = self.record.events
+        made = {index for sign, index in events[first:] if sign > 0}
+        del events[first:]
+        for key in [key for key, (index, _) in self._live.items() if index in made]:
+            del self._live[key]
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives, perhaps as it gave it before."""
+        if self.remembered is None:
+            return super().run(func, args, kwargs)
+        return self.remembered(func, args, kwargs)
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        return device_of(tensor)
+
+    def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note what an op has made, its kernel's scratch and its work."""
+        if self.places is None and makes_view(func) and self._has_seen(out):
+            self.ops.add(str(func))  # no memory, no work
+            return
+        if self._keeps_shapes(func, kwargs):
+            self.leave_out([out])
+            return
+        super().ran(func, args, kwargs, out)
+        if kwargs.get("pin_memory"):
+            self.pin(out)
+        scratch = self.temporary(func, args, out)
+        if scratch:
+            self.hold("device", scratch, str(func), "temporaries")()
+        beside = any(maker.beside for maker in self._makers)
+        self.witness(self.phase, func, args, out, beside)
+
+    def _has_seen(self, out: Any) -> bool:
+        """Whether an op's output is one plain tensor whose storage is followed, or left out."""
+        storage = storage_of(out) if type(out) is FakeTensor else None
+        return storage is not None and self._known(storage)
+
+    def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
+        """As ``Tracer.see``; but a model is made on meta before its weights are there, and these
+        tensors are not the predicted device's."""
+        if device_of(tensor).type == "meta" and initial.is_valueless():
+            self.leave_out([tensor])
+        else:
+            super().see(tensor, func, args)
+
+    def _keeps_shapes(self, func: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a library remembers shapes as tensors on ``meta``, which take no memory in a real
+        run. A GPU's tensors are on ``meta`` here too, so the library's files are told apart."""
+        is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
+        frame = sys._getframe(2) if is_shape and self.shapes_in else None
+        skipped = ("/torch/", *OURSELVES)
+        while frame is not None and any(w in frame.f_code.co_filename for w in skipped):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename.endswith(self.shapes_in)
+
+    def _follow(self, storage: Any, pool: str, op: str, site: str, category: str | None) -> None:
+        super()._follow(storage, pool, op, site, category)
+        if pool == HOST and self.places is None and any(maker.pinned for maker in self._makers):
+            self._round(storage)
+
+    def _round(self, storage: Any, pinned: bool = True) -> None:
+        """A GPU's host memory that is pinned comes in whole blocks."""
+        size = storage.nbytes()
+        known = self.record.storages[self._live[storage._cdata][0]]
+        known.size = pinned_block(size) if pinned else size
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """While it lasts, what is copied is copied beside the computation."""
+        self._makers.append(ASIDE)
+        try:
+            yield
+        finally:
+            self._makers.pop()
+
+    def _add(self, storage: Storage) -> int:
+        storage.stream = side_streams.current().number if storage.pool == DEVICE else 0
+        return super()._add(storage)
+
+    # ---- where an engine's imitation writes (strategies.inventory.AllocationRecorder) ----
+
+    def pin(self, tensor: torch.Tensor, pinned: bool = True) -> None:
+        """A tensor of host memory is pinned, or is not, from the start."""
+        for plain in stored(tensor):
+            storage = storage_of(plain)
+            if storage is not None and storage._cdata in self._live:
+                self._round(storage, pinned)
+
+    def move(self, category: str, source: str, target: str) -> int:
+        """All of ``category`` in ``source`` was in ``target``; the bytes of it that are held."""
+        size = 0
+        for storage in self.record.storages:
+            if storage.pool == source and storage.category == category:
+                storage.pool = target
+                size += storage.size if storage.freed_in is None else 0
+        return size
+
+    def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
+        """Bytes that were moved and that no op shows."""
+        self.moved(phase, kind, size, group, stride)
+
+    # ---- where it is made ----
+
+    def site(self) -> tuple[str, str | None]:
+        """The innermost line of ours or of a training library; whether it is recomputed."""
+        frame, site, category = sys._getframe(2), "", None
+        may_recompute = self.phase == "backward"
+        for _ in range(DEPTH):
+            if frame is None:
+                break
+            file = frame.f_code.co_filename
+            if may_recompute and file.endswith(RECOMPUTING):
+                category = "recomputed"
+            elif file.endswith(RUNNING_BACKWARD):
+                may_recompute = False
+            if not site and not any(own in file for own in OURSELVES):
+                site = _place(file, frame.f_lineno)
+            frame = frame.f_back
+        return site, category
+
+
+def _all_of(mask: torch.Tensor) -> torch.Tensor:
+    """Where a mask without values holds: everywhere, as in a batch of texts of full length."""
+    places, columns = torch.arange(mask.numel(), device=mask.device), []
+    for size in reversed(mask.shape):
+        columns.insert(0, places % size)
+        places = places // size
+    return torch.stack(columns, dim=1)
+
+
+def _place(file: str, line: int) -> str:
+    """``file:line`` as a reader finds it; empty for files that explain nothing: torch's own but for
+    its optimizers, and what lies in no package."""
+    # The environment that run.sh makes lies below the root too, and is not ours.
+    if file.startswith(OWN) and PACKAGES not in file:
+        return f"{file[len(OWN) :]}:{line}"
+    name = file.rpartition(PACKAGES)[2] if PACKAGES in file else ""
+    tells = name and (not name.startswith("torch/") or name.startswith("torch/optim/"))
+    return f"{name}:{line}" if tells else ""
+
+
+# ---- work ----
+# Counts the work of a traced step: FLOPs and bytes of every op, by kind.
+
+
+WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
+"""Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
+PASSED = ("send", "recv_")
+"""From one rank to one other; counted where it is sent."""
+AWAITED = ("alltoall_base_", "allgather_")
+"""Collectives within a layer, which the next op waits for, whatever an engine runs beside it."""
+
+
+FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
+"""Of ``Work``, in the order of a tally's keys."""
+
+
+class Counter:
+    """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
+    ``beside``: phases whose collectives run beside the computation, but for those of ranks that
+    have parts of the same weights: ``neighbours`` (how many, how far apart), which are awaited.
+    ``rounds``: whether what is sent to one rank travels while attention is computed, as in a ring.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        host: str | None,
+        beside: Container[str] = (),
+        neighbours: tuple[int, int] | None = None,
+        rounds: bool = False,
+    ) -> None:
+        self.device, self.host, self.beside = device, host, beside
+        self.neighbours, self.rounds = neighbours, rounds
+        self.under_way: list[tuple[str, int, int]] = []
+        self.formulas = formulas()
+        self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
+
+    def begin(self) -> None:
+        """Forget what was counted so far."""
+        self.tally.clear()
+        self.under_way.clear()
+
+    def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
+        """Count one op; ``beside``: where it copies it does so beside the computation."""
+        ins, outs = _tensors(args), _tensors(out)
+        if func.namespace == "c10d":
+            name = func._schema.name.rpartition("::")[2]
+            if name == "send":  # all of it is on the wire once: half of what two ranks pass around
+                self._send(phase, 2 * _bytes(ins), _distance(args))
+            if name in PASSED:
+                return
+            # What is gathered, or cut: one of the arguments, and not with what it is made of.
+            size = max(_bytes(_tensors(arg)) for arg in (*args, out)) * WIRE.get(name, 1)
+            among = _ranks(args)
+            awaited = name in AWAITED or among == self.neighbours
+            kind = "overlapped" if phase in self.beside and not awaited else "collective"
+            self.add(phase, kind, "", 0, size, *among)
+            return
+        outs = outs or _written(func, args)
+        if outs and not is_free(func):
+            kind, *rest = self._kind(func, args, ins, outs, out)
+            if self.under_way and kind in ("attention", "product"):
+                self._arrive(phase, kind, *rest)
+            streamed = beside and kind == "transfer"
+            self.add(phase, "streamed" if streamed else kind, *rest)
+
+    def add(
+        self,
+        phase: str,
+        kind: str,
+        dtype: str,
+        flops: int,
+        size: int,
+        group: int = 0,
+        stride: int = 1,
+    ) -> None:
+        """Count work, also such as no op shows (a C++ reducer, a left-out kernel)."""
+        self.tally[phase, kind, dtype, flops, size, group, stride] += 1
+
+    def _send(self, phase: str, size: int, distance: int) -> None:
+        """Count what goes to one other rank: at once, or when it is known what ran beside it."""
+        if self.rounds:
+            self.under_way.append((phase, size, distance))
+        else:
+            self.add(phase, "collective", "", 0, size, 2, distance)
+
+    def _arrive(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
+        """What is under way as ``kind`` begins travels beside an attention, all of it together;
+        another product wants its result, and has waited for it."""
+        if kind == "attention":
+            total, distance = sum(s for _, s, _ in self.under_way), self.under_way[0][2]
+            self.add(phase, "passed", dtype, flops, total, 2, distance)
+        else:
+            for sent_in, total, distance in self.under_way:
+                self.add(sent_in, "collective", "", 0, total, 2, distance)
+        self.under_way.clear()
+
+    def work(self) -> list[Work]:
+        """What was counted since ``begin``."""
+        for sent_in, total, distance in self.under_way:
+            self.add(sent_in, "collective", "", 0, total, 2, distance)
+        self.under_way.clear()
+        return [
+            Work(**dict(zip(FIELDS, key, strict=True)), count=count)
+            for key, count in self.tally.items()
+        ]
+
+    def _rounds(self, func: Any) -> bool:
+        """True for a convolution on a GPU while cuDNN may compute float32 in TF32, its default.
+        Matrix products follow the recipe instead (``roofline.seconds``)."""
+        is_convolution = "convolution" in func._schema.name
+        return self.device != "cpu" and is_convolution and torch.backends.cudnn.allow_tf32
+
+    def _kind(
+        self, func: Any, args: Any, ins: list[Any], outs: list[Any], out: Any
+    ) -> tuple[str, str, int, int]:
+        size, dtype = _bytes(ins) + _bytes(outs), str(outs[0].dtype).removeprefix("torch.")
+        devices = {device_of(t).type for t in (*ins, *outs) if t.ndim}
+        if self.host in devices and self.device in devices and self.host != self.device:
+            return "transfer", "", 0, _bytes(outs)
+        if self.host != self.device and devices == {self.host}:
+            return "host", "", 0, size
+        formula = self.formulas.get(func._overloadpacket)
+        if formula is None:
+            return "memory", dtype, 0, size
+        flops = int(formula(*args, out_val=out))
+        if dtype == "float32" and self._rounds(func):
+            dtype = "tf32"
+        kind = "attention" if "attention" in func._schema.name else "product"
+        return kind, dtype, flops, size
+
+
+def _written(func: Any, args: Any) -> list[Any]:
+    """Tensors that an op without output changes (fused and foreach optimizers)."""
+    named = zip(func._schema.arguments, args, strict=False)
+    changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
+    return _tensors(changed)
+
+
+def _ranks(args: Any) -> tuple[int, int]:
+    """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = group_of(args)
+    if group is None:
+        return 0, 1
+    ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(group.group_name))
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
+
+
+def _distance(args: Any) -> int:
+    """How far the rank is to which a tensor is sent."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = c10d._resolve_process_group(group_of(args).group_name)
+    peer = next(value for value in args if isinstance(value, int))
+    return abs(c10d.get_process_group_ranks(group)[peer] - c10d.get_rank())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) in (list, tuple):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

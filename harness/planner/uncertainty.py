@@ -1,0 +1,113 @@
+"""Uncertainty of predicted memory, from rows that others measured on GPUs. No torch.
+
+``residuals.json`` has one entry for each public row of memory (``docs/public-peaks.yaml``): its
+class, its model and its error, measured over predicted less one. A class's range is a split
+conformal interval (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173) whose units are models,
+because rows of one model share their error: a model's score is its worst row, and of n scores the
+``ceil((n + 1) * COVERAGE)``-th smallest covers a model that was never seen with that probability.
+Fewer than nine models cannot support nine of ten, so that such a class takes the larger of the
+range of all classes together and its own worst row.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.phases import SETUP_PEAKS
+from harness.planner.prediction import Prediction
+
+FILE = Path(__file__).with_name("residuals.json")
+COVERAGE = 0.9
+HOSTED = frozenset(
+    {"host_weights", "host_optimizer", "dealt_optimizer", "streams_weights", "moves_activations"}
+)
+CLASSES = {
+    "offloaded": "weights, optimizer state or activations in host memory",
+    "sharded": "each rank holds a share",
+    "set-up": "one GPU, and its set-up needs more than a step",
+    "one GPU": "one GPU or replicas, and a step needs the most",
+    "beside the step": "loading, encoding or validation needs the most",
+}
+"""Class of a prediction -> its rows, in words. The first that applies."""
+UNMEASURED = {"beside the step": "the ten public measurements of it (docs/phases.md) are too few"}
+"""Class without a row in ``residuals.json`` -> what else was measured of it."""
+
+
+class Residual(NamedTuple):
+    """One public row: its class, its model, and measured over predicted memory less one."""
+
+    kind: str
+    model: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """Uncertainty of the class ``kind``: plus or minus this ``share`` of what is predicted.
+    ``rows`` and ``models`` are the class's own; ``pooled``: they are too few, and all classes' rows
+    count."""
+
+    kind: str
+    share: float
+    rows: int
+    models: int
+    pooled: bool
+
+
+def class_of(traits: Iterable[str], found: Prediction) -> str:
+    """The key of ``CLASSES`` for a prediction of a launch with these ``traits``."""
+    traits = frozenset(traits)
+    if traits & HOSTED:
+        return "offloaded"
+    if traits & {"shards", "split_parameters", "stages"}:
+        return "sharded"
+    return "set-up" if found.peak and found.peak.phase in SETUP_PEAKS else "one GPU"
+
+
+@functools.cache
+def rows() -> tuple[Residual, ...]:
+    """The public rows' residuals, as ``residuals.json`` has them."""
+    return tuple(Residual(*one) for one in json.loads(FILE.read_text(encoding="utf-8")))
+
+
+@functools.cache
+def shares() -> dict[str, Share]:
+    """Each class's uncertainty, from all rows."""
+    return {kind: share_of(kind, rows()) for kind in CLASSES}
+
+
+def share_of(kind: str, known: Sequence[Residual]) -> Share:
+    """The uncertainty of a class, from these rows alone.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    own = _worst(one for one in known if one.kind == kind)
+    rank = _rank(len(own))
+    pooled = rank > len(own)
+    if pooled:
+        scores = _worst(known)
+        share = max([scores[min(_rank(len(scores)), len(scores)) - 1], *own])
+    else:
+        share = own[rank - 1]
+    count = sum(one.kind == kind for one in known)
+    return Share(kind=kind, share=share, rows=count, models=len(own), pooled=pooled)
+
+
+def _rank(count: int) -> int:
+    """Which of so many ordered scores bounds one more with the probability ``COVERAGE``."""
+    return math.ceil((count + 1) * COVERAGE)
+
+
+def _worst(known: Iterable[Residual]) -> list[float]:
+    """The largest error of each model, the smallest first."""
+    found: dict[str, float] = {}
+    for one in known:
+        found[one.model] = max(found.get(one.model, 0.0), abs(one.error))
+    return sorted(found.values())

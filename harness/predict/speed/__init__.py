@@ -1,1 +1,0 @@
-"""How fast a card, its memory and its links are: by data sheet, or as measured there. No torch."""

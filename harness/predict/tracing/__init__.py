@@ -1,1 +1,0 @@
-"""A training followed from its first line on, on tensors without storage."""

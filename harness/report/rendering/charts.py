@@ -1,0 +1,342 @@
+"""The charts of one group's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+
+from harness.report.data.rows import Group, Row
+from harness.report.figures import derive, parity, units
+from harness.report.figures.units import CATEGORIES, title
+from harness.report.rendering.svg import (
+    COLOURS,
+    DASHES,
+    LINE,
+    WIDTH,
+    Box,
+    Point,
+    Scale,
+    axes,
+    element,
+    padded,
+    picture,
+    place_labels,
+    polyline,
+    text,
+    width_of,
+)
+
+LABEL = 12.0
+"""Height of a tick's label."""
+STACK = (*CATEGORIES, "untraced")
+COLOUR_OF = dict(
+    zip(
+        STACK,
+        ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#c4c4c4"),
+        strict=True,
+    )
+)
+"""Category, and what no trace accounts for -> its colour in every chart."""
+
+
+def _label_width(rows: Sequence[Row]) -> float:
+    return min(max(width_of(row.label, 11.5) for row in rows) + 12, WIDTH * 0.42)
+
+
+def _row_label(row: Row, right: float, base: float) -> str:
+    """A row's name left of its bar, cut where the room ends; whole in its tip."""
+    room = int(right / width_of("x", 11.5))
+    short = row.label if len(row.label) <= room else f"{row.label[: room - 2]}.."
+    tip = element("title", escape(row.label))
+    return element("text", tip + escape(short), x=right, y=base, class_="label end")
+
+
+def split_bars(group: Group) -> str:
+    """The measured peak of each row, stacked by what it is made of."""
+    rows = [row for row in group.rows if row.numbers.parameters_bytes is not None]
+    if not rows:
+        return ""
+    totals = [sum(_size(row, name) for name in STACK) for row in rows]
+    left, top = _label_width(rows), 8.0
+    bottom = top + LINE * len(rows)
+    x = Scale(0.0, max(totals) / units.GIB or 1.0, left, WIDTH - 52)
+    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
+    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
+    for index, (row, shown) in enumerate(zip(rows, units.column("gib", totals), strict=True)):
+        parts += _split_bar(row, top + LINE * index, x, shown)
+    parts.append(text((left + WIDTH - 52) / 2, bottom + 31, "GiB", class_="axis mid"))
+    return picture(WIDTH, bottom + 38, parts, "Peak memory by category")
+
+
+def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
+    parts = [_row_label(row, x.start - 8, top + 16)]
+    before = 0.0
+    for name, colour in COLOUR_OF.items():
+        size = _size(row, name) / units.GIB
+        tip = element("title", f"{title(name)}: {units.gib(size * units.GIB)}")
+        wide = x(before + size) - x(before)
+        if wide > 0:
+            box = {"x": x(before), "y": top + 4, "width": wide, "height": LINE - 8}
+            parts.append(element("rect", tip, **box, fill=colour, class_="part"))
+        before += size
+    return [*parts, text(x(before) + 6, top + 16, shown, class_="value")]
+
+
+def _size(row: Row, name: str) -> int:
+    """Bytes of one part of the bar. What a CPU's meter counts beyond tensors is not of the peak,
+    and what is less than nothing has no length."""
+    if name == "untraced" and row.first.meter != "cuda":
+        return 0
+    return max(0, getattr(row.numbers, f"{name}_bytes") or 0)
+
+
+def split_legend(meter: str) -> list[tuple[str, str]]:
+    """Name and colour of each category, in the order of the stack."""
+    names = STACK if meter == "cuda" else CATEGORIES
+    return [(title(name), COLOUR_OF[name]) for name in names]
+
+
+def line_style(index: int) -> tuple[str, str]:
+    """Colour and dash of the ``index``-th line: colours first, then dashes."""
+    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def legend(group: Group) -> list[tuple[str, str, str]]:
+    """Label, colour and dash of each row's line."""
+    return [(row.label, *line_style(index)) for index, row in enumerate(group.rows)]
+
+
+def curves(group: Group) -> str:
+    """Loss of each step, warm-up first; the reference thick and behind the others."""
+    lines = [row.first.losses for row in group.rows]
+    shown = [v for line in lines for v in line if math.isfinite(v)]
+    if not shown:
+        return ""
+    y = Scale(*padded(shown), 220.0, 26.0)
+    parts = _lines(group, lines, y, "loss")
+    return picture(WIDTH, 260, parts, "Loss of each step")
+
+
+def distances(group: Group) -> str:
+    """Relative distance of each step's loss to the reference row's, logarithmic."""
+    reference = group.reference.first.losses
+    lines = [
+        [] if row.versus.is_reference else derive.step_distances(row.first.losses, reference)
+        for row in group.rows
+    ]
+    # What is closer than float64 can tell is drawn at the foot of the chart.
+    floor = 1e-9
+    raised = [[max(v, floor) if math.isfinite(v) else 1.0 for v in line] for line in lines]
+    shown = [v for line in raised for v in line]
+    if not shown:
+        return ""
+    allowed = parity.limits(group.reference.results).loss
+    if len(reference) > parity.EARLY_STEPS:
+        allowed = derive.PARITY_LIMIT
+    high = 10 ** math.ceil(math.log10(max(*shown, allowed) * 1.01))
+    low = 10 ** math.floor(math.log10(min(shown)) + 1e-9)
+    y = _apart(Scale(min(low, 1e-5), high, 220.0, 26.0, log=True), allowed)
+    parts = _lines(group, raised, y, "loss: |a - b| / |b| to the reference")
+    edge = y(allowed)
+    parts.append(element("line", x1=48.0, x2=WIDTH - 10, y1=edge, y2=edge, class_="limit"))
+    parts.append(text(42.0, edge + 4, f"1e-{-round(math.log10(allowed))}", class_="tick end alarm"))
+    return picture(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
+
+
+def _apart(scale: Scale, value: float) -> Scale:
+    """``scale`` without the ticks whose labels would lie over the one of ``value``."""
+    ticks = scale.ticks()
+    kept = tuple(tick for tick in ticks if abs(scale(tick) - scale(value)) >= LABEL)
+    return dataclasses.replace(scale, marks=kept or tuple(ticks[:1]))
+
+
+def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[str]:
+    longest = max(len(line) for line in lines)
+    x = Scale(1, max(longest, 2), 48.0, WIDTH - 10)
+    parts = axes(x, y, "optimizer step, warm-up first", name, y.end)
+    paths = []
+    for index, (row, line) in enumerate(zip(group.rows, lines, strict=True)):
+        spots = [(x(i), y(v)) for i, v in enumerate(line, 1) if math.isfinite(v)]
+        if not spots:
+            continue
+        colour, dash = line_style(index)
+        is_reference = row.versus.is_reference
+        look = {"stroke": colour, "stroke_dasharray": dash or None}
+        look["class_"] = "curve home" if is_reference else "curve"
+        tip = element("title", row.label.replace("<", "&lt;"))
+        curve = element("path", tip, d=polyline(spots), **look)
+        # The reference's lies behind the others.
+        paths.insert(0 if is_reference else len(paths), curve)
+    return parts + paths
+
+
+def steps(group: Group) -> str:
+    """Every timed step of each row as a dot, p10 to p90 as a bar, the median as a tick; behind
+    them the noise floor about the reference's median."""
+    rows = group.rows
+    times = [[s * 1e3 for r in row.results for s in derive.step_seconds(r)] for row in rows]
+    every = [t for line in times for t in line]
+    left, top = _label_width(rows), 8.0
+    bottom = top + LINE * len(rows)
+    wide = max(every) > 8 * min(every)
+    low, high = (min(every) * 0.9, max(every) * 1.1) if wide else padded(every)
+    x = Scale(low, high, left, WIDTH - 62, log=wide)
+    marks = _log_ticks(low, high) if wide else x.ticks()
+    parts = _noise_band(group, x, (low, high), (top, bottom))
+    parts += [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in marks]
+    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in marks]
+    medians = units.column("ms", [row.numbers.step_seconds_median for row in rows])
+    for index, (row, line) in enumerate(zip(rows, times, strict=True)):
+        parts += _strip(row, line, top + LINE * index + LINE / 2, x)
+        at = top + LINE * index + 16
+        parts.append(text(WIDTH - 4, at, medians[index], class_="value end"))
+    name = "step time, ms (logarithmic)" if wide else "step time, ms"
+    parts.append(text((left + WIDTH - 62) / 2, bottom + 31, name, class_="axis mid"))
+    return picture(WIDTH, bottom + 38, parts, "Step times of each row")
+
+
+def _noise_band(
+    group: Group, x: Scale, ends: tuple[float, float], sides: tuple[float, float]
+) -> list[str]:
+    """The medians (ms) that are not told from the reference's, as far as the axis reaches."""
+    if group.floor is None:
+        return []
+    middle, share = group.reference.numbers.step_seconds_median * 1e3, 1 + group.floor.fraction
+    left, right = (x(min(max(v, ends[0]), ends[1])) for v in (middle / share, middle * share))
+    box = {"x": left, "width": right - left, "y": sides[0], "height": sides[1] - sides[0]}
+    tip = element("title", f"noise floor {units.one('percent', group.floor.fraction)} %")
+    return [element("rect", tip, **box, class_="noise")]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+
+
+def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
+    numbers = row.numbers
+    ends = x(numbers.step_seconds_p10 * 1e3), x(numbers.step_seconds_p90 * 1e3)
+    box = {"x": ends[0], "width": max(ends[1] - ends[0], 1.5), "y": middle - 6, "height": 12}
+    at = x(numbers.step_seconds_median * 1e3)
+    noisy = " noisy" if numbers.noisy else ""
+    parts = [_row_label(row, x.start - 8, middle + 4)]
+    parts.append(element("rect", **box, class_=f"spread{noisy}"))
+    for index, value in enumerate(line):
+        # Three heights in turn keep equal times visible as several dots.
+        up = (index % 3 - 1) * 3.0
+        parts.append(element("circle", cx=x(value), cy=middle + up, r=1.8, class_="sample"))
+    parts.append(element("line", x1=at, x2=at, y1=middle - 8, y2=middle + 8, class_="median"))
+    return parts
+
+
+# ---- scatter ----
+# Memory against throughput: the chart in which a recipe is chosen.
+
+
+THREAD_FROM = 17
+"""A label this far from its mark, in pixels, needs a thread to it."""
+
+
+def scatter(group: Group) -> str:
+    """Memory against throughput; the rows of the front filled and joined."""
+    rows = [row for row in group.rows if row.numbers.need_bytes is not None]
+    if not rows:
+        return ""
+    # As high as the bars beside it, which have a line for each row.
+    top, bottom = 26.0, max(300.0, LINE * len(rows) - 10)
+    memory = [row.numbers.need_bytes / units.GIB for row in rows]
+    speed = [row.numbers.samples_per_second for row in rows]
+    x = Scale(*padded(memory, 0.12), 48.0, WIDTH - 10)
+    y = Scale(*padded(speed, 0.12), bottom, top)
+    points = [(x(m), y(s)) for m, s in zip(memory, speed, strict=True)]
+    front = [p for p, row in zip(points, rows, strict=True) if row.versus.front]
+    parts = axes(x, y, f"{word(group.meter)} of the fullest device, GiB", "samples/s", top)
+    parts += _steps_of_front(front)
+    frame = (x.start, top - 4, WIDTH, bottom - 2)
+    parts += _labelled_points(rows, points, frame, _stair_boxes(front))
+    return picture(WIDTH, bottom + 40, parts, "Memory against samples a second")
+
+
+def word(meter: str) -> str:
+    """What rows are ranked by: what a device must have free, or the peak without a GPU."""
+    return "need" if meter == "cuda" else "peak"
+
+
+def _labelled_points(
+    rows: Sequence[Row], points: list[Point], frame: Box, taken: list[Box]
+) -> list[str]:
+    """Marks with names where there is room for one, and ranks where there is none."""
+    order = sorted(range(len(rows)), key=lambda i: (not rows[i].versus.front, i))
+    at = [points[i] for i in order]
+    names = [rows[i].label for i in order]
+    spots = place_labels(at, names, frame, taken)
+    placed = [
+        (s[0], s[1] - 11, s[0] + width_of(n), s[1] + 3)
+        for s, n in zip(spots, names, strict=True)
+        if s
+    ]
+    ranks = [str(rows[i].versus.place) for i in order]
+    bare = [k for k, spot in enumerate(spots) if spot is None]
+    numbers = place_labels(
+        [at[k] for k in bare], [ranks[k] for k in bare], frame, [*taken, *placed, *_dots(at)]
+    )
+    for k, spot in zip(bare, numbers, strict=True):
+        names[k], spots[k] = ranks[k], spot
+    return [
+        _point(at[k], rows[i], names[k], spots[k] or (at[k][0] + 8, at[k][1] + 4))
+        for k, i in enumerate(order)
+    ]
+
+
+def _dots(points: list[Point]) -> list[Box]:
+    """The marks themselves, a little inside their edge."""
+    return [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+
+
+def _steps_of_front(front: list[Point]) -> list[str]:
+    """The front as a staircase: left of it and above it, nothing was measured."""
+    ordered = sorted(front)
+    if not ordered:
+        return []
+    path = f"M{ordered[0][0]:.1f},{ordered[0][1]:.1f}"
+    path += "".join(f"H{x:.1f}V{y:.1f}" for x, y in ordered[1:])
+    return [element("path", d=path, class_="front-line")]
+
+
+def _stair_boxes(front: list[Point]) -> list[Box]:
+    """The room that the staircase takes, for labels to keep out of."""
+    boxes = []
+    for (x0, y0), (x1, y1) in pairwise(sorted(front)):
+        boxes.append((x0, y0 - 1, x1, y0 + 1))
+        boxes.append((x1 - 1, min(y0, y1), x1 + 1, max(y0, y1)))
+    return boxes
+
+
+def _point(at: Point, row: Row, label: str, spot: Point) -> str:
+    """A row's mark and label; a far label gets a thread to its mark."""
+    alarm = row.versus.wrong
+    kind = "front" if row.versus.front else "alarm" if alarm else "behind"
+    shape = element("circle", _tip(row), cx=at[0], cy=at[1], r=5, class_=f"dot {kind}")
+    if row.versus.is_reference:
+        shape = element("circle", cx=at[0], cy=at[1], r=8.5, class_="ring") + shape
+    left, base = spot
+    thread = ""
+    middle = min(max(at[0], left), left + width_of(label))
+    if math.hypot(middle - at[0], base - 4 - at[1]) > THREAD_FROM:
+        near = base - 11 if base - 4 > at[1] else base + 2
+        thread = element("line", x1=at[0], y1=at[1], x2=middle, y2=near, class_="thread")
+    if left < at[0] and base - 4 > at[1] - 17 and left + width_of(label) < at[0]:
+        # Ends at its mark whatever the font's true widths are.
+        look = f"label {kind} end"
+        return thread + shape + text(left + width_of(label), base, label, class_=look)
+    return thread + shape + text(left, base, label, class_=f"label {kind}")
+
+
+def _tip(row: Row) -> str:
+    speed = units.one("rate", row.numbers.samples_per_second)
+    size = units.gib(row.numbers.need_bytes)
+    facts = f"{row.label}: {speed} samples/s, {word(row.first.meter)} {size}"
+    return element("title", facts.replace("<", "&lt;"))

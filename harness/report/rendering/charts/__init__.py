@@ -1,1 +1,0 @@
-"""The charts of a report, drawn in SVG: no library, no network."""

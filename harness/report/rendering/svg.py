@@ -1,0 +1,184 @@
+"""The little of SVG that charts need: elements, scales with round ticks, labels that keep apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+"""Okabe and Ito's, told apart by every kind of colour vision; yellow is too pale on white."""
+DASHES = ("", "6 3", "2 2", "8 2 2 2")
+WIDTH = 600.0
+"""Of every chart."""
+LINE = 24.0
+"""Height of a row of a bar chart."""
+EM = 0.6
+"""Mean width of a character of a sans serif font, in ems: enough to keep labels apart."""
+
+
+def element(tag: str, content: str = "", **attributes: Any) -> str:
+    """One element; underscores in names become hyphens, None leaves an attribute out."""
+    shown = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return f"<{tag}{shown}>{content}</{tag}>" if content else f"<{tag}{shown}/>"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def text(x: float, y: float, words: str, **attributes: Any) -> str:
+    """Text at a point; y is the baseline. A white rim (page.css) keeps it legible over lines."""
+    return element("text", escape(words), x=float(x), y=float(y), **attributes)
+
+
+def picture(width: float, height: float, parts: Sequence[str], title: str) -> str:
+    """A whole picture; a screen reader says its title."""
+    content = element("title", escape(title)) + "".join(parts)
+    box = f"0 0 {_text(float(width))} {_text(float(height))}"
+    return element("svg", content, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
+
+
+def polyline(spots: Sequence[Point]) -> str:
+    """The ``d`` of a path through these points."""
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+
+
+def width_of(label: str, size: float = 11) -> float:
+    """About how wide ``label`` is drawn at ``size``."""
+    return len(label) * size * EM
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About ``count`` round values from ``low`` to ``high``."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    rough = span / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from ``low`` to ``high`` onto pixels from ``start`` to ``end``.
+
+    ``marks``: where ticks are wanted, in place of round values.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    marks: tuple[float, ...] = ()
+
+    def __call__(self, value: float) -> float:
+        low, high = self._linear(self.low), self._linear(self.high)
+        share = (self._linear(value) - low) / (high - low) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+    def _linear(self, value: float) -> float:
+        return math.log10(max(value, 1e-300)) if self.log else value
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Round values of the scale. On a logarithmic one powers of ten (all or every other);
+        over less than three of them 1, 2 and 5 of each."""
+        if self.marks:
+            return list(self.marks)
+        if not self.log:
+            return ticks(self.low, self.high, count)
+        if self.high / self.low < 1000:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)))
+            every = [m * 10.0**p for p in powers for m in (1, 2, 5)]
+            return [v for v in every if self.low <= v <= self.high]
+        low, high = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+        step = max(1, math.ceil((high - low) / count))
+        return [10.0**p for p in range(low, high + 1, step)]
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _inside(box: Box, frame: Box) -> bool:
+    across = frame[0] <= box[0] and box[2] <= frame[2]
+    return across and frame[1] <= box[1] and box[3] <= frame[3]
+
+
+def place_labels(
+    points: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    frame: Box,
+    taken: Sequence[Box] = (),
+    size: float = 11.0,
+) -> list[tuple[float, float] | None]:
+    """Left end and baseline for each label, near its point, over no point and no other label.
+
+    Greedy, in the order given; None where no free place was found near enough.
+    """
+    used = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(taken)
+    spots: list[tuple[float, float] | None] = []
+    for (x, y), label in zip(points, labels, strict=True):
+        wide = width_of(label, size)
+        spot = None
+        for left, base in _candidates(x, y, wide, size):
+            box = (left - 2, base - size, left + wide + 2, base + 3)
+            if _inside(box, frame) and not any(_overlap(box, other) for other in used):
+                spot = (left, base)
+                used.append(box)
+                break
+        spots.append(spot)
+    return spots
+
+
+def _candidates(x: float, y: float, wide: float, size: float) -> list[tuple[float, float]]:
+    """Places around a point, the nearest and most natural first."""
+    places = []
+    for away in (0, 12, 24, 38):
+        side = 10.5 + away * 0.5
+        for rise in (0, -away, away) if away else (0,):
+            places.append((x + side, y + size * 0.35 + rise))
+            places.append((x - side - wide, y + size * 0.35 + rise))
+        places.append((x - wide / 2, y - 9 - away))
+        places.append((x - wide / 2, y + 9 + size + away))
+    return places
+
+
+def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:
+    """Grid lines, tick labels and axis names."""
+    left, right, bottom = x.start, x.end, y.start
+    parts = []
+    for value in y.ticks():
+        parts.append(element("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
+        parts.append(text(left - 6, y(value) + 4, _tick(value, y), class_="tick end"))
+    for value in x.ticks(6):
+        parts.append(element("line", x1=x(value), x2=x(value), y1=bottom, y2=top, class_="grid"))
+        parts.append(text(x(value), bottom + 15, _tick(value, x), class_="tick mid"))
+    parts.append(text((left + right) / 2, bottom + 31, x_name, class_="axis mid"))
+    parts.append(text(4, top - 9, y_name, class_="axis"))
+    return parts
+
+
+def _tick(value: float, scale: Scale) -> str:
+    if not scale.log or 1e-3 <= value < 1e4:
+        return f"{value:g}"
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
+    """The range of ``values``, wider by ``share`` at both ends, never below zero."""
+    low, high = min(values), max(values)
+    margin = (high - low or abs(high) or 1.0) * share
+    return max(0.0, low - margin), high + margin

@@ -1,0 +1,343 @@
+"""The story "quality": memory against samples, and what is claimed of inference with little memory,
+judged by the same rows.
+
+A claim of memory is judged over the batches that its rows were measured at: with few samples a
+batch weights are most of the peak, with many activations are. A claim of quality is judged by a
+classifier: on digits that it takes the same for the same, whatever the latents' distance is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from harness.analyses import claims
+from harness.analyses.claim_sweeps import (
+    HALF,
+    SOME,
+    Judgement,
+    Verdict,
+    change,
+    kinds_judged,
+    share,
+    swept,
+)
+from harness.report.data import lookup
+from harness.report.data.grid import Grid, text_grid
+from harness.report.data.lookup import Missing, Rows
+from harness.report.data.rows import Report, Row
+from harness.report.figures import derive, units
+from harness.report.figures.fits import Band
+
+# ---- sampled ----
+# The story "sampled": memory against the distance of what is drawn, and against speed.
+
+
+RECIPE, FRONT = "Recipe", "Front"
+KINDS = {
+    RECIPE: "text",
+    "Peak MiB": "mib",
+    "Weights MiB": "mib",
+    "Peak vs ref": "change",
+    "Weights vs ref": "change",
+    "Samples/s": "rate",
+    "Speed x": "ratio",
+    "Latency of one ms": "ms",
+    "Samples": "text",
+    "PSNR dB": "ratio",
+    "Recognised %": "percent",
+    "As reference's %": "percent",
+    FRONT: "text",
+}
+NOTE = (
+    "Peak: live tensors at the fullest instant of a batch, of which weights are the parameters, as "
+    "they are stored. Samples: equal to the reference's within what rounding explains, or the "
+    "relative L2 distance of their latents. Recognised, of digits: what a classifier of the same "
+    "digits takes for what was asked; as reference's: for what it takes the reference's sample "
+    "for. Front: no other row has both a smaller peak and samples that are as near."
+)
+
+
+def sampled_tables(report: Report) -> list[Grid]:
+    """Rows in the suite's order, each against the reference."""
+    rows, lines, marked = Rows(report), [], front(report)
+    batch = report.groups[0].reference.spec.global_batch if report.groups else None
+    for recipe in dict.fromkeys(report.suite.order):
+        try:
+            row = rows.get(recipe, global_batch=batch)
+            cells = _cells(row, rows.get(report.suite.reference, global_batch=batch))
+            lines.append(cells | {FRONT: _mark(row, marked)})
+        except Missing as missing:
+            lines.append({RECIPE: recipe, FRONT: str(missing)})
+    kept = {head: kind for head, kind in KINDS.items() if any(line.get(head) for line in lines)}
+    texts = [[line.get(head) or ("" if head == FRONT else units.NONE) for head in kept]
+             for line in lines]  # fmt: skip
+    return [text_grid("sampled", "Memory against samples", kept, texts, NOTE)]
+
+
+def front(report: Report) -> set[int]:
+    """ids of the rows on the Pareto front of peak and distance, in the group of the reference."""
+    group = report.groups[0] if report.groups else None
+    rows = [row for row in group.rows if _able(row)] if group else []
+    # The front wants what is better to be larger.
+    points = [(row.numbers.peak_bytes, -_far(row)) for row in rows]
+    return {id(rows[index]) for index in derive.pareto_front(points)}
+
+
+def _able(row: Row) -> bool:
+    known = row.drawn is not None and (row.versus.is_reference or row.drawn.away is not None)
+    return known and not row.versus.wrong and row.numbers.peak_bytes is not None
+
+
+def _far(row: Row) -> float:
+    """The relative distance; rows that are equal are all as near as the reference."""
+    if row.versus.is_reference or row.versus.parity == "equal":
+        return 0.0
+    return row.drawn.away.relative
+
+
+def _mark(row: Row, marked: set[int]) -> str:
+    return "front" if id(row) in marked else ""
+
+
+def _cells(row: Row, reference: Row) -> dict[str, str | None]:
+    """Head -> text; None, or no head, where there is nothing to say."""
+    numbers, drawn = row.numbers, row.drawn
+    if drawn is None:
+        raise Missing(f"{row.label} drew no samples")
+    cells = {RECIPE: row.label} | _sizes(row, reference)
+    if row is not reference:
+        cells["Speed x"] = units.one("ratio", lookup.ratio(row, reference))
+    away = drawn.away
+    far = f" {units.one('distance', away.relative)}" if away else ""
+    psnr = away and ("same" if math.isinf(away.psnr_db) else units.one("ratio", away.psnr_db))
+    shares = {"Recognised %": drawn.recognised, "As reference's %": drawn.agreed}
+    return cells | {
+        "Samples/s": units.one("rate", numbers.samples_per_second),
+        "Latency of one ms": units.one("ms", drawn.latency_seconds),
+        "Samples": row.versus.parity + far,
+        "PSNR dB": psnr,
+        **{head: None if s is None else units.one("percent", s) for head, s in shares.items()},
+    }
+
+
+def _sizes(row: Row, reference: Row) -> dict[str, str | None]:
+    """The peak and the weights in it, and how they changed."""
+    cells = {}
+    for head, name in (("Peak", "peak_bytes"), ("Weights", "parameters_bytes")):
+        mine, theirs = (getattr(r.numbers, name) for r in (row, reference))
+        cells[f"{head} MiB"] = units.one("mib", mine)
+        if mine and theirs and row is not reference:
+            cells[f"{head} vs ref"] = units.one("change", mine / theirs - 1) + " %"
+    return cells
+
+
+QUARTER, KEPT = 0.7, 0.95
+"""From which saving on a quarter is left (as a half is from 0.45 on), and from which share of
+samples that are taken for what the reference's are quality is kept."""
+BASE, HALVES = "single", "single+bf16_pure"
+INSTEAD = f"{BASE}+distilled:student="
+BITS = range(8, 1, -1)
+
+
+def tables(report: Report) -> list[Grid]:
+    """The rows' own table, and each claim with its verdict."""
+    rows = Rows(report)
+    judged = claims.judged(CLAIMS, rows)
+    title = f"Claims on inference, measured on {rows.model}"
+    grid = text_grid("drawn_claims", title, claims.KINDS, claims.lines(judged), _note())
+    return [*sampled_tables(report), grid]
+
+
+def _note() -> str:
+    half, quarter, kept, some = map(share, (HALF, QUARTER, KEPT, SOME))
+    return (
+        "Here: the model, weights and machine of this page. Peaks are the traced tensors', of one "
+        "batch of samples, each judged at every batch measured; half: from "
+        f"{half} saved on; a quarter: from {quarter}. Quality is kept where a classifier takes at "
+        f"least {kept} of the samples for what it takes the reference's for; of a student, where "
+        f"it recognises no more than {some} fewer than of its teacher."
+    )
+
+
+# ---- memory ----
+
+
+def saves(parts: Sequence[str], least: float) -> claims.Rule:
+    """Whether each way to store weights saves so much of the peak in 16 bits."""
+
+    def rule(rows: Rows) -> Judgement:
+        at = batches(rows, HALVES)
+        found = {part: swept(rows, f"{HALVES}+{part}", HALVES, at) for part in parts}
+        return kinds_judged(found, Band(least=least), "of {}")
+
+    return rule
+
+
+def batches(rows: Rows, recipe: str) -> tuple[int, ...]:
+    """At which a recipe was measured, of the model that rows are of."""
+    alike = (row.spec for row in rows.rows if row.spec.recipe == recipe)
+    found = sorted({spec.global_batch for spec in alike if spec.model == rows.model})
+    if not found:
+        raise Missing(f"{recipe} is not among the results")
+    return tuple(found)
+
+
+def compresses(rows: Rows) -> Judgement:
+    """Whether palettes make the weights themselves smaller by half at least."""
+    base = weights(rows.get(BASE))
+    saved = {bits: 1 - weights(row) / base for bits, row in palettes(rows)}
+    texts = [f"{change(-part, -HALF)} in {bits} bits" for bits, part in saved.items()]
+    numbers = f"all weights, embedders and last layer too: {', '.join(texts)}"
+    return verdict_of({f"{bits} bits": part >= HALF for bits, part in saved.items()}, numbers)
+
+
+def palettes(rows: Rows) -> list[tuple[int, Row]]:
+    """Bits -> the row of palettes of so many, of those that were measured."""
+    found = []
+    for bits in BITS:
+        try:
+            found.append((bits, rows.get(f"{BASE}+palette:bits={bits}")))
+        except Missing as missing:
+            why = missing
+    if not found:
+        raise why
+    return found
+
+
+def weights(row: Row) -> int:
+    """Bytes of a row's parameters, as they are stored.
+
+    Raises:
+        Missing: it was not traced.
+    """
+    if row.numbers.parameters_bytes is None:
+        raise Missing(f"{row.label} was not traced")
+    return row.numbers.parameters_bytes
+
+
+# ---- quality ----
+
+
+def keep(parts: Iterable[str]) -> claims.Rule:
+    """Whether each way to store weights draws what float32 does, to a classifier."""
+
+    def rule(rows: Rows) -> Judgement:
+        found = {part: rows.get(f"{BASE}+{part}") for part in parts}
+        shares = {part: agreed(row) for part, row in found.items()}
+        texts = [f"{part}: {_of_quality(row)}" for part, row in found.items()]
+        return verdict_of({part: s >= KEPT for part, s in shares.items()}, ". ".join(texts))
+
+    return rule
+
+
+def agreed(row: Row) -> float:
+    """The share of a row's samples that are taken for what the reference's are.
+
+    Raises:
+        Missing: no classifier knows such samples.
+    """
+    if row.drawn is None or row.drawn.agreed is None:
+        raise Missing(f"what {row.label} drew was shown to no classifier, which knows digits alone")
+    return row.drawn.agreed
+
+
+def _of_quality(row: Row) -> str:
+    drawn, away = row.drawn, row.drawn.away
+    return (
+        f"{share(drawn.agreed, KEPT)} of {row.spec.global_batch} samples taken for the same, "
+        f"{share(drawn.recognised)} for what was asked, {away.relative:.1e} away"
+    )
+
+
+def distilled(rows: Rows) -> Judgement:
+    """A student of fewer blocks, with weights of its own, beside the model it learned from."""
+    student = student_of(rows)
+    teacher = rows.get(BASE, global_batch=student.spec.global_batch)
+    shares = [row.drawn.recognised for row in (student, teacher)]
+    if None in shares:
+        raise Missing("no classifier knows these samples")
+    smaller = change(weights(student) / weights(teacher) - 1)
+    numbers = (
+        f"{_who(student)}: {share(shares[0])} of {student.spec.global_batch} samples "
+        f"recognised, {share(shares[1])} of its teacher's; weights {smaller}, samples/s "
+        f"{rows.rate_ratio(student, teacher)}"
+    )
+    held = shares[0] >= shares[1] - SOME
+    return Judgement(Verdict.HOLDS if held else Verdict.NOT, numbers)
+
+
+def student_of(rows: Rows) -> Row:
+    """What drew with a student: in its teacher's place, or as a smaller model of its own.
+
+    Raises:
+        Missing: nothing did.
+    """
+    instead = sorted({r.spec.recipe for r in rows.rows if r.spec.recipe.startswith(INSTEAD)})
+    if instead:
+        return rows.get(instead[0])
+    name = rows.model.partition(":")[0]
+
+    def is_student(model: str) -> bool:
+        return model != rows.model and model.partition(":")[0] == name
+
+    try:
+        return rows.get(BASE, model=is_student, weights=bool)
+    except Missing:
+        text = f"no student of {rows.model} with trained weights is among the results"
+        raise Missing(text) from None
+
+
+def _who(student: Row) -> str:
+    """A file that was given, or a model."""
+    recipe = student.spec.recipe
+    return recipe.removeprefix(INSTEAD) if recipe.startswith(INSTEAD) else student.spec.model
+
+
+def verdict_of(held: dict[str, bool], numbers: str) -> Judgement:
+    """All, none, or which."""
+    if all(held.values()):
+        return Judgement(Verdict.HOLDS, numbers)
+    if not any(held.values()):
+        return Judgement(Verdict.NOT, numbers)
+    some = ", ".join(name for name, it_does in held.items() if it_does)
+    return Judgement(Verdict.ONLY, numbers, f"of {some}")
+
+
+CLAIMS = (
+    claims.Claim(
+        says="weights in 8 bits halve the memory that 16 bits take",
+        where="docs of torchao and bitsandbytes; posts on quantisation",
+        rule=saves(("int8", "float8"), HALF),
+    ),
+    claims.Claim(
+        says="weights in 4 bits quarter the memory that 16 bits take",
+        where="Dettmers et al. 2023 (arXiv:2305.14314); posts on nf4 checkpoints",
+        rule=saves(("nf4", "palette"), QUARTER),
+    ),
+    claims.Claim(
+        says="clustered weights (palettes) compress a model",
+        where="Han et al. 2015 (arXiv:1510.00149); coremltools' docs",
+        rule=compresses,
+    ),
+    claims.Claim(
+        says="weights in 8 bits keep quality",
+        where="docs of torchao and bitsandbytes",
+        rule=keep(("int8", "float8", "palette:bits=8")),
+    ),
+    claims.Claim(
+        says="weights in 4 bits keep quality",
+        where="posts on nf4 checkpoints; coremltools' docs",
+        rule=keep(("nf4", "palette")),
+    ),
+    claims.Claim(
+        says="weights in 3 bits and fewer keep quality",
+        where="coremltools' docs on mixed palettes",
+        rule=keep(("palette:bits=3", "palette:bits=3,rows=16", "palette:bits=2")),
+    ),
+    claims.Claim(
+        says="distillation to fewer blocks keeps quality",
+        where="Hinton et al. 2015 (arXiv:1503.02531); posts on distilled diffusion models",
+        rule=distilled,
+    ),
+)

@@ -1,0 +1,271 @@
+"""A measured run that draws samples: prepare, draw batches, prove, audit, and write it down.
+
+The phases are those of a training run (``harness.phases``), in which a step is a batch of samples:
+the first batch is its warm-up, ``steady`` a whole batch from noise to samples under the meter.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from harness.resolve import Resolved
+from harness.result import Check, Drawn, Result
+from harness.sampling.batch import Drawing, digest, labels_of, noise_of, prepare
+from harness.worker import audit as grid
+from harness.worker import samples, setup
+from harness.worker.audit import collect_evidence, gather
+from harness.worker.loop import Log, Run, timed
+from harness.worker.measure import measured_rank, result_of, traced_steps
+from harness.worker.meter import cards_before, make_meter
+from harness.worker.passes import Bench
+from harness.worker.sabotage import sabotage
+from harness.worker.samples import GpuWatch
+from harness.worker.status import Reporter
+from strategies.evidence.rules import relative_error
+from strategies.evidence.watching import observe_step
+
+# ---- checks ----
+# Was what was drawn what was asked for? The audit of a sampling run.
+#
+# What is found is read from the calls of the model and from the samples themselves; a row with
+# one
+# failed check is void and never ranked.
+
+
+AGAIN = 1e-3
+"""Relative distance of a batch to the same drawn again in this process: the model did not move."""
+
+
+def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
+    """The checks that hold for every recipe.
+
+    Args:
+        drawing: behind a watched batch.
+        kept: the samples of the last timed batch, on this rank; every rank asks.
+    """
+    spec, trained = resolved.spec, drawing.trained
+    accelerator, shape = trained.accelerator, resolved.subject.data.sample_shape
+    apart = relative_error(drawing.drawn.double(), kept.double())
+    gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
+    ranks = gather(trained, digest(kept))
+    rows = [
+        ("processes", spec.processes, accelerator.num_processes),
+        ("device", spec.device, accelerator.device.type),
+        ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
+        ("samples", [spec.global_batch, *shape], list(kept.shape)),
+        ("calls of the model", _asked_calls(resolved), _found_calls(drawing)),
+        ("noise", digest(noise_of(resolved)), drawing.began),
+        ("samples finite", True, bool(torch.isfinite(kept).all())),
+        ("eval mode", True, not trained.module.training),
+        ("parameters with a gradient", 0, len(gradients)),
+        ("drawn again alike", True, apart <= AGAIN),
+    ]
+    if len(ranks) > 1:
+        rows.append(("samples of all ranks alike", 1, len(set(ranks))))
+    return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
+
+
+def _asked_calls(resolved: Resolved) -> dict[str, int]:
+    """Samples a call -> calls, by closed form."""
+    spec, apart = resolved.spec, resolved.recipe.guides_apart
+    halves = 1 if spec.scale == 1 else 2
+    size = spec.global_batch * (1 if apart else halves)
+    return {str(size): resolved.evaluations * (halves if apart else 1)}
+
+
+def _found_calls(drawing: Drawing) -> dict[str, int]:
+    return {str(size): count for size, count in Counter(drawing.calls).items()}
+
+
+# ---- recognise ----
+# Which digit a sample looks like, to a classifier that was trained on the same digits.
+#
+# A support vector machine on 8 x 8 pixels with the settings of scikit-learn's own example for
+# these
+# digits ("Recognizing hand-written digits"): trained in a tenth of a second, the same each time.
+
+
+SIDE, GREY = 8, 8.0
+"""Pixels of a digit's side, and the grey level that 0 of a latent stands for."""
+GAMMA = 1e-3
+
+
+def recognised(x_BCHW: Tensor) -> list[int]:
+    """The digit that each sample is taken for."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return classifier(images, labels).predict(pixels_of(x_BCHW)).tolist()
+
+
+def classifier(images: Any, labels: Any) -> Any:
+    """It, trained on ``images`` [n, 64] of grey levels 0 to 16 and their ``labels`` [n]."""
+    from sklearn.svm import SVC
+
+    return SVC(gamma=GAMMA).fit(images, labels)
+
+
+def pixels_of(x_BCHW: Tensor) -> Any:
+    """float32 [B, 64] of grey levels 0 to 16: what a digit's latent was made of."""
+    grey = x_BCHW.detach().float().cpu().mean(dim=1, keepdim=True)
+    small = F.avg_pool2d(grey, grey.shape[-1] // SIDE)
+    return ((small + 1) * GREY).clamp(0, 2 * GREY).flatten(1).numpy()
+
+
+PICTURE = "samples.png"
+ALONE = 3
+"""Single samples whose latency is taken, behind one that warms up."""
+KEPT = 4
+"""Samples whose latents are kept in the result."""
+COLUMNS = 8
+
+
+@dataclass(kw_only=True)
+class DrawingBench(Bench):
+    """A bench on which a step is a batch of samples."""
+
+    drawing: Drawing
+    kept: Tensor | None = None
+
+    @property
+    def baseline(self) -> tuple[Any, ...]:
+        """The samples that are kept for the result: whoever draws some hands them on."""
+        return () if self.kept is None else (self.kept,)
+
+    def step(self) -> None:
+        self.drawing.step()
+
+
+def measure(
+    resolved: Resolved, folder: Path, reporter: Reporter, *, control: str | None = None
+) -> Result | None:
+    """Draw samples from noise, and measure it: one process, or ranks that share each sample. The
+    result on rank 0, None elsewhere. ``control`` names a sabotage."""
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    bench = _begin(resolved, folder, reporter)
+    drawing, trained = bench.drawing, bench.run.trained
+    touched = [sabotage(bench.run, control)] if control else []
+    _batches(bench)
+    kept = bench.kept = drawing.drawn
+    alone = _alone(bench)
+    reporter.enter("anatomy")
+    categories = traced_steps(bench)
+    observe_step(trained, resolved.recipe.strategies, drawing.watched_step)
+    reporter.enter("evidence")
+    evidence, checks = collect_evidence(resolved, trained)
+    checks = touched + checks + audit(resolved, drawing, kept)
+    moved = drawing.batch(drawing.moved())
+    reporter.enter("save")
+    ranks = gather(trained, measured_rank(bench, categories))
+    if not bench.accelerator.is_main_process:
+        return None
+    grid.write_grid(kept, folder / PICTURE, COLUMNS, grey=resolved.spec.data == "digits")
+    result = result_of(
+        bench, ranks, [], checks,
+        {"started": started, "evidence": evidence},
+    )  # fmt: skip
+    result.parameters = resolved.subject.parameters  # codes are not the weights they stand for
+    result.drawn = _drawn(resolved, kept, alone, relative_error(moved.double(), kept.double()))
+    return result
+
+
+def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench:
+    """Everything up to the first batch."""
+    before = cards_before(resolved.spec.device)
+    accelerator = setup.make_accelerator(resolved)
+    setup.rehearse(resolved, accelerator)
+    meter = make_meter(accelerator.device, before)
+    reporter.peak = meter.peak_bytes
+
+    def enter(phase: str) -> None:
+        reporter.enter(phase)
+        meter.enter(phase)
+
+    drawing, building = prepare(resolved, accelerator, enter)
+    meter.notes += building.notes
+    run = Run(
+        trained=drawing.trained,
+        feed=None,
+        objective=None,
+        digest=building.digest,
+        notes=building.notes,
+    )
+    asks = accelerator.device.type == "cuda" and accelerator.is_main_process
+    watch = GpuWatch(resolved.spec.local_processes if asks else 0)
+    return DrawingBench(
+        resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log(),
+        watch=watch, drawing=drawing,
+    )  # fmt: skip
+
+
+def _batches(bench: DrawingBench) -> None:
+    """Warm-up, memory, settling, clock: as the steps of a training, but that a batch of many calls
+    of the model settles the heap by itself."""
+    spec, meter, reporter = bench.resolved.spec, bench.meter, bench.reporter
+    reporter.enter("warmup", spec.warmup)
+    meter.enter("first_step")
+    _take(bench, 1)
+    if spec.warmup > 1:
+        meter.enter("warmup")
+        _take(bench, spec.warmup - 1)
+    reporter.enter("memory", 1)
+    meter.enter("steady")
+    _take(bench, 1)
+    meter.close()
+    samples.keep_freed()
+    reporter.enter("settle", 1)
+    bench.watch.begin("before")
+    _take(bench, 1)
+    bench.watch.end()
+    bench.log.timed_from = len(bench.log.seconds)
+    reporter.enter("measure", spec.steps + ALONE)
+    _take(bench, spec.steps)
+    bench.watch.begin("after")
+
+
+def _take(bench: DrawingBench, count: int) -> None:
+    for index in range(count):
+        timed(bench.step, bench.run.trained, bench.log, bench.meter)
+        bench.reporter.at(index + 1)
+
+
+def _alone(bench: DrawingBench) -> list[float]:
+    """Seconds of single samples, one after the other, from noise to sample; of ranks that draw it
+    together those of the slowest."""
+    seconds, trained = [], bench.run.trained
+    for index in range(1 + ALONE):
+        bench.meter.synchronize()
+        trained.accelerator.wait_for_everyone()
+        start = time.perf_counter()
+        bench.drawing.batch(first=1)
+        bench.meter.synchronize()
+        seconds.append(time.perf_counter() - start)
+        bench.reporter.at(bench.resolved.spec.steps + index)
+    return [max(each) for each in zip(*gather(trained, seconds[1:]), strict=True)]
+
+
+def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) -> Drawn:
+    some = kept[:KEPT].detach().float().cpu().contiguous()
+    values = some.numpy().astype("<f4").tobytes()
+    return Drawn(
+        samples=len(kept),
+        evaluations=resolved.evaluations,
+        products=len(resolved.subject.linears),
+        shape=list(some.shape),
+        latents=base64.b64encode(values).decode("ascii"),
+        labels=labels_of(resolved).tolist(),
+        taken_for=recognised(kept) if resolved.spec.data == "digits" else None,
+        noise=digest(noise_of(resolved)),
+        latency_seconds=alone,
+        echo=echo,
+    )

@@ -1,0 +1,238 @@
+"""Rows of one GPU each, several at a time on the GPUs of one machine: for their memory alone.
+
+What a row's allocator holds does not depend on its neighbours; its time does, through power, heat,
+cores and links, by more than suites compare. So such a row keeps no time: it is in no answer about
+speed, and its place in a timed suite stays open. What may feel its neighbours in memory too
+(offload to a host that they share, compilers, disks) is not run so; and no failure in company is
+kept, but is found again alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from harness import ROOT
+from harness.data.feed import stamp
+from harness.launch.sources import MEASURED, digest
+from harness.resolve import Resolved
+from harness.result import Result, Status
+from harness.spec import Spec
+from harness.subjects import own_module
+from harness.suite.file import SuiteError
+from harness.system import machine as kernel
+from harness.system.machine import Machine
+from strategies.base import BadInput
+
+AWAY = frozenset(
+    {"compiled", "moves_activations", "host_optimizer", "swapped_weights", "streams_weights"}
+)
+AWAY_NEEDS = frozenset({"cuda", "cpu_adam", "async_io", "inductor"})
+"""Needs of what pages, offloads or compiles: a plain row on a GPU has none of them."""
+KEPT = (Status.OK, Status.GPU_OOM)
+"""Ends that neighbours on other GPUs cannot have caused."""
+Row = Callable[..., Result]
+
+
+class BesideError(BadInput):
+    """Rows that cannot run side by side here: why, and what to leave out."""
+
+
+def able(resolved: Resolved) -> bool:
+    """Whether a row's memory is its own GPU's alone, on one process."""
+    spec, engine = resolved.spec, resolved.launch.engine
+    at_home = all(engine.place(what) == "device" for what in ("optimizer", "parameters"))
+    hosted = any(getattr(part, "place", "") == "cpu" for part in resolved.recipe.strategies)
+    plain = spec.device == "cuda" and spec.processes == 1 and not spec.recorded and not spec.world
+    away = AWAY & resolved.launch.traits or AWAY_NEEDS & set(resolved.needs)
+    return plain and at_home and not hosted and not away
+
+
+def places(machine: Machine, at_once: int) -> list[str]:
+    """A name for each of ``at_once`` GPUs, as CUDA_VISIBLE_DEVICES takes it.
+
+    Raises:
+        BesideError: there are not so many.
+    """
+    here = len(machine.gpus)
+    if at_once < 2:
+        raise BesideError(f"side_by_side is {at_once}; give --side-by-side at least 2")
+    if here < at_once:
+        more = f"give --side-by-side {here}" if here > 1 else "leave --side-by-side out"
+        raise BesideError(f"side_by_side is {at_once}, and this machine has {here} GPUs; {more}")
+    return [gpu.uuid or str(gpu.index) for gpu in machine.gpus[:at_once]]
+
+
+def run_beside(
+    rows: Sequence[Any], gpus: Sequence[str], start: Row, done: Callable[[Any, Result], None]
+) -> None:
+    """Run ``rows`` (``Planned``), one on each of ``gpus`` at a time; ``done`` is told of each that
+    ended well, in this thread, as it ends. The others leave nothing, and are to be run alone.
+
+    Args:
+        start: runs a row's ``resolved`` in its ``folder``; takes ``added`` variables and ``stop``.
+
+    Raises:
+        KeyboardInterrupt: all that ran have been ended first.
+    """
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for gpu in gpus:
+        free.put(gpu)
+    over = threading.Event()
+
+    def one(row: Any) -> Result | None:
+        if over.is_set():
+            return None
+        gpu = free.get()
+        try:
+            added = _variables(gpu, len(gpus))
+            stop = lambda: "interrupted" if over.is_set() else None  # noqa: E731
+            return start(row.resolved, row.folder, added=added, stop=stop)
+        finally:
+            free.put(gpu)
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        running = {pool.submit(one, row): row for row in rows}
+        try:
+            _collect(running, len(gpus), done)
+        except KeyboardInterrupt:
+            over.set()
+            raise
+
+
+def _collect(
+    running: Mapping[Future[Result | None], Any], at_once: int, done: Callable[[Any, Result], None]
+) -> None:
+    left = set(running)
+    while left:
+        ended, left = wait(left, return_when=FIRST_COMPLETED)
+        for future in ended:
+            result, row = future.result(), running[future]
+            if result.status in KEPT:
+                done(row, without_times(result, at_once))
+            else:
+                (row.folder / "result.json").unlink(missing_ok=True)
+
+
+def _variables(gpu: str, at_once: int) -> dict[str, str]:
+    """A GPU of its own, and a share of the cores."""
+    threads = max(1, len(os.sched_getaffinity(0)) // at_once)
+    return {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": str(threads)}
+
+
+def without_times(result: Result, at_once: int) -> Result:
+    """``result`` marked as measured in company, with its memory and without its times."""
+    result.beside = at_once
+    if result.launch:
+        result.launch.others = []  # its neighbours, in no way of its memory
+    for rank in result.ranks:
+        rank.step_seconds, rank.warmup_seconds, rank.step_usage = [], [], None
+    return result
+
+
+# ---- again ----
+# The reference measured again over a suite, so that its results tell their own noise. No torch.
+
+
+def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> list[Spec]:
+    """``specs`` with further repetitions of the reference row, until it is measured ``times``
+    times: spread evenly over the suite and the last one at its end, so that the machine's drift
+    shows between them. Each is a run of its own, told from the first by ``repeat`` alone.
+
+    Of several rows of that recipe, the one that most others can be compared with. Nothing is
+    added to a row that is compared with no other, to a simulated world, which tells no times, or
+    to recorded runs, which are not ranked.
+
+    Args:
+        reference: the recipe of the suite's reference row.
+        times: 1 adds nothing; ``--repeat`` counts.
+
+    Raises:
+        SuiteError: ``times`` is below 1.
+    """
+    if times < 1:
+        raise SuiteError(f"noise_floor is {times}; give --noise-floor at least 1 (1: no floor)")
+    row = _reference(specs, reference)
+    if row is None or row.world or row.recorded or len(_compared(row, specs)) < 2:
+        return list(specs)
+    there = sum(dataclasses.replace(spec, repeat=0) == row for spec in specs)
+    return _spread(list(specs), row, there, times - there)
+
+
+def _spread(specs: list[Spec], row: Spec, there: int, more: int) -> list[Spec]:
+    """``row`` put in ``more`` times behind the first run: after equal shares of the others."""
+    first = specs.index(row) + 1
+    others, end = specs[first:], specs[:first]
+    for index in range(more):
+        taken = round(len(others) / (more - index))
+        end += [*others[:taken], dataclasses.replace(row, repeat=there + index)]
+        others = others[taken:]
+    return end + others
+
+
+def _reference(specs: Sequence[Spec], recipe: str) -> Spec | None:
+    named = [spec for spec in specs if spec.recipe == recipe and spec.repeat == 0]
+    return max(named, key=lambda spec: len(_compared(spec, specs)), default=None)
+
+
+def _compared(row: Spec, specs: Sequence[Spec]) -> set[Spec]:
+    """The rows, itself among them, that do the same work, and so are ranked with it."""
+    work = _work(row)
+    return {dataclasses.replace(spec, repeat=0) for spec in specs if _work(spec) == work}
+
+
+def _work(spec: Spec) -> Spec:
+    """A spec without what rows of one ranking may differ in."""
+    return dataclasses.replace(spec, recipe="", processes=1, nodes=1, repeat=0)
+
+
+# ---- identity ----
+# What decides a measurement, as hashes: equal identity, no need to measure again. No torch.
+
+
+DECISIVE = ("PYTORCH_", "TORCH_CUDNN", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
+"""Variables of the caller's that change what is measured."""
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def identity(resolved: Resolved, machine: Machine) -> str:
+    """A hash of all that decides a measurement: spec, data, subject, code, versions, devices."""
+    spec = resolved.spec
+    rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
+    facts = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
+    facts += [machine.versions, own_module.identity(spec.model)]
+    facts.append(resolved.subject.identity)
+    facts += _file(spec.weights)
+    facts += [
+        told for part in resolved.recipe.strategies for n in part.reads() for told in _file(n)
+    ]
+    facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
+    return hashlib.sha256(json.dumps([*facts, _devices(spec, machine)]).encode()).hexdigest()[:16]
+
+
+def _file(name: str) -> list[Any]:
+    """What tells another file of this name from it; nothing without a name."""
+    path = ROOT / name
+    if not name or not path.exists():
+        return []
+    told = path.stat()
+    return [told.st_size, told.st_mtime_ns]
+
+
+def _devices(spec: Spec, machine: Machine) -> list[Any]:
+    cpu = [platform.machine(), kernel.cpu_name(), machine.cores]
+    if spec.nodes > 1:  # which devices there are, whatever their hosts are called
+        cpu.append(sorted(machine.others))
+    if spec.device != "cuda":
+        return cpu
+    driver = DRIVER.read_text(encoding="utf-8").splitlines()[:1] if DRIVER.exists() else []
+    return [*cpu, *machine.device_names, *driver]

@@ -1,1 +1,0 @@
-"""Steps that are measured: memory by phase, time, what the kernel and the GPU say of them."""

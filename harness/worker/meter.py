@@ -1,0 +1,242 @@
+"""Peak bytes of each of ``harness.phases.PEAK_PHASES``, on one rank: read between steps, never in
+one that is timed.
+
+Two meters with one interface. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for
+a machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
+the model is built: host memory stands in for device memory there, and every result says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from harness.launch.command import ALLOCATOR
+from harness.result import Peak
+from harness.system import gpus
+from harness.system.gpus import Gpu
+from harness.system.machine import SLICE
+from harness.worker.samples import Highest, Sampler, is_sampled
+
+
+class Meter(Protocol):
+    """Phases follow one another; entering one closes the last. A phase entered again keeps the
+    maximum of each count."""
+
+    kind: str
+    notes: list[str]
+    baseline_bytes: int
+    phases: dict[str, Peak]
+
+    def enter(self, phase: str) -> None:
+        """Close the phase that runs, and begin ``phase`` with peaks reset."""
+
+    def close(self) -> None:
+        """Close the phase that runs."""
+
+    def peak_bytes(self) -> int:
+        """The highest ``allocated`` of all phases so far, the running one included."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+
+
+class _Phases:
+    """What both meters share: a peak for each phase."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, Peak] = {}
+        self._running: str | None = None
+        self._noted: Peak | None = None
+
+    def enter(self, phase: str) -> None:
+        self.close()
+        self._reset(phase)
+        self._running = phase
+
+    def close(self) -> None:
+        if self._running is None:
+            return
+        self.note()
+        seen, kept = self._noted, self.phases.get(self._running)
+        self.phases[self._running] = seen if kept is None else highest(kept, seen)
+        self._running = self._noted = None
+
+    def note(self) -> None:
+        """Keep the running phase's peak of so far: somebody is about to reset the counts."""
+        if self._running is not None:
+            seen = self._read()
+            self._noted = seen if self._noted is None else highest(self._noted, seen)
+
+    def peak_bytes(self) -> int:
+        peaks = [p.allocated for p in self.phases.values()]
+        if self._running is None and peaks:  # between phases the mark may be of what was freed
+            return max(peaks)
+        noted = [] if self._noted is None else [self._noted.allocated]
+        return max([*peaks, *noted, self._read().allocated])
+
+    def _reset(self, phase: str) -> None:
+        raise NotImplementedError
+
+    def _read(self) -> Peak:
+        raise NotImplementedError
+
+
+def highest(a: Peak, b: Peak) -> Peak:
+    """The maximum of each count, which need not be of one instant; None where neither knows it."""
+    pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(Peak)}
+    known = {name: [v for v in pair if v is not None] for name, pair in pairs.items()}
+    return Peak(**{name: max(values, default=None) for name, values in known.items()})
+
+
+class CudaMeter(_Phases):
+    """The caching allocator's peaks, and the device's own count of used bytes.
+
+    ``process`` is total minus free bytes of the device (cudaMemGetInfo), the highest that was seen
+    at the end of the phase and, where its steps are not timed, while it ran: the allocator's
+    reserve, the CUDA context, NCCL and library workspaces. It is this process's alone because a run
+    is refused on a GPU that other jobs use, and what a desktop used before is taken off.
+
+    Args:
+        before: the cards before this process had a context (``cards_before``).
+    """
+
+    kind = "cuda"
+
+    def __init__(self, device: torch.device, before: Sequence[Gpu] = ()) -> None:
+        super().__init__()
+        self.device = device
+        self._used_before = _used_before(device, before)
+        self.notes: list[str] = []
+        self.used = Highest(self._used)
+        self.sampler = Sampler(self.used)
+        self.baseline_bytes = self._used()
+        self._reset_counts = torch.cuda.reset_peak_memory_stats
+        torch.cuda.reset_peak_memory_stats = self._reset_by_others
+
+    def close(self) -> None:
+        self.sampler.stop()
+        super().close()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def _used(self) -> int:
+        free, total = torch.cuda.mem_get_info(self.device)
+        return max(0, total - free - self._used_before)
+
+    def _reset_by_others(self, *given: Any, **named: Any) -> None:
+        """In the place of torch's own. DeepSpeed's ZeRO-1 and 2 reset the counts as they are made
+        (0.19.8, ``runtime/utils.py``, ``empty_cache``), amid a phase whose peak lies before."""
+        self.note()
+        self._reset_counts(*given, **named)
+
+    def _reset(self, phase: str) -> None:
+        self._reset_counts(self.device)
+        self.used.reset()
+        if is_sampled(phase):
+            self.sampler.start()
+
+    def _read(self) -> Peak:
+        stats = torch.cuda.memory_stats(self.device)
+        return Peak(
+            allocated=stats.get("allocated_bytes.all.peak", 0),
+            reserved=stats.get("reserved_bytes.all.peak", 0),
+            active=stats.get("active_bytes.all.peak", 0),
+            process=self.used.look(),
+        )
+
+
+class ResidentMeter(_Phases):
+    """The process's resident high-water mark (VmHWM) above a baseline.
+
+    Follows live tensors only while freed memory goes back to the kernel at once: see
+    ``launch.command.ALLOCATOR``, which must be in the environment when the process starts, and
+    ``harness.worker.samples``, which ends it before the timed steps.
+    """
+
+    kind = "resident"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = _resident_notes()
+        self._reset("")
+        self.baseline_bytes = resident_peak_bytes()
+
+    def synchronize(self) -> None:
+        """Work on a CPU is done when the call returns."""
+
+    def _reset(self, phase: str) -> None:
+        _trim()
+        try:
+            # Sets the high-water mark back to the resident size of now (proc(5), since 4.0).
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            note = (
+                "the kernel would not reset the high-water mark: a phase may show an earlier peak"
+            )
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def _read(self) -> Peak:
+        peak = resident_peak_bytes()
+        return Peak(allocated=max(0, peak - self.baseline_bytes), process=peak)
+
+
+def make_meter(device: torch.device, before: Sequence[Gpu] = ()) -> Meter:
+    """The meter for ``device``; ``before``: the cards before the process used one."""
+    return CudaMeter(device, before) if device.type == "cuda" else ResidentMeter()
+
+
+def cards_before(kind: str) -> tuple[Gpu, ...]:
+    """The cards that CUDA is to count, before this process has a context on one; none where it
+    has one, where CUDA counts in another order than nvidia-smi, or for another ``kind``."""
+    late = kind != "cuda" or torch.cuda.is_initialized()
+    return () if late or gpus.order() != gpus.BY_BUS else gpus.visible()
+
+
+def _used_before(device: torch.device, before: Sequence[Gpu]) -> int:
+    """Bytes of the card of ``device`` that were in use; 0 where it is a part of that card (MIG)."""
+    total, place = torch.cuda.mem_get_info(device)[1], device.index or 0
+    whole = place < len(before) and total > SLICE * before[place].total_bytes
+    return before[place].used_bytes if whole else 0
+
+
+def resident_peak_bytes() -> int:
+    """Resident high-water mark of this process, in bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def pinned_bytes() -> int:
+    """Peak bytes of pinned host memory held by torch's allocator, 0 without a GPU."""
+    if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
+        return 0
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+
+
+def _trim() -> None:
+    """Give freed heap pages back, so that the mark starts at what is really held."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _resident_notes() -> list[str]:
+    unset = [k for k, v in ALLOCATOR.items() if os.environ.get(k) != v]
+    if not unset:
+        return []
+    wanted = " ".join(f"{k}={ALLOCATOR[k]}" for k in unset)
+    return [f"freed memory may still be counted: start with {wanted} in the environment"]

@@ -1,0 +1,173 @@
+"""Blocks run by parts that are recomputed in backward, and what really ran."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategies.activations.runners import by_leaf, by_place
+from strategies.activations.weighed import Weighed
+
+# ---- splits ----
+# How a model's blocks are split into parts, and how often a block is run in each of the ways.
+
+
+Split = Callable[[int, int], tuple[list[int], int]]
+"""(blocks, level) -> (how many go into each checkpointed part, how many are left to run as is)."""
+
+
+def segments(length: int) -> Split:
+    """Parts of ``length`` blocks, each run as it is: O(L / length) inputs kept."""
+
+    def split(blocks: int, level: int) -> tuple[list[int], int]:
+        if level:
+            return [], blocks
+        return [min(length, blocks - first) for first in range(0, blocks, length)], 0
+
+    return split
+
+
+def halves(blocks: int, level: int) -> tuple[list[int], int]:
+    """Halves of halves down to one block: O(log L) inputs kept, O(L log L) blocks run."""
+    if blocks == 1:
+        return ([], 1) if level else ([1], 0)
+    return [blocks // 2, blocks - blocks // 2], 0
+
+
+def prefixes(blocks: int, level: int) -> tuple[list[int], int]:
+    """All, within it all but the last, and so on: the input alone kept, O(L^2) blocks run."""
+    if not level:
+        return [blocks], 0
+    return ([blocks - 1] if blocks > 1 else []), 1
+
+
+def block_runs(split: Split, blocks: int) -> int:
+    """Blocks that one forward and backward begin to run.
+
+    torch ends a recomputation once it has what backward asks for. A part that consists of parts
+    is asked for their inputs alone, so its last one is not run again with it, but on its own.
+    """
+
+    def again(count: int, level: int) -> int:
+        parts, left = split(count, level)
+        rerun = sum(parts) + left if left else sum(parts[:-1])
+        return rerun + sum(again(part, level + 1) for part in parts)
+
+    return blocks + sum(again(part, 1) for part in split(blocks, 0)[0])
+
+
+class Recompute(Weighed):
+    """Runs the blocks by parts that are recomputed in backward, and counts what really ran.
+
+    ``products`` are the outputs that ``policy`` had torch keep in the first forward. ``chosen``:
+    the first blocks of the model, if not all are to be recomputed. ``reentrant``: backward enters
+    itself for each part, whose forward records no graph; ``graphless`` is how many did not.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        split: Split,
+        policy: Any = None,
+        *,
+        random: bool = False,
+        chosen: Sequence[Any] | None = None,
+        reentrant: bool = False,
+    ) -> None:
+        super().__init__(inner)
+        self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
+        self.chosen = None if chosen is None else frozenset(map(id, chosen))
+        self.products = {"kept": 0, "bytes": 0}
+        # Where blocks draw no random numbers the generator's state need not travel along.
+        self.options = {"use_reentrant": reentrant, "preserve_rng_state": random}
+        if policy:
+            self.options["context_fn"] = functools.partial(policy, self)
+
+    def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        count = self.recomputed(blocks[0], len(blocks))
+        sizes = self.split(count, 0)[0] if count else []
+        self.parts_run += len(sizes)
+        if count:
+            given = (self._parts(blocks[:count], sizes, 1, given, named), *given[1:])
+        if count == len(blocks):
+            return given[0]
+        self.passing = True
+        out = self.rest(blocks[count:], *given, **named)
+        self.passing = False
+        return out
+
+    def recomputed(self, first: Any, count: int) -> int:
+        """How many of ``count`` blocks from ``first`` on are recomputed: those are in front."""
+        if self.chosen is None:
+            return count
+        return min(len(self.chosen), count) if id(first) in self.chosen else 0
+
+    def kept_whole(self, blocks: Sequence[Any]) -> list[Any]:
+        """Those of the model's blocks that are not recomputed."""
+        return [block for block in blocks if not self.recomputed(block, 1)]
+
+    def rest(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        """The blocks behind them, whose activations are kept."""
+        import torch
+
+        if not torch.compiler.is_compiling():
+            self.blocks_run += len(blocks)
+        return self.inner(blocks, *given, **named)
+
+    def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
+        """Parts of these sizes, each under a checkpoint: what one returns is the first thing that
+        the next is given."""
+        for size in sizes:
+            given = (self.part(blocks[:size], level, *given, **named), *given[1:])
+            blocks = blocks[size:]
+        return given[0]
+
+    def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
+        """Some blocks under one checkpoint; autograd's hooks see only what goes in by place."""
+        from torch.utils.checkpoint import checkpoint
+
+        if self.options["use_reentrant"]:  # what is within a tuple would have a graph of its own
+            run, leaves = by_leaf(self._inside, given, named)
+            return checkpoint(run, blocks, level, *leaves, **self.options)
+        run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
+        return checkpoint(run, blocks, level, *given, *values, **self.options)
+
+    def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
+        import torch
+
+        if not torch.compiler.is_compiling():
+            self.graphless += not torch.is_grad_enabled()
+        sizes, left = self.split(len(blocks), level)
+        if sizes:
+            given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])
+            blocks = blocks[sum(sizes) :]
+        if left and not torch.compiler.is_compiling():
+            self.blocks_run += left
+        return self.inner(blocks, *given, **named) if left else given[0]
+
+    def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
+        """Compile the parts, checkpoints inside: outside of graphs torch recomputes uncompiled."""
+        self.part = compiler(self.part)
+
+
+def keep_products(runner: Recompute) -> Any:
+    """torch's selective checkpointing: matrix products and attention are kept."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    products = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        packet = getattr(operation, "overloadpacket", operation)
+        if packet not in products and "scaled_dot_product" not in str(packet):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        if runner.weighing and not torch.compiler.is_compiling():
+            runner.products["kept"] += 1
+            told = getattr(context, "op_output", None)  # torch since 2.12 shows what is kept
+            out = told[0] if isinstance(told, tuple) else told
+            runner.products["bytes"] += 0 if out is None else out.numel() * out.element_size()
+        return CheckpointPolicy.MUST_SAVE
+
+    return create_selective_checkpoint_contexts(policy)

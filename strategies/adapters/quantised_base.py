@@ -1,0 +1,249 @@
+"""Linear layers whose frozen weights are stored in 8 bits, and decoded for each product.
+
+torchao's weight-only layers are of tensor classes whose bytes cannot be drawn one by one, streamed,
+or told from what they wrap; a code a weight and a scale a row need no class of their own.
+
+Imports torch: import it only where it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+from unittest import mock
+
+import bitsandbytes
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from strategies import initial
+from strategies.base import demand
+from strategies.evidence.readings import bytes_of, stored
+from strategies.precision.autocast import autocast_dtype
+
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+ERROR = {"int8": 0.03, "fp8": 0.05}
+"""What coding may lose of a matrix, as a share of its norm: a row of normal numbers loses some
+0.8 % in int8 (steps of a 127th of its largest) and 2.6 % in float8 (three bits of mantissa)."""
+
+
+def coded(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
+    """Codes of a matrix [out, in] as bytes, and the scale of each row, float32 [out, 1]."""
+    most = LARGEST[to]
+    scale = values.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / most
+    scale = scale.bfloat16().float()  # so that decoding is exact in 16 bits too
+    parts = (values.float() / scale).clamp_(-most, most)
+    codes = parts.round().to(torch.int8) if to == "int8" else parts.to(torch.float8_e4m3fn)
+    return codes.view(torch.uint8), scale
+
+
+def decoded(codes: Tensor, scale: Tensor, to: str, dtype: torch.dtype) -> Tensor:
+    """The matrix that codes stand for, in the type in which it is multiplied."""
+    stored = torch.int8 if to == "int8" else torch.float8_e4m3fn
+    return codes.view(stored).to(dtype) * scale.to(dtype)
+
+
+class Product(torch.autograd.Function):
+    """x @ W^T + b with W decoded anew in backward: a decoded copy is never kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str
+    ) -> Tensor:
+        ctx.save_for_backward(codes)
+        ctx.scale, ctx.to = scale, to  # of all calls one: nothing to be kept of this one
+        return F.linear(x, decoded(codes, scale, to, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (codes,) = ctx.saved_tensors
+        dx = db = None
+        if ctx.needs_input_grad[0]:
+            dx = gradient @ decoded(codes, ctx.scale, ctx.to, gradient.dtype)
+        if ctx.needs_input_grad[3]:
+            db = gradient.flatten(0, -2).sum(0)
+        return dx, None, None, db, None
+
+
+class Coded(nn.Linear):
+    """A linear layer with codes for a weight: uint8 [out, in], and ``scale``, float32 [out, 1].
+
+    ``error`` is what coding lost of the weight, as a share of its norm.
+    """
+
+    def __init__(self, linear: nn.Linear, to: str) -> None:
+        with initial.valueless():
+            super().__init__(linear.in_features, linear.out_features, bias=False)
+        self.to_type, self.error = to, 0.0
+        self.register_buffer("scale", None)
+        self.bias = linear.bias
+        if initial.pending(linear.weight) is None:
+            self.weight = self.take(linear.weight.data)
+        else:
+            self.weight = nn.Parameter(linear.weight.data, requires_grad=False)
+            initial.hand_on(linear.weight, self.weight, keep=self.take)
+
+    def take(self, values: Tensor) -> nn.Parameter:
+        """The codes of the weight's first values, as the weight; its scales stay here."""
+        codes, self.scale = coded(values, self.to_type)
+        lost = values.float() - decoded(codes, self.scale, self.to_type, torch.float32)
+        self.error = float(lost.norm() / values.float().norm().clamp_min(1e-12))
+        return nn.Parameter(codes, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(autocast_dtype(x) or x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return Product.apply(x, self.weight, self.scale, bias, self.to_type)
+
+
+def code(module: nn.Module, names: Iterable[str], to: str) -> None:
+    """Store the weights of the linear layers of these names in 8 bits."""
+    for name in names:
+        module.set_submodule(name, Coded(module.get_submodule(name), to))
+
+
+def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
+    """Bytes that really hold the layers' weights (``coded_bytes_here``: on this rank), and what
+    coding lost; the scales are whole on every rank."""
+    layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
+    demand(len(layers) == wanted, f"{len(layers)} layers are stored as {to}, of {wanted}")
+    elements = sum(m.in_features * m.out_features for m in layers)
+    size = sum(t.nbytes for m in layers for t in _held(m) if t is not m.bias and t is not m.scale)
+    demand(size == elements, f"{size} bytes hold {elements} weights")
+    worst = max(m.error for m in layers)
+    demand(0 < worst <= ERROR[to], f"coding lost {worst:.2g} of a weight, of {ERROR[to]} at most")
+    here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
+    return {
+        "layers": wanted,
+        "coded_elements": elements,
+        "coded_bytes": size,
+        "coded_bytes_here": here,
+        "scale_bytes": sum(m.scale.nbytes for m in layers),
+        "largest_weight_error": float(f"{worst:.2g}"),
+    }
+
+
+def _held(layer: Coded) -> list[Tensor]:
+    """All tensors that a layer holds on to, however it calls them."""
+    own = [*layer._parameters.values(), *layer._buffers.values(), *vars(layer).values()]
+    return [value for value in own if isinstance(value, Tensor)]
+
+
+# ---- nf4 ----
+# Linear layers whose weights are stored in bitsandbytes' 4-bit NormalFloat.
+#
+# Imports torch and bitsandbytes: import it only where both are there.
+
+
+NF4 = {"requires_grad": False, "quant_type": "nf4"}
+
+
+class Packed(bitsandbytes.nn.Linear4bit):
+    """bitsandbytes' layer, in the type of autocast where that is on.
+
+    Its own forward knows no autocast, and rounds its bias to the input's type for good.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(autocast_dtype(x) or x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        # Gathered codes (FSDP2) are bytes alone: the layer has the rest.
+        state = getattr(self.weight, "quant_state", self.quant_state)
+        return bitsandbytes.matmul_4bit(x, self.weight, state, bias=bias)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Codes and bias alone: the scales come from the first weights, which are built again,
+        and loading knows no key for them."""
+        nn.Linear._save_to_state_dict(self, destination, prefix, keep_vars)
+
+
+def parameter(data: Tensor, **settings: Any) -> nn.Parameter:
+    """bitsandbytes' parameter of ``data`` in nf4, not packed yet. Its class wants a storage: where
+    there is none (a prediction) another parameter has what its readers ask for."""
+    if not initial.storageless():
+        return bitsandbytes.nn.Params4bit(data, **settings | NF4)
+    p = nn.Parameter(data, requires_grad=False)
+    p.quant_state, p.quant_type, p.compress_statistics = None, NF4["quant_type"], True
+    return p
+
+
+def packed(values: Tensor) -> nn.Parameter:
+    """``values`` in 4 bits, where they are."""
+    whole = parameter(values)
+    if not initial.storageless():
+        return whole.to(values.device)  # the move is what packs
+    # The library keeps a table of codes for good, and one without storage is of no use later.
+    with mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True):
+        codes, state = bitsandbytes.functional.quantize_4bit(
+            values, compress_statistics=True, quant_type=whole.quant_type
+        )
+    p = parameter(codes)
+    p.quant_state = state
+    return p
+
+
+def pack(linear: nn.Linear) -> Packed:
+    """``linear`` with its weight in 4 bits, packed as it is drawn where it has no value yet; its
+    bias stays."""
+    ours = mock.patch.object(bitsandbytes.nn.modules, "Params4bit", parameter)
+    with initial.valueless(), ours if initial.storageless() else contextlib.nullcontext():
+        layer = Packed(linear.in_features, linear.out_features, quant_type="nf4")
+    if initial.pending(linear.weight) is None:
+        layer.weight = packed(linear.weight.data)
+    else:
+        layer.weight = parameter(linear.weight.data)
+        initial.hand_on(linear.weight, layer.weight, keep=packed)
+    layer.bias = linear.bias
+    layer.requires_grad_(False)
+    return layer
+
+
+def quantize(module: nn.Module, names: Iterable[str]) -> None:
+    """Replace the linear layers of these names."""
+    for name in names:
+        module.set_submodule(name, pack(module.get_submodule(name)))
+
+
+def unpacked(module: nn.Module) -> tuple[str, ...]:
+    """Names of the linear layers that are stored in full and that diffusers would pack: no
+    adapters, and no layers that the model's class keeps in float32.
+
+    Source: diffusers 0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and
+    bnb_quantizer.py, which skips ``_keep_in_fp32_modules``.
+    """
+    kept = getattr(module, "_keep_in_fp32_modules", None) or ()
+    return tuple(
+        name
+        for name, part in module.named_modules()
+        if type(part) is nn.Linear and "lora_" not in name and not _names(kept, name)
+    )
+
+
+def _names(keys: Iterable[str], name: str) -> bool:
+    """Whether one of ``keys`` is a layer's name, its last word, or a module around the layer."""
+    last = name.rpartition(".")[2]
+    return any(key in (name, last) or f"{key}." in name for key in keys)
+
+
+def packed_facts(module: nn.Module) -> dict[str, Any]:
+    """Bytes of the packed weights against the elements they stand for, and how many this rank has
+    of them; the scales are whole on every rank."""
+    weights = [p for p in module.parameters() if getattr(p, "quant_state", None) is not None]
+    demand(bool(weights), "no layer holds packed weights")
+    elements = sum(w.quant_state.shape.numel() for w in weights)
+    packed_bytes = sum(w.numel() * w.element_size() for w in weights)
+    demand(packed_bytes * 2 == elements, f"{packed_bytes} bytes hold {elements} elements")
+    kinds = {w.quant_state.quant_type for w in weights}
+    demand(kinds == {"nf4"}, f"the weights are packed as {kinds}")
+    # One scale a block of 64, itself packed into a byte.
+    scales = sum(w.quant_state.absmax.nbytes for w in weights)
+    here = bytes_of(part for w in weights for part in stored(w.data) if part.numel())
+    return {
+        "packed_layers": len(weights),
+        "packed_elements": elements,
+        "packed_bytes": packed_bytes,
+        "packed_bytes_here": here,
+        "scale_bytes": scales,
+    }

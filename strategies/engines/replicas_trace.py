@@ -1,0 +1,126 @@
+"""DDP on tensors without storage: what a prediction puts in the place of its reducer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from strategies.engine import TraceAdapter
+from strategies.inventory import AllocationRecorder
+
+if TYPE_CHECKING:
+    from strategies.engine import RunContext
+
+
+class Reducerless(TraceAdapter):
+    """DDP without its reducer, which is C++ and wants real bytes.
+
+    What it adds to a step is known: one persistent buffer as large as the gradients, cut into
+    buckets, and an all-reduce of each while backward runs.
+    Source: torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets); with
+    ``gradient_as_bucket_view`` gradients live in the buckets.
+
+    In the second step's forward DDP makes its buckets anew, in the order in which gradients came.
+    The old ones may still be there: ProcessGroupNCCL lets go of what a collective was given when
+    its watchdog, which looks every 100 ms, has seen the end and another collective begins. So they
+    are counted until the second step's first bucket is full, as passing memory.
+    Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (shelvesToUnstash_), reducer.cpp
+    (rebuild_buckets); tried in tests/rehearsal.
+    """
+
+    def made(self, accelerator: Any, launch: RunContext) -> None:
+        """Without a GPU accelerate knows no kind of several ranks but MULTI_CPU."""
+        from accelerate.state import AcceleratorState, PartialState
+        from accelerate.utils import DistributedType
+
+        for state in (PartialState, AcceleratorState):
+            state._shared_state["distributed_type"] = DistributedType(launch.engine.file.kind)
+
+    def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
+        stand_in = replicas_for(books)
+        return [mock.patch.object(torch.nn.parallel, "DistributedDataParallel", stand_in)]
+
+
+def replicas_for(books: AllocationRecorder) -> type:
+    """A class to stand for DistributedDataParallel; its buckets are held in ``books``."""
+
+    class DistributedDataParallel(torch.nn.Module):
+        def __init__(self, module: Any, *given: Any, **more: Any) -> None:
+            super().__init__()
+            self.module, self.syncs = module, True
+            self.among = _among(more.get("process_group"))
+            trained = [p for p in module.parameters() if p.requires_grad]
+            self.size = sum(p.nbytes for p in trained)
+            self.trained, self.old = trained, OldBuckets(books, self.size)
+            if more.get("gradient_as_bucket_view"):
+                return  # gradients are counted when they arrive
+            self.free: Callable[[], None] = books.hold(
+                "device", self.size, "c10d.Reducer", "buckets"
+            )
+
+        def forward(self, *given: Any, **more: Any) -> Any:
+            if torch.is_grad_enabled():
+                self.old.forward(self)
+            if self.syncs and torch.is_grad_enabled():
+                # An all-reduce is a reduce-scatter and an all-gather.
+                books.work("backward", "overlapped", 2 * self.size, *self.among)
+            return self.module(*given, **more)
+
+        def register_comm_hook(self, *given: Any) -> None:
+            raise NotImplementedError("a communication hook runs in DDP's reducer, which is C++")
+
+        def _get_ddp_logging_data(self) -> dict[str, str]:
+            return {"bucket_sizes": "0"}  # what is hidden there stands in the books already
+
+        _comm_hooks = ()
+
+        @contextlib.contextmanager
+        def no_sync(self) -> Iterator[None]:
+            before, self.syncs = self.syncs, False
+            try:
+                yield
+            finally:
+                self.syncs = before
+
+    return DistributedDataParallel
+
+
+class OldBuckets:
+    """DDP's buckets of the first step, while they live beside the new ones."""
+
+    def __init__(self, books: AllocationRecorder, size: int) -> None:
+        self.books, self.size = books, size
+        self.reduced = self.done = False
+
+    def forward(self, ddp: Any) -> None:
+        """A forward pass begins that will have gradients."""
+        if not self.reduced or self.done:
+            self.reduced = self.reduced or ddp.syncs
+            return
+        self.done = True
+        first = min(dist._DEFAULT_FIRST_BUCKET_BYTES, self.size)
+        free = self.books.hold("passing", self.size, "c10d.Reducer", "buckets")
+        arrived = 0
+
+        def arrives(parameter: Any) -> None:
+            nonlocal arrived
+            before, arrived = arrived, arrived + parameter.nbytes * ddp.syncs
+            if before < first <= arrived:
+                free()
+                for handle in handles:
+                    handle.remove()
+
+        handles = [p.register_post_accumulate_grad_hook(arrives) for p in ddp.trained]
+
+
+def _among(group: Any) -> tuple[int, int]:
+    """How many ranks average, and how far apart they are; (0, 1): all."""
+    if group is None:
+        return 0, 1
+    ranks = torch.distributed.get_process_group_ranks(group)
+    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1

@@ -1,0 +1,116 @@
+"""What shows that blocks' weights are streamed: where they are at rest, what is on the device while
+blocks work, what was copied, and where they train.
+
+Imports torch: import it where torch is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from strategies import initial
+from strategies.base import demand
+from strategies.engine import TrainingRun
+from strategies.evidence.rules import label
+from strategies.streaming.streamer import Seen, Streamer
+from strategies.streaming.weights import Taken
+
+
+def streamed_facts(
+    trained: TrainingRun, streamer: Streamer, seen: Seen | None, at_once: int
+) -> dict[str, Any]:
+    """The facts of a run; ``seen`` is what a watched step showed, None where none was. At most
+    ``at_once`` streamed blocks may have been on the device at a time.
+
+    Raises:
+        NotInForce: one of them says that weights were not streamed.
+    """
+    sizes = [one.size for one in streamer.streamed.values()]
+    whole, resting = streamer.stays() + sum(sizes), streamer.resident()
+    demand(resting == streamer.stays(), "weights of these blocks wait on the device")
+    places = {p.device.type for p in streamer.hosts}
+    demand(places == {"cpu"}, f"the weights wait on {sorted(places)}")
+    cuda = trained.launch.device == "cuda"
+    flats = [flat for one in streamer.streamed.values() for flat in one.flats]
+    pinned = all(flat.host.is_pinned() for flat in flats)
+    demand(pinned or not cuda, "the host memory is not pinned")
+    facts = {"blocks": len(sizes), "block_weight_bytes": whole, "host_weight_bytes": sum(sizes)}
+    facts |= _of_step(trained, streamer, seen, streamer.stays() + at_once * max(sizes))
+    facts |= _of_updates(trained, streamer)
+    return facts | {"pinned": pinned, "host_is_device": not cuda}
+
+
+def _of_step(
+    trained: TrainingRun, streamer: Streamer, seen: Seen | None, most: int
+) -> dict[str, Any]:
+    """Weights on the device, and copies."""
+    if seen is None:
+        return {}
+    demand(seen.strangers == 0, f"{seen.strangers} blocks computed with weights on the host")
+    demand(seen.resident <= most, f"{seen.resident} bytes were on the device, of {most} at most")
+    steps, again = trained.observed.micro_steps, seen.reached & set(streamer.streamed)
+    least = (len(streamer.streamed) + max(0, len(again) - 1)) * steps
+    demand(seen.moved["in"] >= least, f"{seen.moved['in']} copies in, of {least} at least")
+    free = sum(p.requires_grad for p in streamer.hosts) * steps
+    demand(seen.moved["out"] == free, f"{seen.moved['out']} gradients left, of {free}")
+    return {
+        "most_resident_bytes": seen.resident,
+        "blocks_copied_in": seen.moved["in"] / steps,
+        "bytes_in": seen.moved["in_bytes"] / steps,
+        "gradients_copied_out": seen.moved["out"] / steps,
+        "bytes_out": seen.moved["out_bytes"] / steps,
+    }
+
+
+def _of_updates(trained: TrainingRun, streamer: Streamer) -> dict[str, Any]:
+    """Weights that train have moved where they live, with the optimizer's state beside them."""
+    free = [p for p in streamer.hosts if p.requires_grad]
+    if not free:
+        return {}
+    now = streamer.sample()
+    moved = sum(not a.equal(b) for a, b in zip(now, streamer.start, strict=True))
+    demand(moved > len(free) // 2, f"{moved} of {len(free)} weights in host memory have moved")
+    kept = [trained.engine.state_of(trained, p).get("exp_avg") for p in free]
+    places = {"none" if t is None else t.device.type for t in kept}
+    demand(places == {"cpu"}, f"their optimizer state is on {sorted(places)}")
+    return label({"weights_moved": moved, "state_on": "cpu"}, "state_on")
+
+
+# ---- taking ----
+# Weights taken out of a model before it is moved to the device, and what was not there yet kept
+# where it is drawn.
+#
+# Imports torch: import it where torch is there.
+
+
+def stay_on_host(block: nn.Module) -> None:
+    """What of ``block`` has no value yet is to stay in host memory when it comes."""
+    for p in block.parameters():
+        waits = initial.pending(p)
+        if waits is not None and waits.keep is None:
+            p.pending = dataclasses.replace(waits, keep=_as_it_is)
+
+
+def _as_it_is(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=values.is_floating_point())
+
+
+def take_out(module: nn.Module, blocks: Iterable[nn.Module], *, frozen: bool) -> None:
+    """Take the weights of ``blocks`` out of the model, so that nobody moves it with them; they wait
+    as ``swapped`` of their block. ``frozen``: those alone that take no gradient. What several
+    layers share stays."""
+    users = Counter(id(p) for m in module.modules() for p in m._parameters.values())
+    for block in blocks:
+        block.swapped = [
+            Taken(owner, name, p)
+            for owner in block.modules()
+            for name, p in owner._parameters.items()
+            if p is not None and users[id(p)] == 1 and not (frozen and p.requires_grad)
+        ]
+        for owner, name, _ in block.swapped:
+            owner._parameters[name] = None
