@@ -11,10 +11,10 @@ from pathlib import Path
 
 from harness import ROOT
 
-MEASURED = ("data", "launch", "memory", "subjects", "worker")
+MEASURED = ("data", "launch", "memory", "sampling", "subjects", "worker")
 """Rooms of ``harness`` that a run executes, or that start it. ``system`` says what the machine is:
 a result is keyed by its answers."""
-PREDICTED = (*MEASURED, "predict")
+PREDICTED = (*MEASURED, "planner")
 FRONT = ("__main__.py", "cli.py", "extensions.py")
 KINDS = (".py", ".yaml", ".json")
 

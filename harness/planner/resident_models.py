@@ -19,7 +19,7 @@ from harness.planner.speed.cards import parse_bytes
 from strategies.base import BadInput
 from strategies.recipe import nearest
 
-FILE = Path(__file__).with_name("beside.yaml")
+FILE = Path(__file__).with_name("resident_models.yaml")
 USUAL = "usual"
 """What stands for a public model's own encoders and VAE."""
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5}

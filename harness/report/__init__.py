@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.analyses.registry import STORIES
 from harness.json_files import whole
 from harness.report.data.compare import Comparison, compare, of_usable
 from harness.report.data.grouping import build
@@ -90,6 +89,8 @@ def write_report(
 def _texts(report: Report) -> dict[str, str]:
     """Name of each file -> its text."""
     texts = {name: render(report) for name, render in FORMATS.items()}
+    from harness.analyses.registry import STORIES
+
     if report.suite.story in STORIES:
         texts[f"{report.suite.story}.md"] = markdown.render_story(report)
     return texts

@@ -1,1 +1,1 @@
-"""sampling"""
+"""Rows that draw samples instead of training: their measurement, figures and analyses."""

@@ -44,7 +44,8 @@ from strategies.workloads import TRAIN
 class Station:
     """One thing that is measured. ``minutes`` are expected on this kind of machine.
 
-    ``kind``: measure (``harness.planner.calibrate.stations``), row (one recipe with its prediction), check
+    ``kind``: measure (``harness.planner.calibrate.stations``), row (one recipe with its
+    prediction), check
     (one recipe of the catalog, beside others), suite, or tests. ``spec`` is a row's or a check's.
     """
 

@@ -1,1 +1,1 @@
-"""calibration"""
+"""Calibration files: measured rates of one card, driver and torch version. No torch."""

@@ -216,10 +216,10 @@ def _literal(value: Any) -> str:
 
 
 # ---- sizes ----
-# The sizes that an engine's buffers follow from, as a run would find them: of what is trained.
+# Sizes of what is trained: an engine's buffer sizes follow from them.
 #
 # Where a strategy freezes, adds or replaces weights they are known once the model is edited: on
-# tensors without storage, in a process of its own (``python -m harness.planner.export.lines SPEC``).
+# tensors without storage, in a process of its own (``python -m harness.planner.export.lines``).
 
 
 EDITED = {"frozen_weights", "replaced_layers", "quantized_weights", "other_products"}

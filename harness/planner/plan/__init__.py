@@ -1,1 +1,1 @@
-"""plan"""
+"""The ``plan`` command."""

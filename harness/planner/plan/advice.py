@@ -163,9 +163,9 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
     none = [() for _ in lines]
     grid = Grid(key="largest", title="", heads=heads, kinds=kinds, lines=lines, marks=none)
     print_grid(grid, console, least_worth=())
-    for answer in answers:
-        for line in _remarks(answer, name):
-            console.print(f"{escape(answer.recipe)}: {escape(line)}", highlight=False)
+    for told in answers:
+        for line in _remarks(told, name):
+            console.print(f"{escape(told.recipe)}: {escape(line)}", highlight=False)
     for recipe, reason in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
     known = [fit for answer in answers for fit in (answer.fits, answer.over) if fit]

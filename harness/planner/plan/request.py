@@ -34,9 +34,11 @@ WITHIN = {
     "pipeline": "accelerate's parallelism_config has no stages; torch.distributed.pipelining has, "
     "with a loop of its own",
 }
-"""Ways to cut a model or a sample among ranks (``strategies.launch_file.Layout``) that no launch file
-can ask for, and what there is instead. Source: accelerate 1.15, parallelism_config.py and
-accelerator.py (``_prepare_tp``, ``_prepare_deepspeed``)."""
+"""Layouts (``strategies.launch_file.Layout``) that no launch file can ask for, and alternatives.
+
+Source: accelerate 1.15, parallelism_config.py and accelerator.py (``_prepare_tp``,
+``_prepare_deepspeed``).
+"""
 
 WITHOUT_GPU = (
     "accelerate looks for FSDP on GPUs alone, and here each process would train a model by itself, "

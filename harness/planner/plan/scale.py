@@ -338,8 +338,8 @@ def checked(options: argparse.Namespace) -> Path:
     story = read_suite(options.claims).story
     if story != CLAIMS_SUITE:
         raise PlanError(
-            f"{options.claims}: its suite.json tells the story {story!r}, not {CLAIMS_SUITE!r}; give a "
-            f"folder that ./run.sh run --suite {CLAIMS_SUITE} made (--out)"
+            f"{options.claims}: its suite.json tells the story {story!r}, not {CLAIMS_SUITE!r}; "
+            f"give a folder that ./run.sh run --suite {CLAIMS_SUITE} made (--out)"
         )
     return options.claims
 

@@ -416,8 +416,8 @@ class TokenDit(Dit):
         return x[:, 0]
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        """The loss (``harness.subjects.objectives``) of ``x``, tokens and targets [B, 2, T]; of tokens
-        alone [B, T] logits [B, V, T]."""
+        """Return the loss of ``x``, tokens and targets [B, 2, T]; of tokens alone [B, T] return
+        logits [B, V, T]."""
         if x.ndim == 2:
             return model(x, t_B, conditions["y"], conditions.get("drop")).transpose(1, 2)
         seen, wanted = x.unbind(1)

@@ -1,1 +1,1 @@
-"""stations"""
+"""Measurements of one card: kernels, collectives and fixed overhead."""
