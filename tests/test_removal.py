@@ -23,7 +23,13 @@ COMMANDS = {
     "run": f"run --recipes single {SMALL} --warmup 1 --noise-floor 1 --out results/suite",
 }
 QUICK = "--no-predictions"
-INSTALLED = [name for name in extensions.EXTENSIONS if (ROOT / "harness" / name).is_dir()]
+NOT_YET = ("planner", "sampling", "analyses")
+"""Extensions that the core still imports: ``CROSSING`` in tests/test_rooms.py counts where."""
+INSTALLED = [
+    name
+    for name in extensions.EXTENSIONS
+    if (ROOT / "harness" / name).is_dir() and name not in NOT_YET
+]
 
 
 # ---- each extension, deleted ----
