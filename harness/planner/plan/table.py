@@ -204,7 +204,8 @@ def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
     """What the ranges of memory rest on: a sentence for classes with rows enough of their own, and
     one for those without."""
     known = {fit.uncertainty for fit in fits if fit.need_bytes is not None}
-    for one in sorted(known, key=lambda one: one.pooled):
+    order = list(uncertainty.CLASSES)
+    for one in sorted(known, key=lambda one: (one.pooled, order.index(one.kind))):
         words, share = uncertainty.CLASSES[one.kind], f"+-{100 * one.share:.0f} %"
         rows = f"{one.rows} public measurements of {one.models} models"
         if not one.pooled:
