@@ -100,7 +100,7 @@ def bench(monkeypatch):
     def made(warmup: int) -> Steps:
         steps = Steps(warmup)
         monkeypatch.setattr(passes, "timed_step", steps.timed)
-        monkeypatch.setattr(passes.heap, "keep_freed", steps.keep)
+        monkeypatch.setattr(passes.samples, "keep_freed", steps.keep)
         return steps
 
     return made
@@ -128,7 +128,7 @@ def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, bench):
 @pytest.mark.parametrize("switched", [True, False])
 def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, bench, monkeypatch):
     here = bench(2)
-    monkeypatch.setattr(passes.heap, "keep_freed", lambda: switched)
+    monkeypatch.setattr(passes.samples, "keep_freed", lambda: switched)
     training = SimpleNamespace(after_step=lambda *_, last: here.calls.append(last))
     passes.training_steps(here, training)
     assert here.taken == 4 and here.calls == [False, False, False, True]
