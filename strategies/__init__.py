@@ -2,104 +2,81 @@
 
 from __future__ import annotations
 
-from strategies import recipe
-from strategies.activations.attend import Attend
-from strategies.activations.checkpoint import Checkpoint
-from strategies.activations.compile import Compile
-from strategies.activations.cuda_graphs import CudaGraphs
-from strategies.activations.offload_activations import OffloadActivations
-from strategies.adapters.cast import Cast
-from strategies.adapters.controlnet import ControlNet
-from strategies.adapters.lora import Dora, Lora, Qlora
-from strategies.adapters.partial import DiffFit, Head
-from strategies.communication.compress import Compress
-from strategies.communication.sparse_embedding import SparseEmbedding
-from strategies.communication.topk import TopK
-from strategies.distillation.distill import Distill
-from strategies.distillation.distilled import Distilled
-from strategies.losses.cross_entropy import CrossEntropy
-from strategies.optimizers.adamw import Adafactor, AdamW, AdamWBf16, Sgd
-from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit
-from strategies.optimizers.muon import Muon
-from strategies.optimizers.offload_adamw import OffloadAdamW
-from strategies.optimizers.onebit_adam import OneBitAdam
-from strategies.parallel.sequence.strategy import SequenceParallel
-from strategies.parallel.tensor.strategy import TensorParallel
-from strategies.precision.bfloat import Bf16Master, Bf16Pure
-from strategies.precision.fp8 import Fp8
-from strategies.precision.mixed import Bf16, Fp16, Fp16Pure, Fp32, Tf32
+from functools import partial
+
+from strategies import launch_file, recipe
+from strategies.base import LazyTable
 from strategies.recipe import Recipe
-from strategies.sampling.adapter import Adapter
-from strategies.sampling.guidance import Guidance
-from strategies.sampling.palette import Palette
-from strategies.sampling.quantised import Float8, Int8, Nf4
-from strategies.sharding import sharding_kinds
-from strategies.sparsity.prune import Prune, PruneStructured
-from strategies.sparsity.sparse24 import Sparse24
-from strategies.step.backward import Accumulate, Backward
-from strategies.step.ema import Ema
-from strategies.step.optimizer_in_backward import OptimizerInBackward
 from strategies.strategy import Strategy
-from strategies.streaming.block_swap import BlockSwap
 from strategies.workloads import SAMPLE, TRAIN
 
 __all__ = ["CATALOG", "parse"]
 
-CATALOG: dict[str, type[Strategy]] = {
-    **sharding_kinds(),
-    "fp32": Fp32,
-    "tf32": Tf32,
-    "bf16": Bf16,
-    "bf16_master": Bf16Master,
-    "bf16_pure": Bf16Pure,
-    "fp16": Fp16,
-    "fp16_pure": Fp16Pure,
-    "fp8": Fp8,
-    "block_swap": BlockSwap,
-    "cast": Cast,
-    "lora": Lora,
-    "dora": Dora,
-    "qlora": Qlora,
-    "head": Head,
-    "difffit": DiffFit,
-    "controlnet": ControlNet,
-    "prune": Prune,
-    "prune_structured": PruneStructured,
-    "sparse24": Sparse24,
-    "distilled": Distilled,
-    "adapter": Adapter,
-    "int8": Int8,
-    "float8": Float8,
-    "nf4": Nf4,
-    "palette": Palette,
-    "attend": Attend,
-    "sp": SequenceParallel,
-    "tp": TensorParallel,
-    "checkpoint": Checkpoint,
-    "offload_activations": OffloadActivations,
-    "compile": Compile,
-    "cuda_graphs": CudaGraphs,
-    "cross_entropy": CrossEntropy,
-    "distill": Distill,
-    "adamw": AdamW,
-    "adamw_bf16": AdamWBf16,
-    "adam8bit": Adam8bit,
-    "adam4bit": Adam4bit,
-    "paged_adam8bit": PagedAdam8bit,
-    "adafactor": Adafactor,
-    "muon": Muon,
-    "sgd": Sgd,
-    "offload_adamw": OffloadAdamW,
-    "onebit_adam": OneBitAdam,
-    "optimizer_in_backward": OptimizerInBackward,
-    "backward": Backward,
-    "accumulate": Accumulate,
-    "compress": Compress,
-    "topk": TopK,
-    "sparse_embedding": SparseEmbedding,
-    "ema": Ema,
-    "guidance": Guidance,
-}
+
+def _sharding(name: str) -> type[Strategy]:
+    from strategies.sharding import sharding_kind
+
+    return sharding_kind(name)
+
+
+CATALOG = LazyTable(
+    {
+        **{name: partial(_sharding, name) for name in launch_file.names()},
+        "fp32": "strategies.precision.mixed:Fp32",
+        "tf32": "strategies.precision.mixed:Tf32",
+        "bf16": "strategies.precision.mixed:Bf16",
+        "bf16_master": "strategies.precision.bfloat:Bf16Master",
+        "bf16_pure": "strategies.precision.bfloat:Bf16Pure",
+        "fp16": "strategies.precision.mixed:Fp16",
+        "fp16_pure": "strategies.precision.mixed:Fp16Pure",
+        "fp8": "strategies.precision.fp8:Fp8",
+        "block_swap": "strategies.streaming.block_swap:BlockSwap",
+        "cast": "strategies.adapters.cast:Cast",
+        "lora": "strategies.adapters.lora:Lora",
+        "dora": "strategies.adapters.lora:Dora",
+        "qlora": "strategies.adapters.lora:Qlora",
+        "head": "strategies.adapters.partial:Head",
+        "difffit": "strategies.adapters.partial:DiffFit",
+        "controlnet": "strategies.adapters.controlnet:ControlNet",
+        "prune": "strategies.sparsity.prune:Prune",
+        "prune_structured": "strategies.sparsity.prune:PruneStructured",
+        "sparse24": "strategies.sparsity.sparse24:Sparse24",
+        "distilled": "strategies.distillation.distilled:Distilled",
+        "adapter": "strategies.sampling.adapter:Adapter",
+        "int8": "strategies.sampling.quantised:Int8",
+        "float8": "strategies.sampling.quantised:Float8",
+        "nf4": "strategies.sampling.quantised:Nf4",
+        "palette": "strategies.sampling.palette:Palette",
+        "attend": "strategies.activations.attend:Attend",
+        "sp": "strategies.parallel.sequence.strategy:SequenceParallel",
+        "tp": "strategies.parallel.tensor.strategy:TensorParallel",
+        "checkpoint": "strategies.activations.checkpoint:Checkpoint",
+        "offload_activations": "strategies.activations.offload_activations:OffloadActivations",
+        "compile": "strategies.activations.compile:Compile",
+        "cuda_graphs": "strategies.activations.cuda_graphs:CudaGraphs",
+        "cross_entropy": "strategies.losses.cross_entropy:CrossEntropy",
+        "distill": "strategies.distillation.distill:Distill",
+        "adamw": "strategies.optimizers.adamw:AdamW",
+        "adamw_bf16": "strategies.optimizers.adamw:AdamWBf16",
+        "adam8bit": "strategies.optimizers.low_bit:Adam8bit",
+        "adam4bit": "strategies.optimizers.low_bit:Adam4bit",
+        "paged_adam8bit": "strategies.optimizers.low_bit:PagedAdam8bit",
+        "adafactor": "strategies.optimizers.adamw:Adafactor",
+        "muon": "strategies.optimizers.muon:Muon",
+        "sgd": "strategies.optimizers.adamw:Sgd",
+        "offload_adamw": "strategies.optimizers.offload_adamw:OffloadAdamW",
+        "onebit_adam": "strategies.optimizers.onebit_adam:OneBitAdam",
+        "optimizer_in_backward": "strategies.step.optimizer_in_backward:OptimizerInBackward",
+        "backward": "strategies.step.backward:Backward",
+        "accumulate": "strategies.step.backward:Accumulate",
+        "compress": "strategies.communication.compress:Compress",
+        "topk": "strategies.communication.topk:TopK",
+        "sparse_embedding": "strategies.communication.sparse_embedding:SparseEmbedding",
+        "ema": "strategies.step.ema:Ema",
+        "guidance": "strategies.sampling.guidance:Guidance",
+    }
+)
+"""Name -> strategy. A strategy's module is imported when its name is first looked up."""
 
 
 def parse(text: str, *, ema: bool = True, workload: str = TRAIN) -> Recipe:
@@ -111,6 +88,6 @@ def parse(text: str, *, ema: bool = True, workload: str = TRAIN) -> Recipe:
         base.Conflict: two strategies for one place, or no sharding strategy.
     """
     if workload == SAMPLE:
-        return recipe.parse(text, CATALOG, defaults=(Fp32(), Guidance()))
-    average = Ema() if ema else Ema(place="none")
-    return recipe.parse(text, CATALOG, defaults=(Fp32(), AdamW(), average))
+        return recipe.parse(text, CATALOG, defaults=(CATALOG["fp32"](), CATALOG["guidance"]()))
+    average = CATALOG["ema"](**({} if ema else {"place": "none"}))
+    return recipe.parse(text, CATALOG, defaults=(CATALOG["fp32"](), CATALOG["adamw"](), average))

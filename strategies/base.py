@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+
+class LazyTable(UserDict[str, Any]):
+    """Name -> class, written "module:Class" or as a ``partial`` that makes the class. The first
+    look-up of a name imports its module; ``in``, ``len`` and iteration over names import nothing.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, _, kind = found.partition(":")
+            found = self.data[name] = getattr(import_module(module), kind)
+        elif isinstance(found, partial):
+            found = self.data[name] = found()
+        return found
 
 
 class Slot(IntEnum):

@@ -120,14 +120,13 @@ class TraceAdapter:
 class Engine:
     """What the engine of a launch file does.
 
-    ``kinds``: accelerate's distributed types that name it. ``modules``: what a step will import,
-    loaded before a CPU's meter takes its baseline, so that libraries do not count as memory of the
-    training. ``buckets``: the category of a measured step in which communication buckets count,
-    "gradients" or "workspace". ``host_adamw_class``: name of the class that ``host_adamw`` makes,
-    for the evidence; empty where the trait "host_optimizer" is never given.
+    ``modules``: what a step will import, loaded before a CPU's meter takes its baseline, so that
+    libraries do not count as memory of the training. ``buckets``: the category of a measured step
+    in which communication buckets count, "gradients" or "workspace". ``host_adamw_class``: name of
+    the class that ``host_adamw`` makes, for the evidence; empty where the trait "host_optimizer" is
+    never given.
     """
 
-    kinds: ClassVar[tuple[str, ...]]
     modules: ClassVar[tuple[str, ...]] = ()
     buckets: ClassVar[str] = "workspace"
     host_adamw_class: ClassVar[str] = ""
@@ -140,8 +139,8 @@ class Engine:
 
     @classmethod
     def of(cls, file: LaunchFile) -> Engine:
-        """The engine of a launch file whose distributed type is one of ``kinds``. Override it to
-        read a file of the engine's own into ``file.settings``.
+        """The engine of a launch file that names this class. Override it to read a file of the
+        engine's own into ``file.settings``.
 
         Raises:
             LaunchFileError: the file lacks what the engine must know, or names a file that does;

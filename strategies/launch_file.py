@@ -16,6 +16,10 @@ from strategies.files import bounded_text, parse_yaml
 FOLDER = Path(__file__).resolve().parent.parent / "launch_configs"
 
 
+PIPELINE = "megatron_lm_config"
+"""The block of a launch file that makes its engine a pipeline."""
+
+
 class LaunchFileError(BadInput):
     """A launch file that cannot be read or lacks a fact: names the file and the way out."""
 
@@ -34,6 +38,11 @@ class LaunchFile:
     source: str = ""
     content: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """The sharding strategies that ``folder`` has launch files for; no file is read."""
+    return [path.stem for path in sorted(folder.glob("*.yaml")) if "." not in path.stem]
 
 
 def read(path: Path) -> LaunchFile:

@@ -18,7 +18,7 @@ from strategies import engines
 from strategies.base import Parity, Slot, demand
 from strategies.engine import STEP_PHASES, Engine, RunContext, TrainingRun
 from strategies.evidence.rules import label
-from strategies.launch_file import FOLDER
+from strategies.launch_file import FOLDER, names
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
@@ -100,17 +100,17 @@ class Sharding(Strategy):
 
 def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
     """One strategy a launch file, named after it."""
-    kinds = {}
-    for path in sorted(folder.glob("*.yaml")):
-        if "." in path.stem:
-            continue
-        engine = engines.of_file(path)
-        members = {"name": path.stem, "folder": folder, "__doc__": engine.file.title}
-        members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}
-        if "rounded_gathers" in engine.traits:
-            members |= {"parity": Parity.BY_DESIGN, "alters": ("rounding",), "unit": EIGHT_BITS}
-        given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
-        kinds[path.stem] = make_dataclass(
-            path.stem, given, bases=(Sharding,), namespace=members, frozen=True, kw_only=True
-        )
-    return kinds
+    return {name: sharding_kind(name, folder) for name in names(folder)}
+
+
+def sharding_kind(name: str, folder: Path = FOLDER) -> type[Sharding]:
+    """The strategy of the launch file ``NAME.yaml``."""
+    engine = engines.of_file(folder / f"{name}.yaml")
+    members = {"name": name, "folder": folder, "__doc__": engine.file.title}
+    members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}
+    if "rounded_gathers" in engine.traits:
+        members |= {"parity": Parity.BY_DESIGN, "alters": ("rounding",), "unit": EIGHT_BITS}
+    given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
+    return make_dataclass(
+        name, given, bases=(Sharding,), namespace=members, frozen=True, kw_only=True
+    )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
+from harness import ROOT
 from harness.spec import Spec, SpecError, add_arguments, from_arguments
 
 BAD = [
@@ -54,3 +57,32 @@ def test_every_field_changes_the_key_and_survives_the_command_line(field):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert from_arguments(parser.parse_args(changed.arguments())) == changed
+
+
+def loaded(code: str) -> set[str]:
+    """Modules of the project that ``code`` loads in a process of its own."""
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {m for m in shown.stdout.split() if m.partition(".")[0] in ("harness", "strategies")}
+
+
+@pytest.mark.parametrize(("module", "most"), [("harness.spec", 30), ("harness.commands.run", 150)])
+def test_an_import_loads_few_modules(module, most):
+    found = loaded(f"import {module}")
+    assert module in found and len(found) <= most, sorted(found)
+
+
+def test_a_recipe_loads_the_modules_of_its_own_strategies():
+    found = loaded(
+        "from strategies import CATALOG, parse\n"
+        "assert 'lora' in CATALOG and 'no' not in CATALOG and 'zero3' in list(CATALOG)\n"
+        "parse('ddp+bf16')"
+    )
+    assert {"strategies.engines.replicas", "strategies.precision.mixed"} <= found
+    others = {"adapters", "engines.fsdp", "engines.pipeline", "engines.zero", "streaming"}
+    assert not found & {f"strategies.{other}" for other in others}

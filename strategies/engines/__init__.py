@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strategies.base import LazyTable
 from strategies.engine import Engine
-from strategies.engines.alone import Alone, Broken
-from strategies.engines.fsdp.engine import Fsdp
-from strategies.engines.pipeline import engine as pipeline
-from strategies.engines.replicas import Replicas
-from strategies.engines.zero.engine import Zero
-from strategies.launch_file import LaunchFile, LaunchFileError, read
+from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, read
 
 __all__ = ["ENGINES", "of_file"]
 
-ENGINES: dict[str, type[Engine]] = {
-    kind: engine for engine in (Alone, Replicas, Zero, Fsdp) for kind in engine.kinds
-}
-"""accelerate's distributed type, as a launch file spells it -> the engine."""
+ENGINES = LazyTable(
+    {
+        "NO": "strategies.engines.alone:Alone",
+        "MULTI_CPU": "strategies.engines.replicas:Replicas",
+        "MULTI_GPU": "strategies.engines.replicas:Replicas",
+        "DEEPSPEED": "strategies.engines.zero.engine:Zero",
+        "FSDP": "strategies.engines.fsdp.engine:Fsdp",
+    }
+)
+"""accelerate's distributed type, as a launch file spells it -> the engine. Its module is imported
+when a launch file first names it."""
 
 
 def of_file(path: Path) -> Engine:
@@ -35,7 +38,17 @@ def of_file(path: Path) -> Engine:
         if file.kind not in ENGINES:
             known = ", ".join(sorted(ENGINES))
             raise LaunchFileError(f"{path}: distributed_type is {file.kind!r}; one of {known}")
-        named = pipeline.named(file) or ENGINES[file.kind]
-        return named.of(file)
+        return (_pipeline(file) or ENGINES[file.kind]).of(file)
     except LaunchFileError as error:
+        from strategies.engines.alone import Broken
+
         return Broken(LaunchFile(path=path, kind="", title="cannot be used"), str(error))
+
+
+def _pipeline(file: LaunchFile) -> type[Engine] | None:
+    """Return the kind of pipeline that a launch file names beside its distributed type, or None."""
+    if PIPELINE not in file.content:
+        return None
+    from strategies.engines.pipeline.engine import named
+
+    return named(file)

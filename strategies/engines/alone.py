@@ -21,8 +21,6 @@ class SingleProcess(TraceAdapter):
 class Alone(Engine):
     """Trains the model as it is."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("NO",)
-
     @property
     def traits(self) -> frozenset[str]:
         return frozenset({"one_process"})
@@ -49,8 +47,6 @@ class Alone(Engine):
 @dataclass(frozen=True)
 class Broken(Engine):
     """Refuses every launch, for the reason ``why``."""
-
-    kinds: ClassVar[tuple[str, ...]] = ()
 
     why: str = ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Engine, TraceAdapter
@@ -42,8 +42,6 @@ def divide(divided, bucket):
 class Replicas(Engine):
     """Every rank holds the whole model and steps it alike, or the same part of it as some others
     (``strategies.parallel``)."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("MULTI_CPU", "MULTI_GPU")
 
     @property
     def traits(self) -> frozenset[str]:

@@ -130,8 +130,6 @@ def test_ranks_that_work_on_one_sample_together_own_the_same_share(layout, share
 class Twins(Engine):
     """Two ranks work on every sample together."""
 
-    kinds = ("TWINS",)
-
     def layout(self, ranks: int) -> Layout:
         return Layout(replicate=ranks // 2, tensor=2)
 

@@ -104,7 +104,6 @@ EARLY = (
 class Fsdp(Rows):
     """torch's ``fully_shard`` as accelerate applies it; the subject names the blocks."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("FSDP",)
     modules: ClassVar[tuple[str, ...]] = (
         "torch.distributed.fsdp",
         "torch.distributed.checkpoint",

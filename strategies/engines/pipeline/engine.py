@@ -27,7 +27,7 @@ from strategies.engines.pipeline.schedules import (
     dealt,
 )
 from strategies.inventory import Fragment, TensorInventory
-from strategies.launch_file import LaunchFile, LaunchFileError, Layout
+from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
 
 
-BLOCK, FSDP = "megatron_lm_config", "fsdp_config"
+FSDP = "fsdp_config"
 DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
 """accelerate's only keys for a pipeline are those of Megatron-LM."""
 BESIDE = frozenset({"recomputes", "half_compute"})
@@ -47,21 +47,20 @@ ALL_STAGES = 4
 
 def in_file(file: LaunchFile) -> bool:
     """Return True if a launch file names a pipeline beside its distributed type."""
-    return DEGREE in (file.content.get(BLOCK) or {})
+    return DEGREE in (file.content.get(PIPELINE) or {})
 
 
 class Pipeline(Engine):
     """Stages on as many ranks; micro-batches pass through them by a schedule."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("MULTI_CPU", "MULTI_GPU")
     modules: ClassVar[tuple[str, ...]] = ("torch.distributed.pipelining",)
 
     @classmethod
     def of(cls, file: LaunchFile) -> Pipeline:
-        block = file.content[BLOCK]
+        block = file.content[PIPELINE]
         for key in (DEGREE, MICRO):
             if not isinstance(block.get(key), int):
-                raise LaunchFileError(f"{file.path}: {BLOCK} says {key} {block.get(key)!r}")
+                raise LaunchFileError(f"{file.path}: {PIPELINE} says {key} {block.get(key)!r}")
         settings = {"stages": block[DEGREE], "micro": block[MICRO], "schedule": "1f1b"}
         settings["runs"] = AUTO
         if settings["micro"] == 1:

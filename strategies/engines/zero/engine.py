@@ -45,7 +45,6 @@ BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 class Zero(Engine):
     """The DeepSpeed engine of a launch file."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("DEEPSPEED",)
     modules: ClassVar[tuple[str, ...]] = (
         "deepspeed.runtime.zero.stage3",
         "deepspeed.runtime.zero.stage_1_and_2",
