@@ -227,7 +227,7 @@ GROWTHS_NOTE = (
 
 def tables(rows: Rows) -> list[Grid]:
     """The sweeps and the growths; without what was not measured."""
-    return [grid for grid in (_sweeps(rows), _claim_tables_growths(rows)) if grid.lines]
+    return [grid for grid in (_sweeps(rows), _growth_cells(rows)) if grid.lines]
 
 
 def sweeps(rows: Rows) -> dict[tuple[str, str], Sweep]:
@@ -270,7 +270,7 @@ def _line(recipe: str, base: str, sweep: Sweep, at: Sequence[int]) -> list[str]:
     return [recipe, base, *(changes.get(b, units.NONE) for b in at), last]
 
 
-def _claim_tables_growths(rows: Rows) -> Grid:
+def _growth_cells(rows: Rows) -> Grid:
     lines = []
     for growth in growths(rows):
         try:

@@ -15,8 +15,7 @@ from harness.report.figures.units import gib
 # ---- claim verdicts ----
 # How a claim is judged: the verdicts, the thresholds, and numbers that do not contradict them.
 #
-# A number beside a verdict is printed with as many digits as keep it on its side of the
-# threshold:
+# A number beside a verdict is printed with as many digits as keep it on its side of the threshold:
 # a saving of 0.497 that misses a half is never shown as 50 %.
 
 

@@ -128,8 +128,7 @@ def _waiting(console: Console, text: str) -> Iterator[None]:
 # ---- progress ----
 # Progress of a long suite: one live line on a terminal, one line an event in a log file.
 #
-# Which run of how many, its recipe, phase and step, elapsed time, and an estimate of the rest
-# from
+# Which run of how many, its recipe, phase and step, elapsed time, and an estimate of the rest from
 # the runs that ran to their end.
 
 

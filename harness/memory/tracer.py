@@ -33,11 +33,9 @@ from strategies.inventory import AllocationScope
 #
 # gloo's threads drop a collective's tensors when they get to it, after ``wait()`` has returned
 # (ProcessGroupGloo::runLoop). A peak that falls into this moment counts them, on a busy machine
-# more
-# often: repeated traces of one FSDP2 step were up to 4 % apart. So a trace of real ranks on a CPU
-# lets those threads have their turn before it counts a new maximum. On a GPU memory is given back
-# in
-# the order of a stream, and nothing is to be waited for.
+# more often: repeated traces of one FSDP2 step were up to 4 % apart. So a trace of real ranks on a
+# CPU lets those threads have their turn before it counts a new maximum. On a GPU memory is given
+# back in the order of a stream, and nothing is to be waited for.
 
 
 PAUSE = 0.01
@@ -67,8 +65,7 @@ def pause() -> None:
 
 
 # ---- resizing ----
-# Storages that change their size under tensors that stay: a library so lets go of memory and
-# takes
+# Storages that change their size under tensors that stay: a library so lets go of memory and takes
 # it again, and no op tells (FSDP2 does it with gathered weights).
 
 
@@ -89,23 +86,18 @@ def watched(noticed: Callable[[Any], None]) -> Iterator[None]:
 # ---- places ----
 # Where a training's tensors are kept, where their devices cannot tell: a CPU as the device.
 #
-# There host memory is both the device and the host that an offload moves things to. A tensor is
-# in
+# There host memory is both the device and the host that an offload moves things to. A tensor is in
 # host memory if the engine or a strategy keeps it there (``Holdings.host``,
-# ``Attachment.hosted``),
-# if a method made it there (``Maker.place``), or if it was computed from such tensors alone: an
-# operation runs where its operands are. All else is on the device.
+# ``Attachment.hosted``), if a method made it there (``Maker.place``), or if it was computed from
+# such tensors alone: an operation runs where its operands are. All else is on the device.
 #
-# On a GPU an operation of tensors in two places fails, so a library copies to the device first;
-# on a
-# CPU that copy is left out (``Tensor.to`` returns what it was given). Where the engine's library
-# or a
-# collective takes both, the copies are counted on the device as long as the operation lasts.
-# Where
-# forward itself does, a place that was named is wrong: the places of such a step are not
-# believed,
-# and everything counts as on the device. What stays unseen: a tensor that a library copies to the
-# device and converts there by itself counts as in host memory, for the length of an operation.
+# On a GPU an operation of tensors in two places fails, so a library copies to the device first; on
+# a CPU that copy is left out (``Tensor.to`` returns what it was given). Where the engine's library
+# or a collective takes both, the copies are counted on the device as long as the operation lasts.
+# Where forward itself does, a place that was named is wrong: the places of such a step are not
+# believed, and everything counts as on the device. What stays unseen: a tensor that a library
+# copies to the device and converts there by itself counts as in host memory, for the length of an
+# operation.
 
 
 DEVICE, HOST = "device", "host"

@@ -96,12 +96,10 @@ def _or(size: int | None, typical: int) -> int:
 # Attention on a card: which kernel torch takes, by its compute capability. No torch.
 #
 # Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash attention and
-# cuDNN's begin with compute capability 8.0, as does bfloat16 in memory-efficient attention. On
-# 9.x
+# cuDNN's begin with compute capability 8.0, as does bfloat16 in memory-efficient attention. On 9.x
 # and 10.x cuDNN comes first (``check_prefer_cudnn_attention``): the file asks for a cuDNN above
 # 9.15, which torch's wheels of CUDA 13 bring and those of CUDA 12 do not, and for no
-# TORCH_CUDNN_SDPA_DEPRIORITIZED. That those wheels are installed is an assumption, and a plan
-# says
+# TORCH_CUDNN_SDPA_DEPRIORITIZED. That those wheels are installed is an assumption, and a plan says
 # so; beside a measured row stands what torch took there (``taken``).
 
 
@@ -186,8 +184,7 @@ def _takes(name: str, kind: str, dtype: str, width: int, masked: bool) -> bool:
 # What no trace can follow, and why: a sentence for each part of a recipe at which one stops.
 #
 # Looked up only after a trace has failed: once a library can do without storage, the trace
-# succeeds
-# and its sentence here is not used. No torch.
+# succeeds and its sentence here is not used. No torch.
 
 
 HOOK = "{name} hooks into DDP's reducer, which is C++ and wants real bytes"

@@ -28,8 +28,7 @@ from harness.system.process import scratch_folder
 from strategies.distillation import files
 
 # ---- workers ----
-# The process beside this one that predicts (``harness.planner.worker``), as its parent sees it:
-# it
+# The process beside this one that predicts (``harness.planner.worker``), as its parent sees it: it
 # is told of request after request, and tells which rows are done. No torch here.
 
 

@@ -37,8 +37,7 @@ from strategies.evidence.watching import observe_step
 # ---- checks ----
 # Was what was drawn what was asked for? The audit of a sampling run.
 #
-# What is found is read from the calls of the model and from the samples themselves; a row with
-# one
+# What is found is read from the calls of the model and from the samples themselves; a row with one
 # failed check is void and never ranked.
 
 
@@ -91,8 +90,8 @@ def _found_calls(drawing: Drawing) -> dict[str, int]:
 # Which digit a sample looks like, to a classifier that was trained on the same digits.
 #
 # A support vector machine on 8 x 8 pixels with the settings of scikit-learn's own example for
-# these
-# digits ("Recognizing hand-written digits"): trained in a tenth of a second, the same each time.
+# these digits ("Recognizing hand-written digits"): trained in a tenth of a second, the same each
+# time.
 
 
 SIDE, GREY = 8, 8.0

@@ -288,9 +288,9 @@ OBJECTIVES: dict[str, Objective] = {"epsilon": Epsilon(), "flow": Flow()}
 #
 # As MaskGIT trains (Chang et al. 2022, arXiv:2202.04200): a share cos(pi u / 2) of the tokens is
 # hidden, u uniform, and the loss is the cross entropy of the hidden ones. One thing differs: the
-# sum
-# is divided by the number of all tokens, not of the hidden ones, so that a step's loss does not
-# depend on how the batch was cut (masked diffusion, arXiv:2406.07524, differs in weights alone).
+# sum is divided by the number of all tokens, not of the hidden ones, so that a step's loss does
+# not depend on how the batch was cut (masked diffusion, arXiv:2406.07524, differs in weights
+# alone).
 
 
 class Masked:

@@ -56,8 +56,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 # What one fork of a process imported, imported in the process itself for the forks that follow.
 #
 # A fork imports torch's compiler with its first optimizer, and what DeepSpeed and accelerate put
-# off
-# until they are used: one to three seconds, again in each.
+# off until they are used: one to three seconds, again in each.
 
 
 def load(names: Iterable[str]) -> None:

@@ -76,24 +76,24 @@ def shell_limit() -> tuple[str, int] | None:
 def cores(groups: Path = GROUPS) -> int:
     """Cores this process may use: its affinity, and the container's quota where there is one."""
     allowed = len(os.sched_getaffinity(0))
-    quota, _, period = _kernel_text(groups / "cpu.max").strip().partition(" ")
+    quota, _, period = _read_text(groups / "cpu.max").strip().partition(" ")
     if not period:
-        quota = _kernel_text(groups / "cpu" / "cpu.cfs_quota_us").strip()
-        period = _kernel_text(groups / "cpu" / "cpu.cfs_period_us").strip()
+        quota = _read_text(groups / "cpu" / "cpu.cfs_quota_us").strip()
+        period = _read_text(groups / "cpu" / "cpu.cfs_period_us").strip()
     if quota.isdigit() and period.isdigit():
         return max(1, min(allowed, int(quota) // int(period)))
     return allowed
 
 
 def _group(proc: Path, groups: Path) -> tuple[int, int | None]:
-    for line in _kernel_text(proc / "self" / "cgroup").splitlines():
+    for line in _read_text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             return _version1(groups / "memory", path)
     path = next(
         (
             p.split("::", 1)[1]
-            for p in _kernel_text(proc / "self" / "cgroup").splitlines()
+            for p in _read_text(proc / "self" / "cgroup").splitlines()
             if "::" in p
         ),
         "",
@@ -119,7 +119,7 @@ def _least(group: Path, root: Path, name: str) -> int | None:
     """The tightest limit of ``group`` and the groups it lies in."""
     limits = []
     for folder in (group, *group.parents):
-        word = _kernel_text(folder / name).strip()
+        word = _read_text(folder / name).strip()
         if word.isdigit() and int(word) < UNLIMITED:
             limits.append(int(word))
         if folder == root:
@@ -128,14 +128,14 @@ def _least(group: Path, root: Path, name: str) -> int | None:
 
 
 def _counter(path: Path, name: str) -> int:
-    for line in _kernel_text(path).splitlines():
+    for line in _read_text(path).splitlines():
         key, _, value = line.strip().partition(" ")
         if key == name and value.isdigit():
             return int(value)
     return 0
 
 
-def _kernel_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -85,10 +85,8 @@ def _output(command: list[str]) -> str | None:
 # ---- world ----
 # A world of N on one process: it stands for rank 0 of an N-rank job.
 #
-# torch's fake process group reports N ranks and moves nothing: an all-reduce leaves a tensor as
-# it
-# is, a gather returns N copies of one's own, a reduce-scatter one's own part. The engines are
-# real
+# torch's fake process group reports N ranks and moves nothing: an all-reduce leaves a tensor as it
+# is, a gather returns N copies of one's own, a reduce-scatter one's own part. The engines are real
 # and allocate what rank 0 of N would, so the memory is real; time is that of computation without
 # communication, and losses mean nothing. What NCCL itself holds on a GPU is not there.
 

@@ -147,8 +147,7 @@ def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter)
 # Recordings of a run for other tools: a profiler's trace, and the allocator's history.
 #
 # Both cost time and memory, so a recorded run is marked and never ranked. The profiler watches
-# steps of its own after the timed ones; the history runs from the start, for it must be there
-# when
+# steps of its own after the timed ones; the history runs from the start, for it must be there when
 # memory runs out.
 
 

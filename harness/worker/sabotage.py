@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 # ---- sabotage shards ----
 # Negative controls of FSDP2: ways in which ranks that share weights can fail to be one training,
 # done on purpose as in ``harness.worker.sabotage``. None of them raises an error. torch's groups
-# of
-# parameters are changed, for a hook on a sharded parameter would never be called.
+# of parameters are changed, for a hook on a sharded parameter would never be called.
 
 
 def one_block_not_reduced(run: Run) -> None:

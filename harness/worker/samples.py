@@ -88,8 +88,7 @@ class Sampler:
 # What the kernel counted while a step ran: CPU seconds, switches and page faults of this process,
 # and how busy the cores were with anybody's work.
 #
-# Read before the clock starts and after it has stopped. ``harness.report.figures.floor``
-# decides
+# Read before the clock starts and after it has stopped. ``harness.report.figures.floor`` decides
 # from them whether the machine was elsewhere.
 
 
@@ -124,10 +123,8 @@ def as_usage(steps: list[Counts]) -> StepUsage:
 # Asks how the GPUs are, beside untimed steps: clocks, throttling, other processes.
 #
 # nvidia-smi takes a good part of a second. It is started before a step that settles, so that it
-# sees
-# a device at work, and awaited before the next; started again behind the last timed step, and
-# awaited
-# at the end of the run. In a timed step nothing of it runs.
+# sees a device at work, and awaited before the next; started again behind the last timed step, and
+# awaited at the end of the run. In a timed step nothing of it runs.
 
 
 class GpuWatch:
@@ -168,17 +165,15 @@ class GpuWatch:
 
 
 # ---- heap ----
-# glibc's heap of this process: giving freed memory back at once, for a meter, or keeping it, for
-# a
+# glibc's heap of this process: giving freed memory back at once, for a meter, or keeping it, for a
 # clock.
 #
 # A run on CPUs starts with ``launch.command.ALLOCATOR`` in its environment: resident memory
-# follows
-# live tensors, and each step faults all its pages in again, which costs a third of some steps and
-# more of others. Nobody trains so. Once memory has been read, ``keep_freed`` puts in force what
-# glibc's own rule comes to: it raises its threshold to the largest block that was mapped and
-# freed,
-# up to 32 MiB, and gives the top of the heap back above twice that (malloc(3), mallopt(3)).
+# follows live tensors, and each step faults all its pages in again, which costs a third of some
+# steps and more of others. Nobody trains so. Once memory has been read, ``keep_freed`` puts in
+# force what glibc's own rule comes to: it raises its threshold to the largest block that was
+# mapped and freed, up to 32 MiB, and gives the top of the heap back above twice that (malloc(3),
+# mallopt(3)).
 
 
 MIB = 2**20

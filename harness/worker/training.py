@@ -38,12 +38,9 @@ from strategies.step.ema import Average
 #
 # accelerate writes the engine's part (ZeRO's shards included); beside it each rank writes what
 # strategies keep (the weight average), which accelerate would save from rank 0 alone, and where
-# its
-# pieces lie in the parameters. An engine whose own part can be cut anew
-# (``Engine.resumes_on_any``)
-# is resumed on another number of processes too: what strategies keep is then put together from
-# the
-# files of all ranks (``Attachment.recut``).
+# its pieces lie in the parameters. An engine whose own part can be cut anew
+# (``Engine.resumes_on_any``) is resumed on another number of processes too: what strategies keep
+# is then put together from the files of all ranks (``Attachment.recut``).
 
 
 PIECES = "fragments of the parameters"

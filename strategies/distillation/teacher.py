@@ -329,8 +329,7 @@ class Lesson:
 
 
 # ---- begun ----
-# A student that begins with its teacher's weights: blocks chosen evenly, and all that is no
-# block.
+# A student that begins with its teacher's weights: blocks chosen evenly, and all that is no block.
 #
 # Imports torch: import it where torch is there.
 

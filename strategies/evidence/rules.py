@@ -293,8 +293,7 @@ def spectrum(matrix: Any) -> Any:
 # ---- together ----
 # Evidence that ranks give together. What one of them alone finds wrong, all must hear before they
 # do the next thing together: in it the others would wait for that one until the process group's
-# time
-# is over.
+# time is over.
 
 
 UNREAD = (AttributeError, KeyError, IndexError)

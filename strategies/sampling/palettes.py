@@ -19,8 +19,7 @@ from strategies import initial
 # ---- kmeans ----
 # k-means in one dimension, over sorted values: exact sums of any run of them are at hand.
 #
-# Imports torch: import it where torch is there. Shape suffixes: G rows that are clustered apart,
-# N
+# Imports torch: import it where torch is there. Shape suffixes: G rows that are clustered apart, N
 # values of each, K clusters.
 
 

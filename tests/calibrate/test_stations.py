@@ -21,8 +21,8 @@ def ceilings():
     """What the stations of a CPU find, as a calibration has it."""
     found = {
         "products": kernels.measure(HERE),
-        "streams": kernels.streams_measure(HERE),
-        "attention": kernels.attention_measure(HERE),
+        "streams": kernels.measure_streams(HERE),
+        "attention": kernels.measure_attention(HERE),
         "collective": collective.measure(HERE),
     }
     outcomes = [

@@ -191,8 +191,7 @@ class AtlasProgress(PlanProgress):
 
 
 # ---- places ----
-# Where an atlas asks: one model on so many of one card; and how, all places at once, so that
-# every
+# Where an atlas asks: one model on so many of one card; and how, all places at once, so that every
 # core has work. No torch.
 
 

@@ -29,12 +29,9 @@ from strategies.base import Slot
 #
 # In each phase of a step what lives grows in a straight line with a sample's elements, or more
 # steeply where another of its instants becomes the fullest: what lies between two traces needs
-# what
-# a line through them says, or less. Such a line decides where it is clearly beyond the card or
-# short
-# of it; elsewhere the size is traced. What activations grow by is told, too, by trainings that
-# differ
-# in their sharding alone. ``tests/bench/between_sizes.py`` sets both beside traces.
+# what a line through them says, or less. Such a line decides where it is clearly beyond the card
+# or short of it; elsewhere the size is traced. What activations grow by is told, too, by trainings
+# that differ in their sharding alone. ``tests/bench/between_sizes.py`` sets both beside traces.
 
 
 ABOVE, BELOW = 0.08, 0.18
@@ -113,7 +110,7 @@ class Edge:
         most = small.least_bytes + lives + max(0, unused)
         standing = small.least_bytes - small.prediction.least
         least = (
-            small.prediction.between + _edge_activations(small) - _kept(small) + lives + standing
+            small.prediction.between + _traced_activations(small) - _kept(small) + lives + standing
         )
         return Told(most=most, least=least, margins=margins)
 
@@ -189,7 +186,7 @@ class Edge:
         return told.clearly(*known) if told else None
 
 
-def _edge_activations(fit: Fit) -> int:
+def _traced_activations(fit: Fit) -> int:
     """The most beyond the state while a sample is computed with."""
     return max(fit.prediction.beyond.get(phase, 0) for phase in ("forward", "backward"))
 
@@ -205,7 +202,7 @@ def _apart(small: Fit, large: Fit) -> tuple[int, int]:
     """What the activations of a sample take more than another's, and what the allocator cannot use
     more."""
     unused = [one.prediction.least - max(one.prediction.phases.values()) for one in (small, large)]
-    return _edge_activations(large) - _edge_activations(small), unused[1] - unused[0]
+    return _traced_activations(large) - _traced_activations(small), unused[1] - unused[0]
 
 
 def _told_by_line(small: Fit, large: Fit, share: float) -> bool | None:
@@ -245,10 +242,8 @@ def between(small: Fit, large: Fit, share: float) -> float | None:
 # their speed. No torch.
 #
 # A recipe that is slower than one that fits is not traced. Nor is one on a card of another kind
-# (of
-# other kernels of attention) that the trace for a kind before says is far from being the answer:
-# the
-# two differ little, and what is told of a card is of its own trace.
+# (of other kernels of attention) that the trace for a kind before says is far from being the
+# answer: the two differ little, and what is told of a card is of its own trace.
 
 
 HOSTED, GATHERED = "host_optimizer", "split_parameters"

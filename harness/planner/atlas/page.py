@@ -18,8 +18,7 @@ from harness.planner.plan.table import SHOWN
 from strategies.files import bounded_text, cell, printable
 
 # ---- lines ----
-# The atlas as lines of text, a text for each of ``HEADS``: its CSV, and what it covers. No
-# torch.
+# The atlas as lines of text, a text for each of ``HEADS``: its CSV, and what it covers. No torch.
 
 
 Lines = Sequence[Sequence[str]]

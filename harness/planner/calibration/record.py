@@ -191,11 +191,10 @@ def load(path: Path) -> Calibration:
 # What measured rows tell of predicted times: a factor for each part, and how far off rows stay.
 #
 # Ceilings are of single operations, and a step is not their sum: caches, launches and other
-# threads
-# are left out alike for all recipes. So each part of a predicted time (computing, communicating,
-# offloading) gets one factor: those that bring the rows' relative errors to their least squares,
-# together, and none below ``LOWEST``. What then remains between predicted and measured is the
-# uncertainty of the next prediction. Pure functions; no torch.
+# threads are left out alike for all recipes. So each part of a predicted time (computing,
+# communicating, offloading) gets one factor: those that bring the rows' relative errors to their
+# least squares, together, and none below ``LOWEST``. What then remains between predicted and
+# measured is the uncertainty of the next prediction. Pure functions; no torch.
 
 
 PARTS = ("compute", "communication", "offload")

@@ -30,16 +30,14 @@ from strategies.strategy import Strategy
 # ---- rules ----
 # Rules about strategies, kept as data: which lines of code, or which options, a part means.
 #
-# A table maps a strategy's name to rules, the first of which that fits is taken. The conditions
-# of a
-# rule: ``for`` (values of parameters, or lists of them), ``with`` and ``without`` (traits of the
+# A table maps a strategy's name to rules, the first of which that fits is taken. The conditions of
+# a rule: ``for`` (values of parameters, or lists of them), ``with`` and ``without`` (traits of the
 # launch), ``device``. All else is what it means; ``$name`` there is a parameter, or a number of
-# the
-# training.
+# the training.
 #
 # A parameter that a rule neither names nor uses must have its default, or the rule does not fit:
-# what
-# a rule was not written for is never claimed by it. ``any`` names those that make no difference.
+# what a rule was not written for is never claimed by it. ``any`` names those that make no
+# difference.
 
 
 Rule = Mapping[str, Any]

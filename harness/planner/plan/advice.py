@@ -332,7 +332,7 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
         return
     kinds = dict.fromkeys(("Sample", "Samples", "Needs", "Free", "Step ms"), "number")
     kinds |= {"Sample": "text", "": "flag"}
-    lines = [_buckets_cells(*pair) for pair in zip(fits, buckets, strict=True)]
+    lines = [_bucket_cells(*pair) for pair in zip(fits, buckets, strict=True)]
     order = ["Sample", "", "Samples", "Needs", "Free", "Step ms"]
     grid = text_grid("buckets", "", {head: kinds[head] for head in order}, lines)
     console.print(
@@ -342,13 +342,13 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
     print_grid(grid, console, styles={"": {WORD[word]: look for word, look in LOOK.items()}})
 
 
-def _buckets_cells(fit: Fit, bucket: Bucket) -> list[str]:
+def _bucket_cells(fit: Fit, bucket: Bucket) -> list[str]:
     size = fit.resolved.subject.size_in_words
     step = f"{fit.seconds.total * 1e3:.0f}" if fit.seconds else "-"
     need = [near(fit.need_bytes, fit.spread_bytes), gib(fit.margin_bytes)]
     return [size, WORD[fit.verdict], str(bucket["samples"]), *need, step]
 
 
-def buckets_as_json(fits: Sequence[Fit], buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
+def buckets_json(fits: Sequence[Fit], buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
     """The same as JSON."""
     return [{**bucket, **fit_as_json(fit)} for fit, bucket in zip(fits, buckets, strict=False)]

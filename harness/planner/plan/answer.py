@@ -248,8 +248,7 @@ def held_notes(fits: Sequence[Fit]) -> list[str]:
 # ---- check ----
 # ``plan --check``: a guard in front of a training, one line and an exit code.
 #
-# 0: it is predicted to fit, by the upper end of its range. 1: it is not, what there is lies
-# within
+# 0: it is predicted to fit, by the upper end of its range. 1: it is not, what there is lies within
 # the range, it cannot run on the card, or there is no prediction. 2: bad input.
 
 
@@ -301,12 +300,12 @@ def _way(ways: Ways | None) -> str:
     """The nearest that fits: on these GPUs, else on more of them, else how far the least is off."""
     able = ways.able if ways else []
     if able:
-        return f"fits: {_check_offer(able[0])}"
+        return f"fits: {_offer_of_check(able[0])}"
     wider = next((fit for fit in ways.wider if fit.fits), None) if ways else None
     if wider:
         spec = wider.resolved.spec
         batch = f"global batch {spec.global_batch}"
-        return f"on {spec.processes} GPUs, {batch}, fits: {_check_offer(wider)}"
+        return f"on {spec.processes} GPUs, {batch}, fits: {_offer_of_check(wider)}"
     least = verdict.nearest(ways.tried) if ways else None
     if least is None:
         return "nothing else was found"
@@ -315,7 +314,7 @@ def _way(ways: Ways | None) -> str:
     )
 
 
-def _check_offer(fit: Fit) -> str:
+def _offer_of_check(fit: Fit) -> str:
     speed = f", {rate_in_words(fit)}" if fit.seconds else ""
     speed += f" (speed assumed: {fit.gpu.like})" if speed and fit.gpu.like else ""
     return f"{fit.label}, {gib(fit.need_bytes)} GiB{speed}"

@@ -105,7 +105,7 @@ def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
         print_explained(fits, console)
     if options.json:
         found = as_json(fits, ways, asked)
-        write_json(options.json, found | {"buckets": advice.buckets_as_json(sizes, asked.buckets)})
+        write_json(options.json, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
     return FAILED if options.check and not fits[0].fits else OK
 
 

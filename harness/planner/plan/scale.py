@@ -264,8 +264,7 @@ def _refused(cells: Sequence[Cell]) -> list[str]:
 
 
 # ---- claims ----
-# ``./run.sh plan --claims DIR``: the claims at the size that people train, predicted for one
-# card.
+# ``./run.sh plan --claims DIR``: the claims at the size that people train, predicted for one card.
 #
 # The rows are those that the suite would run on such a GPU. What is predicted of them is kept in
 # DIR beside its results, and the reports there are made again with a column of verdicts on it.

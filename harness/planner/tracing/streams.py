@@ -18,14 +18,11 @@ from harness.planner.tracing.trace import StoragelessTracer
 from strategies.engine import TrainingRun
 
 # ---- landmarks ----
-# Where in a traced step a block begins, forward or backward, and the fullest instant of each
-# part.
+# Where in a traced step a block begins, forward or backward, and the fullest instant of each part.
 #
-# A step of a deep model repeats what it does for a block. Cut at the blocks' borders, each part
-# of a
-# step grows in a straight line with the number of blocks, whichever part is the fullest in the
-# end:
-# so a shallow model tells of a deep one (``harness.planner.tracing.extend``).
+# A step of a deep model repeats what it does for a block. Cut at the blocks' borders, each part of
+# a step grows in a straight line with the number of blocks, whichever part is the fullest in the
+# end: so a shallow model tells of a deep one (``harness.planner.tracing.extend``).
 
 
 class Border(NamedTuple):

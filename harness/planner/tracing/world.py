@@ -75,9 +75,8 @@ def _taken_for_cuda(device: str) -> Iterator[None]:
 # their memory.
 #
 # Trainers that first encode texts and samples often empty the cache while something still refers
-# to
-# the encoders, or do not empty it at all: the segments of the encoders' weights then stay in the
-# pool, and the training's tensors are put into them. What an encoder's forward leaves is not
+# to the encoders, or do not empty it at all: the segments of the encoders' weights then stay in
+# the pool, and the training's tensors are put into them. What an encoder's forward leaves is not
 # here.
 
 

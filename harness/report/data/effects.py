@@ -107,8 +107,7 @@ def _words(row: Row) -> list[str]:
 # Why a part of a recipe changed the peak, or did not: what the peak was made of before and after.
 #
 # From the traced tensors of one step, on the fullest rank. All shares are of the peak before, so
-# that
-# what the categories changed by adds up to what the peak did.
+# that what the categories changed by adds up to what the peak did.
 
 
 SHOWN = 0.02

@@ -216,21 +216,15 @@ def _pooled(lists: Sequence[Sequence[float]]) -> Spread | None:
 # Which timed steps had not the machine to themselves, by what the kernel counted in them.
 #
 # Two rules, either of which marks a step. The first needs nothing but the step: other work held a
-# tenth of the cores or more while less than a quarter of them was idle, so that it was in the
-# way.
+# tenth of the cores or more while less than a quarter of them was idle, so that it was in the way.
 # The second compares the step with the fastest of its row, the one with the least in its way: it
-# took
-# a tenth longer, and that time is not work of its own. It had a smaller share of the cores (its
-# CPU
-# seconds over its seconds), or forced switches far above. A step that is longer because it
-# computes
-# more has more CPU seconds, and is not marked.
+# took a tenth longer, and that time is not work of its own. It had a smaller share of the cores
+# (its CPU seconds over its seconds), or forced switches far above. A step that is longer because
+# it computes more has more CPU seconds, and is not marked.
 #
 # The first sees a row that was disturbed from end to end; the second, a step that waited for a
-# disk,
-# a GPU or one core of many. What neither can see: other work on a GPU, or on a machine that does
-# not
-# tell its load.
+# disk, a GPU or one core of many. What neither can see: other work on a GPU, or on a machine that
+# does not tell its load.
 
 
 OTHERS_LIMIT = 0.1

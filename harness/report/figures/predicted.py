@@ -14,7 +14,7 @@ from harness.json_files import BadFile
 from harness.memory.record import as_measured
 from harness.planner import overhead
 from harness.planner.calibration.record import Calibration
-from harness.planner.calibration.record import load as record_load
+from harness.planner.calibration.record import load as load_calibration
 from harness.planner.prediction import Prediction, load
 from harness.planner.speed import rates
 from harness.planner.speed.cards import Card
@@ -315,7 +315,7 @@ def read_calibration(folder: Path) -> Calibration | None:
         BadInput: the file is no calibration.
     """
     path = Path(folder) / rates.FILE
-    return record_load(path) if path.exists() else None
+    return load_calibration(path) if path.exists() else None
 
 
 def calibrated_row(

@@ -96,7 +96,7 @@ def grid(report: Report) -> Grid:
     return tabulate("memory_only", TITLE, COLUMNS, rows, note=MEMORY_ONLY_NOTE)
 
 
-def memory_only_sentence(report: Report) -> str:
+def sentence_of_memory_only(report: Report) -> str:
     """Which rows, and what they need; empty without one."""
     if not report.memory_only:
         return ""
@@ -107,7 +107,7 @@ def memory_only_sentence(report: Report) -> str:
     return f"Memory only, measured side by side, never ranked: {some(needs)}."
 
 
-def memory_only_html(report: Report) -> str:
+def html_of_memory_only(report: Report) -> str:
     """A section of the page."""
     if not report.memory_only:
         return ""
@@ -115,7 +115,7 @@ def memory_only_html(report: Report) -> str:
     return parts.section("memory-only", TITLE, note, parts.table(grid(report)))
 
 
-def memory_only_markdown(report: Report) -> list[str]:
+def markdown_of_memory_only(report: Report) -> list[str]:
     """Lines of the Markdown report."""
     if not report.memory_only:
         return []

@@ -82,7 +82,7 @@ def render(report: Report) -> str:
         parts.append(_group(group, shown, index, several))
     parts += [
         _others(report, len(groups)),
-        extra_tables.memory_only_html(report),
+        extra_tables.html_of_memory_only(report),
         extra_tables.html(report),
         _unfinished(report),
         _skipped(report),

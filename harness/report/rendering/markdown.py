@@ -68,7 +68,7 @@ def render(report: Report) -> str:
         lines += _group(group, shown)
     if text := sentences.others(report, len(groups)):
         lines += [plain(text), "", *_table(tables.others(report.groups, len(groups)))]
-    lines += extra_tables.memory_only_markdown(report) + extra_tables.markdown(report)
+    lines += extra_tables.markdown_of_memory_only(report) + extra_tables.markdown(report)
     lines += parts.markdown(report)
     if report.unfinished:
         listed = report.unfinished[:MANY]

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.report.data import environment as data_environment
+from harness.report.data import environment as environment_facts
 from harness.report.data.answers import MANY, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, Unfinished
@@ -187,7 +187,7 @@ def _plain(value: Any) -> str:
 def environment(report: Report) -> str:
     """Facts of the machine and software of each shown group, once where they are the same."""
     shown = in_full(report.groups)
-    blocks = dict.fromkeys(_facts_list(data_environment.merged(g.rows)) for g, _ in shown)
+    blocks = dict.fromkeys(_facts_list(environment_facts.merged(g.rows)) for g, _ in shown)
     blocks = [block for block in blocks if block]
     return section("environment", "Environment", "<hr>".join(blocks)) if blocks else ""
 
@@ -197,7 +197,7 @@ def _facts_list(facts: dict[str, list[str]]) -> str:
     for name, values in facts.items():
         title = name.removeprefix("versions.").replace("_bytes", " memory").replace("_", " ")
         title = "memory" if name == "memory_bytes" else title
-        text = data_environment.listed(values)
+        text = environment_facts.listed(values)
         items.append(f"<div><span>{escape(title)}</span>{escape(text)}</div>")
     return f'<div class="facts">{"".join(items)}</div>' if items else ""
 
@@ -256,9 +256,7 @@ def table_lines(grid: Grid) -> list[str]:
     for cells, marks in zip(grid.lines, grid.marks, strict=True):
         alarm = "alarm" in marks
         lines.append(
-            _line(
-                [_markdown_parts_cell(c, h, alarm) for c, h in zip(cells, grid.heads, strict=True)]
-            )
+            _line([_markdown_cell(c, h, alarm) for c, h in zip(cells, grid.heads, strict=True)])
         )
     return lines
 
@@ -267,7 +265,7 @@ def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _markdown_parts_cell(text: str, head: str, alarm: bool) -> str:
+def _markdown_cell(text: str, head: str, alarm: bool) -> str:
     text = " ".join(text.split()).replace("|", "\\|")
     if head == "Recipe":
         return code(text)

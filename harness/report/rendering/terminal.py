@@ -126,7 +126,7 @@ def render(report: Report, console: Console) -> None:
     if text := sentences.others(report, len(groups)):
         console.print(f"\n{escape(text)}", style="red" if parity.alarming(text) else "dim")
     if report.memory_only:
-        console.print(escape(extra_tables.memory_only_sentence(report)), highlight=False)
+        console.print(escape(extra_tables.sentence_of_memory_only(report)), highlight=False)
     if report.recorded:
         console.print(escape(extra_tables.sentence(report)), highlight=False)
     if report.unfinished:

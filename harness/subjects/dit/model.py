@@ -35,9 +35,8 @@ from strategies.initial import Draw
 # The layers of a DiT: embedders, attention, MLP, block and final layer.
 #
 # Shape suffixes: B batch, C channels, V frames of a video, H height, W width of the latent; T
-# tokens,
-# D hidden size, F frequencies, N attention heads, K head size. adaLN's shift, scale and gate are
-# [B, 1, D].
+# tokens, D hidden size, F frequencies, N attention heads, K head size. adaLN's shift, scale and
+# gate are [B, 1, D].
 
 
 def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:

@@ -215,9 +215,8 @@ class Dit(Subject):
 #
 # Each frame is a latent of its own, as of an image encoder that is given frame by frame (Latte,
 # arXiv:2401.03048), and is cut into patches as an image is; attention sees the tokens of all
-# frames
-# at once, and positions tell frame, row and column, as in CogVideoX (arXiv:2408.06072). One frame
-# (``--frames 1``) is the image model itself.
+# frames at once, and positions tell frame, row and column, as in CogVideoX (arXiv:2408.06072). One
+# frame (``--frames 1``) is the image model itself.
 
 
 POOL = 8
@@ -316,11 +315,9 @@ class VideoDit(Dit):
 # ---- tokens ----
 # A DiT over tokens of a vocabulary, such as an image tokenizer's codes: ``DiT-S/4:tokens=8192``.
 #
-# Blocks, positions, times and labels are the DiT's. A table makes vectors of tokens, and the
-# final
+# Blocks, positions, times and labels are the DiT's. A table makes vectors of tokens, and the final
 # layer gives logits over the vocabulary, of which it takes the loss itself: no engine then needs
-# to
-# hand its weight to somebody else.
+# to hand its weight to somebody else.
 
 
 KEY = "tokens="

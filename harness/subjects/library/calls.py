@@ -26,8 +26,7 @@ from strategies.initial import Draw
 # A rank's part of a sample in the library's classes: which one, and the positions of its tokens.
 #
 # Where a class is given positions with its tokens, those of the part are given. What it makes
-# inside
-# from the size of what came in is made of the whole size, and cut.
+# inside from the size of what came in is made of the whole size, and cut.
 
 
 PART = "part_of_samples"
@@ -309,11 +308,10 @@ def masks_are_whole(x: Tensor, text: int) -> Iterator[None]:
 # First weights of the library's models: drawn by their names, with all that is computed in place.
 #
 # The library's classes draw their weights while they are made, in float32, and compute positions
-# by
-# the way, some of which are no buffers. So a model is made with memory for these alone, and each
-# weight is drawn where it will live (``strategies.initial``). Weights are normal with a standard
-# deviation of 0.02, gains one: nothing starts at zero, so that the first steps move every weight.
-# What these models learn from there is of no interest; memory, speed and parity are.
+# by the way, some of which are no buffers. So a model is made with memory for these alone, and
+# each weight is drawn where it will live (``strategies.initial``). Weights are normal with a
+# standard deviation of 0.02, gains one: nothing starts at zero, so that the first steps move every
+# weight. What these models learn from there is of no interest; memory, speed and parity are.
 
 
 SPREAD = 0.02

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 # Caches of other trainers as samples of a class of the library: by sizes, in its own layout.
 #
 # A cache holds samples of several sizes (buckets); a batch is of one, and so is a run: that which
-# was
-# asked for, or the largest, which decides whether a training fits.
+# was asked for, or the largest, which decides whether a training fits.
 #
 # Shape suffixes: C channels, F frames, H height, W width of a latent; T tokens.
 

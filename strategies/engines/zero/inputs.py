@@ -50,8 +50,7 @@ def placed(
 
 
 # ---- ops ----
-# What DeepSpeed would ask other programs, and is told: which asynchronous file access it has
-# where
+# What DeepSpeed would ask other programs, and is told: which asynchronous file access it has where
 # there is a GPU but no CUDA toolkit (nvcc), and how many ranks a machine has.
 
 

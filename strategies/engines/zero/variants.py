@@ -133,8 +133,7 @@ def load(trained: TrainingRun, path: Path) -> None:
 
 # ---- secondary ----
 # hpZ: from its forward on, each group of ranks has all weights between its members once more, so
-# that backward gathers them among these alone. Watched in a step: DeepSpeed drops the second
-# share
+# that backward gathers them among these alone. Watched in a step: DeepSpeed drops the second share
 # when the optimizer has stepped.
 #
 # Source: Wang et al. 2023, ZeRO++ (arXiv:2306.10209); attributes are DeepSpeed's own (0.19).

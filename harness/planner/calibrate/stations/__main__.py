@@ -18,9 +18,9 @@ from harness.system.process import die_with_parent
 
 MEASURES: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "products": kernels.measure,
-    "streams": kernels.streams_measure,
-    "standing": kernels.standing_measure,
-    "attention": kernels.attention_measure,
+    "streams": kernels.measure_streams,
+    "standing": kernels.measure_overhead,
+    "attention": kernels.measure_attention,
     "copies": kernels.measure_copies,
     "collective": collective.measure,
     "rank": collective.take_part,

@@ -189,7 +189,7 @@ FLOP counter has them."""
 OPERATION = "aten._scaled_dot_product_{}_attention_backward.default"
 
 
-def attention_measure(asked: Asked) -> dict[str, Any]:
+def measure_attention(asked: Asked) -> dict[str, Any]:
     """``attention``: a rate for each kernel, type and width; ``missing``: the others, and why."""
     types, kernels = HERE[asked.device.type]
     found, missing = [], {}
@@ -247,7 +247,7 @@ TINY = 2000
 """Launches in a row."""
 
 
-def streams_measure(asked: Asked) -> dict[str, Any]:
+def measure_streams(asked: Asked) -> dict[str, Any]:
     """``streams``: [bytes moved, rate]; ``launch_seconds``; ``host_rate`` of host memory."""
     sizes = SMALL_MOVED if asked.small else MOVED[asked.device.type]
     streams = [{"bytes": size * MIB, "rate": _stream(size * MIB, asked)} for size in sizes]
@@ -293,7 +293,7 @@ WORKER = "import harness.train; print(open('/proc/self/status').read())"
 USED = "--query-gpu=index,uuid,memory.used"
 
 
-def standing_measure(asked: Asked) -> dict[str, Any]:
+def measure_overhead(asked: Asked) -> dict[str, Any]:
     """``context`` and ``libraries``, bytes."""
     if not asked.on_gpu:
         return {"context": _interpreter()}
