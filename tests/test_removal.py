@@ -24,7 +24,7 @@ COMMANDS = {
 }
 QUICK = "--no-predictions"
 NOT_YET = ("planner", "sampling", "analyses")
-"""Extensions that the core still imports: ``CORE_TO_EXTENSION`` in tests/test_rooms.py counts where."""
+"""Extensions that the core still imports; tests/test_rooms.py counts where."""
 INSTALLED = [
     name
     for name in extensions.EXTENSIONS
